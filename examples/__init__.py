@@ -1,0 +1,1 @@
+"""Runnable stories, users of the product like anyone."""

@@ -1,0 +1,1 @@
+"""The ground floor: what every process of quantdrift shares."""

@@ -1,0 +1,53 @@
+"""The admin port of every role: /livez, /readyz and /metrics, served by aiohttp."""
+
+from collections.abc import Callable
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
+
+
+class Admin:
+    """Serves liveness, readiness and metrics.
+
+    Parameters
+    ----------
+    address
+        HOST:PORT; port 0 takes a free one, told by `port` after `start`.
+    ready
+        Says whether the process does its work; asked at each request.
+    """
+
+    def __init__(self, address: str, ready: Callable[[], bool]) -> None:
+        host, _, port = address.rpartition(":")
+        self._host = host
+        self.port = int(port)
+        self._ready = ready
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/livez", self._livez),
+                web.get("/readyz", self._readyz),
+                web.get("/metrics", self._metrics),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def start(self) -> None:
+        """Open the port."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Close the port."""
+        await self._runner.cleanup()
+
+    async def _livez(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok\n") if self._ready() else web.Response(status=503, text="not ready\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})

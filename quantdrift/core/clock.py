@@ -1,0 +1,57 @@
+"""Time, handed in: aware UTC timestamps for records, a monotonic reading for deadlines."""
+
+import time
+from datetime import UTC, datetime
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What may be asked of time. Every part that needs it is given one."""
+
+    def now(self) -> datetime:
+        """Return the current time, aware and in UTC."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never run backwards, for deadlines and durations."""
+        ...
+
+
+class SystemClock:
+    """The machine's own clock."""
+
+    def now(self) -> datetime:
+        """Return the current time, aware and in UTC."""
+        return datetime.now(UTC)
+
+    def monotonic_s(self) -> float:
+        """Return seconds that never run backwards, for deadlines and durations."""
+        return time.monotonic()
+
+
+class ManualClock:
+    """A clock that moves only when told, for tests and replays.
+
+    Parameters
+    ----------
+    start
+        The first reading of `now`; aware.
+    """
+
+    def __init__(self, start: datetime) -> None:
+        self._start = start
+        self._elapsed_s = 0.0
+
+    def advance(self, seconds: float) -> None:
+        """Move both readings forward by `seconds` (>= 0)."""
+        if seconds < 0:
+            raise ValueError("time does not run backwards")
+        self._elapsed_s += seconds
+
+    def now(self) -> datetime:
+        """Return the start plus everything advanced so far."""
+        return datetime.fromtimestamp(self._start.timestamp() + self._elapsed_s, UTC)
+
+    def monotonic_s(self) -> float:
+        """Return the seconds advanced so far."""
+        return self._elapsed_s

@@ -1,0 +1,62 @@
+"""The wire form of the records: MessagePack behind a two-byte header.
+
+Byte 0 is the record's kind, byte 1 the schema version. A reader refuses a version it does not know by name; it
+never guesses. Within a version fields may be added with a default: old readers skip them, new readers fill them.
+"""
+
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange, Tally
+
+VERSION = 1
+_KINDS: dict[type, bytes] = {Exchange: b"E", Tally: b"T"}
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
+
+
+def encode(record: Exchange | Tally) -> bytes:
+    """Return the record's wire form."""
+    return _KINDS[type(record)] + bytes((VERSION,)) + _ENCODER.encode(record)
+
+
+def decode_exchange(wire: bytes) -> Exchange:
+    """Return the exchange in `wire`.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: another kind, an unknown version, or bytes that do not hold the record.
+    """
+    exchange: Exchange = _decode(Exchange, wire)
+    return exchange
+
+
+def decode_tally(wire: bytes) -> Tally:
+    """Return the tally in `wire`.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: another kind, an unknown version, or bytes that do not hold the record.
+    """
+    tally: Tally = _decode(Tally, wire)
+    return tally
+
+
+def _decode(kind: type, wire: bytes) -> Any:
+    if wire[:1] != _KINDS[kind]:
+        raise QuarantineError(
+            QuarantineReason.DECODE, f"not a {kind.__name__.lower()} (kind byte {wire[:1]!r})"
+        )
+    if wire[1:2] != bytes((VERSION,)):
+        raise QuarantineError(
+            QuarantineReason.DECODE,
+            f"schema version {list(wire[1:2])} is not {VERSION}: upgrade the shadow workers before the sidecars",
+        )
+    try:
+        return _DECODERS[kind].decode(memoryview(wire)[2:])
+    except msgspec.MsgspecError as error:
+        raise QuarantineError(QuarantineReason.DECODE, str(error)) from error

@@ -1,0 +1,102 @@
+"""Checks across options: what each value's own bounds cannot see."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from quantdrift.core.config.schema import Config, Slice
+
+
+def problems(config: Config) -> list[str]:
+    """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
+    return [*_sidecar(config), *_sampling(config), *_models(config), *_slices(config)]
+
+
+def _sidecar(config: Config) -> Iterator[str]:
+    sidecar = config.sidecar
+    for name in ("listen", "backend", "admin"):
+        host, _, port = getattr(sidecar, name).rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            yield f"sidecar.{name} must be HOST:PORT"
+    if sidecar.drain_delay_s >= sidecar.grace_s:
+        yield "sidecar.drain_delay_s must be below sidecar.grace_s: nothing would be left to finish in"
+    if sidecar.max_exchange_bytes > sidecar.max_held_bytes:
+        yield "sidecar.max_exchange_bytes must not be above sidecar.max_held_bytes"
+    if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):
+        yield "sidecar.max_exchange_bytes must fit into sidecar.handoff_bytes and sidecar.queue_bytes"
+    if missing := set(config.capture.hmac) - _attributes(config):
+        yield f"capture.hmac names {', '.join(sorted(missing))}, which is not recorded"
+
+
+def _sampling(config: Config) -> Iterator[str]:
+    for section in ("header_strata", "body_strata"):
+        strata = getattr(config.sampling, section)
+        for name, count in Counter(stratum.name for stratum in strata).items():
+            if count > 1:
+                yield f"sampling.{section}: the name `{name}` is used {count} times"
+        if any(stratum.name == "default" for stratum in strata):
+            yield f"sampling.{section}: `default` is taken, it is what no other stratum takes"
+        if any(not 0 <= stratum.rate <= 1 for stratum in strata):
+            yield f"sampling.{section}: a rate is a probability, from 0 to 1"
+    if any(name != name.lower() for stratum in config.sampling.header_strata for name in stratum.headers):
+        yield "sampling.header_strata: header names are written in lower case"
+    if len(config.sampling.header_strata) > 63:
+        yield "sampling.header_strata: at most 63"
+    hashed = {name for stratum in config.sampling.header_strata for name in stratum.headers} & {
+        key.removeprefix("header.") for key in config.capture.hmac
+    }
+    if hashed:
+        yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac and cannot be matched"
+    known = _attributes(config) | {"feature.candidate_margin"}
+    for stratum in config.sampling.body_strata:
+        yield from (
+            f"sampling.body_strata `{stratum.name}`: `{where.key}` is not recorded"
+            for where in stratum.where
+            if where.key not in known
+        )
+
+
+def _models(config: Config) -> Iterator[str]:
+    for name, count in Counter(model.name for model in config.models).items():
+        if count > 1:
+            yield f"models: the name `{name}` is used {count} times"
+    for model in config.models:
+        if model.budget.kl >= model.budget.kl_cap:
+            yield f"models `{model.name}`: budget.kl must be below budget.kl_cap"
+
+
+def _slices(config: Config) -> Iterator[str]:
+    models = {model.name for model in config.models}
+    for name, count in Counter((rule.model, rule.name) for rule in config.slices).items():
+        if count > 1:
+            yield f"slices: the name `{name[1]}` is used {count} times"
+    for rule in config.slices:
+        kinds = [kind for kind in ("header", "parameter", "json", "feature") if getattr(rule, kind)]
+        if len(kinds) != 1:
+            yield f"slices `{rule.name}`: give exactly one of header, parameter, json and feature"
+            continue
+        if rule.name == "all":
+            yield "slices: `all` is always there and cannot be declared"
+        if rule.model and rule.model not in models:
+            yield f"slices `{rule.name}`: there is no model `{rule.model}`"
+        yield from _slice(rule, kinds[0], _attributes(config))
+
+
+def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:
+    if kind == "feature":
+        if not rule.edges or list(rule.edges) != sorted(set(rule.edges)):
+            yield f"slices `{rule.name}`: edges must be given and rise"
+        return
+    key = f"{kind}.{getattr(rule, kind)}"
+    if key not in attributes:
+        yield f"slices `{rule.name}`: {key} is not recorded, add it to capture.{kind}{'' if kind == 'json' else 's'}"
+    if rule.edges:
+        yield f"slices `{rule.name}`: edges belong to a feature"
+
+
+def _attributes(config: Config) -> set[str]:
+    capture = config.capture
+    return {
+        *(f"header.{name}" for name in capture.headers),
+        *(f"parameter.{name}" for name in capture.parameters),
+        *(f"json.{path}" for path in capture.json),
+    }

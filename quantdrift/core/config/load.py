@@ -1,0 +1,179 @@
+"""Load the configuration: file, then environment, then checks; secrets apart and per role."""
+
+import difflib
+import os
+import tomllib
+import typing
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.check import problems
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+
+PREFIX = "QUANTDRIFT__"
+
+
+class Role(StrEnum):
+    """A process, by what it may know."""
+
+    SIDECAR = "sidecar"
+    SHADOW = "shadow"
+    MONITOR = "monitor"
+    REPORT = "report"
+    MIGRATE = "migrate"
+
+
+class Secrets(msgspec.Struct, frozen=True, kw_only=True):
+    """What must never be logged or stood in a configuration file. Its `repr` shows nothing."""
+
+    dsn: str = ""
+    hmac_key: bytes = b""
+    salt: bytes = b""
+    otlp_headers: dict[str, str] = {}
+
+    def __repr__(self) -> str:
+        return "Secrets(...)"
+
+
+def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
+    """Return the configuration in `path` with the environment's overrides.
+
+    `QUANTDRIFT__SECTION__OPTION=value` overrides one option; lists and tables are given as JSON. Relative paths
+    of files stay relative to the configuration file and are resolved here.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be read, a key is unknown (the nearest known name is given), a value is of the wrong type
+        or out of bounds, or options contradict each other. All contradictions are listed at once.
+    """
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OperatorError(f"no configuration file at {path}: give one with --config") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OperatorError(f"{path} cannot be read: {error}") from error
+    _override(document, os.environ if environment is None else environment)
+    _refuse_unknown(document, Config, "")
+    try:
+        config = msgspec.convert(document, Config)
+    except msgspec.ValidationError as error:
+        raise OperatorError(f"{path}: {error}") from error
+    if found := problems(config):
+        raise OperatorError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in found))
+    return _resolve(config, path.resolve().parent)
+
+
+def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | None = None) -> Secrets:
+    """Return the secrets that `role` may know, from files or the environment.
+
+    Raises
+    ------
+    OperatorError
+        A named file cannot be read, or a secret that the role needs is not given.
+    """
+    env = os.environ if environment is None else environment
+    if role is Role.SIDECAR:
+        key = _secret(env, "QUANTDRIFT_HMAC_KEY", config.capture.hmac_key_file)
+        if config.capture.hmac and not key:
+            raise OperatorError(
+                "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
+            )
+        return Secrets(hmac_key=key.encode(), salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
+    dsn = _secret(env, "QUANTDRIFT_DSN", config.storage.dsn_file)
+    if not dsn:
+        raise OperatorError("no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file")
+    headers = {}
+    if role is Role.MONITOR and config.telemetry.otlp_headers_file:
+        lines = _read(config.telemetry.otlp_headers_file).splitlines()
+        headers = {
+            name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
+        }
+    return Secrets(dsn=dsn, otlp_headers=headers)
+
+
+def _secret(env: Mapping[str, str], name: str, file: str) -> str:
+    return _read(file) if file else env.get(name, "")
+
+
+def _read(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise OperatorError(f"the secret file {file} cannot be read: {error.strerror}") from error
+
+
+def _struct(kind: Any) -> type[msgspec.Struct] | None:
+    """Return the struct inside `kind`, looking through Annotated and tuple, or None."""
+    while typing.get_origin(kind) is typing.Annotated or typing.get_origin(kind) is tuple:
+        kind = typing.get_args(kind)[0]
+    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
+
+
+def _refuse_unknown(document: Any, kind: type[msgspec.Struct], where: str) -> None:
+    if not isinstance(document, dict):
+        return  # a wrong type: the conversion names it better
+    hints = typing.get_type_hints(kind, include_extras=True)
+    for key, value in document.items():
+        if key not in hints:
+            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
+            hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(sorted(hints))}"
+            raise OperatorError(f"unknown option `{where}{key}`: {hint}")
+        if inner := _struct(hints[key]):
+            entries = value if isinstance(value, list) else [value]
+            for entry in entries:
+                _refuse_unknown(entry, inner, f"{where}{key}.")
+
+
+def _override(document: dict[str, Any], env: Mapping[str, str]) -> None:
+    for name, text in env.items():
+        if not name.startswith(PREFIX):
+            continue
+        *parents, option = name.removeprefix(PREFIX).lower().split("__")
+        table, kind = document, Config
+        for parent in parents:
+            inner = _struct(typing.get_type_hints(kind, include_extras=True).get(parent))
+            if inner is None:
+                raise OperatorError(f"{name} names no section `{parent}`")
+            table, kind = table.setdefault(parent, {}), typing.cast("type[Config]", inner)
+            if not isinstance(table, dict):
+                raise OperatorError(f"{name}: `{parent}` is a list; give the whole list as JSON")
+        hint = typing.get_type_hints(kind).get(option)
+        if hint is str or (isinstance(hint, type) and issubclass(hint, StrEnum)):
+            table[option] = text
+            continue
+        try:
+            table[option] = msgspec.json.decode(text)
+        except msgspec.DecodeError as error:
+            raise OperatorError(f"{name} is not JSON: {error}") from error
+
+
+def _resolve(config: Config, base: Path) -> Config:
+    def absolute(text: str) -> str:
+        return str(base / text) if text else text
+
+    models = tuple(
+        msgspec.structs.replace(
+            model,
+            references=tuple(msgspec.structs.replace(r, path=absolute(r.path)) for r in model.references),
+        )
+        for model in config.models
+    )
+    return msgspec.structs.replace(
+        config,
+        models=models,
+        stream=msgspec.structs.replace(
+            config.stream, credentials_file=absolute(config.stream.credentials_file)
+        ),
+        storage=msgspec.structs.replace(config.storage, dsn_file=absolute(config.storage.dsn_file)),
+        capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
+        telemetry=msgspec.structs.replace(
+            config.telemetry, otlp_headers_file=absolute(config.telemetry.otlp_headers_file)
+        ),
+        report=msgspec.structs.replace(config.report, directory=absolute(config.report.directory)),
+    )

@@ -1,0 +1,276 @@
+"""The records that cross process borders, and the closed sets they speak of.
+
+The sidecar writes them, JetStream carries them, the shadow and the monitor read them. They are frozen, and
+`quantdrift.core.codec` is their only wire form.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+
+class Verdict(StrEnum):
+    """What the monitor says of one slice of one candidate version."""
+
+    OK = "ok"
+    WARNING = "warning"  # opens a ticket
+    FIRING = "firing"  # pages
+    UNKNOWN = "unknown"  # too little data, too much loss, or no reference: never silently green
+
+
+class Metric(StrEnum):
+    """A divergence between candidate and reference, per item; every one is >= 0."""
+
+    FLIP = "flip"  # 1 where the top class differs, else 0
+    TOPK = "topk"  # 1 where the set of the k top classes differs, else 0
+    JS = "js"  # Jensen-Shannon divergence in nats, at most ln 2
+    KL = "kl"  # Kullback-Leibler divergence of the candidate from the reference in nats, may be infinite
+    MARGIN = "margin"  # absolute change of the gap between the two top probabilities, in [0, 1]
+
+
+class Loss(StrEnum):
+    """Why a request that was offered and chosen by the sampler did not reach the stream.
+
+    The order is the layout of the shared counters: append, never reorder.
+    """
+
+    HELD_BYTES = "held_bytes"  # relay: holding it would pass the memory bound
+    TRUNCATED = "truncated"  # relay: a peer closed in the middle of it
+    OBSERVER_ERROR = "observer_error"  # relay: the observer raised and let go of it
+    CAPTURE_DOWN = "capture_down"  # relay: no capture process to hand it to
+    CAPTURE_BEHIND = "capture_behind"  # relay: the capture process does not keep up
+    ERROR_STATUS = "error_status"  # capture: the candidate answered with an error
+    UNKNOWN_MODEL = "unknown_model"  # capture: no such model in the configuration
+    DECODE = "decode"  # capture: the bytes are not what the protocol says
+    SHARED_MEMORY = "shared_memory"  # capture: tensors did not travel on the wire
+    SEQUENCE = "sequence"  # capture: one request of a stateful sequence cannot be replayed alone
+    TOO_LARGE = "too_large"  # capture: above the stream's payload limit
+    RATE_CAP = "rate_cap"  # capture: the local cap on exchanges per second
+    BYTE_CAP = "byte_cap"  # capture: the local cap on egress bytes per second
+    QUEUE_FULL = "queue_full"  # capture: the stream does not keep up and the local queue is full
+    STREAM_FULL = "stream_full"  # capture: the stream itself refused it, being full
+    PUBLISH = "publish"  # capture: the stream could not be reached or did not acknowledge in time
+    CAPTURE_ERROR = "capture_error"  # capture: an error of our own
+
+
+class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+    """One named tensor as it was on the wire.
+
+    Parameters
+    ----------
+    name
+        The tensor's name in the protocol.
+    datatype
+        Open Inference datatype: BOOL, UINT8..64, INT8..64, FP16, BF16, FP32, FP64 or BYTES.
+    shape
+        Dimensions, row-major.
+    data
+        Elements, little-endian, row-major, unpadded. BOOL is one byte; each BYTES element has its length before
+        it as an unsigned 32-bit integer.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: bytes
+
+
+class HeaderStratum(msgspec.Struct, frozen=True, kw_only=True):
+    """One header stratum of the first sampling phase, with the envelope rate it has in an epoch.
+
+    Parameters
+    ----------
+    name
+        The stratum's name in the configuration; `default` takes what no other takes.
+    headers
+        Header name (lower case) to the exact value it must have. Empty: every request.
+    rate
+        Inclusion probability pi1 in (0, 1], or 0 to take nothing.
+    method
+        Request method that it is restricted to, or empty.
+    path_prefix
+        Path prefix that it is restricted to, or empty.
+    """
+
+    name: str
+    rate: float
+    headers: dict[str, str] = {}
+    method: str = ""
+    path_prefix: str = ""
+
+
+class Predicate(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition on one attribute or one feature of an item.
+
+    Parameters
+    ----------
+    key
+        `header.NAME`, `parameter.NAME`, `json.PATH` for attributes; `feature.NAME` for numbers.
+    equals
+        The value that an attribute must have; None where `low` and `high` are used.
+    low, high
+        The half-open interval [low, high) that a feature must lie in; None is unbounded.
+    """
+
+    key: str
+    equals: str | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
+    """One body stratum of the second sampling phase, seen after decoding.
+
+    Parameters
+    ----------
+    name
+        The stratum's name; `default` takes what no other takes.
+    where
+        Conditions that must all hold, on attributes or on `feature.candidate_margin`. Empty: every exchange.
+    rate
+        Inclusion probability pi2 in (0, 1], or 0 to take nothing.
+    """
+
+    name: str
+    rate: float
+    where: tuple[Predicate, ...] = ()
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """The sampling rates of one epoch. The first stratum that matches decides.
+
+    Parameters
+    ----------
+    epoch
+        Identifies the rates and the salt together; changes at least daily.
+    header_strata
+        First phase, in order; the last is `default`.
+    body_strata
+        Second phase, in order; the last is `default`.
+    """
+
+    epoch: str
+    header_strata: tuple[HeaderStratum, ...]
+    body_strata: tuple[BodyStratum, ...]
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How this exchange came to be taken.
+
+    Parameters
+    ----------
+    policy
+        The rates in force, whole: an exchange explains itself wherever it is read.
+    header_stratum, body_stratum
+        Names of the strata it fell into.
+    pi1, pi2
+        The phases' inclusion probabilities; their product is the total one.
+    """
+
+    policy: Policy
+    header_stratum: str
+    body_stratum: str
+    pi1: float
+    pi2: float
+
+    @property
+    def pi(self) -> float:
+        """The total inclusion probability, in (0, 1]."""
+        return self.pi1 * self.pi2
+
+
+class Exchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One captured request with the candidate's response.
+
+    Parameters
+    ----------
+    id
+        32 hexadecimal digits, minted at capture. Client ids are attributes.
+    captured_at
+        When the response was complete; aware, UTC. Immutable: the store is partitioned by it.
+    source
+        The sidecar that took it (pod name).
+    model, version
+        The candidate, as the configuration and the wire name it.
+    protocol
+        Name of the decoder that read it.
+    inputs, outputs
+        The tensors of the request and of the response.
+    attributes
+        Allow-listed headers, request parameters and JSON values, keyed `header.NAME`, `parameter.NAME`,
+        `json.PATH`. Personal values are HMACed already.
+    sampling
+        How it came to be taken.
+    group
+        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself.
+    trace
+        W3C `traceparent` of the production request, or empty.
+    """
+
+    id: str
+    captured_at: datetime
+    source: str
+    model: str
+    version: str
+    protocol: str
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    sampling: Sampling
+    attributes: dict[str, str] = {}
+    group: str = ""
+    trace: str = ""
+
+
+class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Exact counts of one header stratum since the sidecar started.
+
+    Parameters
+    ----------
+    stratum
+        Name of the header stratum.
+    offered
+        Inference requests seen on the wire.
+    taken
+        Of these, chosen by the first phase.
+    thinned
+        Of the taken, let go by the second phase (not a loss: its probability is known).
+    published
+        Of the taken, acknowledged by the stream.
+    lost
+        Of the taken, lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
+    """
+
+    stratum: str
+    offered: int
+    taken: int
+    thinned: int
+    published: int
+    lost: dict[Loss, int] = {}
+
+
+class Tally(msgspec.Struct, frozen=True, kw_only=True):
+    """All counts of one sidecar, cumulative since its start: a lost message costs nothing.
+
+    Parameters
+    ----------
+    source
+        The sidecar (pod name).
+    boot
+        32 hexadecimal digits, minted when the sidecar's supervisor started; counts begin anew with it.
+    sequence
+        Rises by one with every tally of a boot.
+    at
+        When the counts were read; aware, UTC.
+    strata
+        One entry per header stratum.
+    blind_connections
+        Connections whose framing was lost and whose traffic is therefore not counted.
+    """
+
+    source: str
+    boot: str
+    sequence: int
+    at: datetime
+    strata: tuple[StratumCount, ...]
+    blind_connections: int

@@ -1,0 +1,184 @@
+"""Every instrument of quantdrift, declared once: name, unit and meaning.
+
+Names carry no unit and no `_total`; units are UCUM. A role asks for its instruments here and nowhere else.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum
+
+import msgspec
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import CallbackOptions, Counter, Histogram, Meter, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader
+from opentelemetry.sdk.resources import Resource
+
+
+class Kind(StrEnum):
+    """How an instrument is fed."""
+
+    COUNTER = "counter"
+    HISTOGRAM = "histogram"
+    OBSERVED_COUNTER = "observed counter"
+    OBSERVED_GAUGE = "observed gauge"
+
+
+class Instrument(msgspec.Struct, frozen=True):
+    """A declaration."""
+
+    name: str
+    kind: Kind
+    unit: str
+    description: str
+
+
+_C, _H, _OC, _OG = Kind.COUNTER, Kind.HISTOGRAM, Kind.OBSERVED_COUNTER, Kind.OBSERVED_GAUGE
+
+# The sidecar: read from the shared counters.
+OFFERED = Instrument("quantdrift.sidecar.offered", _OC, "{request}", "Inference requests seen, by stratum.")
+TAKEN = Instrument(
+    "quantdrift.sidecar.taken", _OC, "{request}", "Chosen by the first sampling phase, by stratum."
+)
+THINNED = Instrument(
+    "quantdrift.sidecar.thinned", _OC, "{request}", "Let go by the second phase, by stratum."
+)
+PUBLISHED = Instrument(
+    "quantdrift.sidecar.published", _OC, "{request}", "Acknowledged by the stream, by stratum."
+)
+LOST = Instrument("quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum and reason.")
+IGNORED = Instrument("quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference.")
+CONNECTIONS = Instrument("quantdrift.sidecar.connections", _OC, "{connection}", "Connections accepted.")
+OPEN_CONNECTIONS = Instrument(
+    "quantdrift.sidecar.open_connections", _OG, "{connection}", "Connections open now."
+)
+BLIND = Instrument(
+    "quantdrift.sidecar.blind_connections", _OC, "{connection}", "Connections no longer observed."
+)
+BACKEND_FAILED = Instrument(
+    "quantdrift.sidecar.backend_failures", _OC, "{connection}", "Connections the backend did not accept."
+)
+OBSERVER_ERRORS = Instrument(
+    "quantdrift.sidecar.observer_errors", _OC, "{error}", "Times an observer raised."
+)
+FORWARDED = Instrument("quantdrift.sidecar.forwarded", _OC, "By", "Bytes passed through, both directions.")
+HELD = Instrument("quantdrift.sidecar.held", _OG, "By", "Held for unfinished exchanges.")
+QUEUED = Instrument("quantdrift.sidecar.queued", _OG, "By", "Waiting for hand-off or for the stream.")
+QUEUE_LIMIT = Instrument("quantdrift.sidecar.queue_limit", _OG, "By", "Bound of what may be held and wait.")
+RESTARTS = Instrument("quantdrift.sidecar.restarts", _C, "{restart}", "Children started anew, by child.")
+
+# The shadow.
+COMPARED = Instrument(
+    "quantdrift.shadow.compared", _C, "{exchange}", "Exchanges compared and stored, by model."
+)
+SKIPPED = Instrument(
+    "quantdrift.shadow.skipped", _C, "{exchange}", "Read but not compared, by model and reason."
+)
+REPLAY_TIME = Instrument("quantdrift.shadow.replay.duration", _H, "s", "Time of one replay batch, by model.")
+BATCH_ITEMS = Instrument(
+    "quantdrift.shadow.batch.items", _H, "{item}", "Items in one replay batch, by model."
+)
+STALENESS = Instrument("quantdrift.shadow.staleness", _H, "s", "From capture to stored comparison, by model.")
+STORE_ERRORS = Instrument(
+    "quantdrift.shadow.store_errors", _C, "{error}", "Transactions that will be tried again."
+)
+SLICE_OVERFLOW = Instrument(
+    "quantdrift.shadow.slice_overflow",
+    _C,
+    "{item}",
+    "Items in `other`: more values than max_values, by model.",
+)
+
+# The monitor.
+FOLDED = Instrument("quantdrift.monitor.folded", _C, "{batch}", "Batches folded.")
+FOLD_TIME = Instrument("quantdrift.monitor.fold.duration", _H, "s", "Time of one fold.")
+LEADER = Instrument("quantdrift.monitor.leader", _OG, "1", "1 where this process leads, else 0.")
+EVENTS_SENT = Instrument("quantdrift.monitor.events", _C, "{event}", "Alert events the collector took.")
+EVENTS_FAILED = Instrument(
+    "quantdrift.monitor.event_failures", _C, "{event}", "Exports that will be tried again."
+)
+OUTBOX = Instrument("quantdrift.monitor.outbox", _OG, "{event}", "Events waiting for the collector.")
+PROGRESS_AGE = Instrument(
+    "quantdrift.progress.age",
+    _OG,
+    "s",
+    "Age of the last folded capture, by model: the heartbeat to alert on.",
+)
+VERDICT = Instrument(
+    "quantdrift.slice.verdict", _OG, "1", "0 ok, 1 unknown, 2 warning, 3 firing, by model, version and slice."
+)
+EVIDENCE = Instrument(
+    "quantdrift.slice.evidence",
+    _OG,
+    "1",
+    "Evidence over its paging threshold: 1 pages, by model, version, slice.",
+)
+DIVERGENCE = Instrument(
+    "quantdrift.slice.divergence",
+    _OG,
+    "1",
+    "Mean divergence of the recent window, by model, version, slice, metric.",
+)
+SLICES_LEFT_OUT = Instrument(
+    "quantdrift.slice.left_out", _OG, "{slice}", "Slices not exported because of telemetry.max_slices."
+)
+
+Labels = Mapping[str, str]
+Read = Callable[[], Iterable[tuple[float, Labels]]]
+
+
+class Telemetry:
+    """A role's meter.
+
+    Parameters
+    ----------
+    service
+        `service.name`, e.g. `quantdrift-shadow`.
+    resource
+        More resource attributes.
+    readers
+        Exporting readers beside Prometheus.
+    """
+
+    def __init__(self, service: str, resource: Labels, readers: Sequence[MetricReader] = ()) -> None:
+        self.resource = Resource.create({"service.name": service, **resource})
+        self._provider = MeterProvider(
+            metric_readers=[PrometheusMetricReader(), *readers],
+            resource=self.resource,
+            shutdown_on_exit=False,
+        )
+        self._meter: Meter = self._provider.get_meter("quantdrift")
+
+    def counter(self, instrument: Instrument) -> Counter:
+        """Return the counter that `instrument` declares."""
+        _expect(instrument, Kind.COUNTER)
+        return self._meter.create_counter(instrument.name, instrument.unit, instrument.description)
+
+    def histogram(self, instrument: Instrument) -> Histogram:
+        """Return the histogram that `instrument` declares."""
+        _expect(instrument, Kind.HISTOGRAM)
+        return self._meter.create_histogram(instrument.name, instrument.unit, instrument.description)
+
+    def observe(self, instrument: Instrument, read: Read) -> None:
+        """Have `read` called at each collection; it yields values with their attributes."""
+
+        def callback(_: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(value, dict(labels)) for value, labels in read()]
+
+        if instrument.kind is Kind.OBSERVED_COUNTER:
+            self._meter.create_observable_counter(
+                instrument.name, [callback], instrument.unit, instrument.description
+            )
+        else:
+            _expect(instrument, Kind.OBSERVED_GAUGE)
+            self._meter.create_observable_gauge(
+                instrument.name, [callback], instrument.unit, instrument.description
+            )
+
+    def close(self) -> None:
+        """Export what is left and end."""
+        self._provider.shutdown()
+
+
+def _expect(instrument: Instrument, kind: Kind) -> None:
+    if instrument.kind is not kind:
+        raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")

@@ -1,0 +1,1 @@
+"""Pure statistics: sequential detectors and intervals. No I/O."""

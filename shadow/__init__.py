@@ -1,0 +1,1 @@
+"""Replays captured exchanges through the FP32 reference and compares."""

@@ -1,0 +1,1 @@
+"""Beside the inference pod: relay workers and the capture process."""

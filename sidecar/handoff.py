@@ -1,0 +1,90 @@
+"""The frame in which a relay worker hands a raw exchange to the capture process, over a Unix stream socket.
+
+`frame = u32 length | u32 length of meta | meta (MessagePack) | request bytes | response bytes`, lengths big-endian;
+the first counts everything after itself. The bytes are as they were on the wire, message heads and chunked framing
+included: nothing is decoded on the relay's loop.
+"""
+
+import struct
+from collections.abc import Iterable
+
+import msgspec
+
+_HEAD = struct.Struct("!II")
+HEAD_BYTES = _HEAD.size
+
+
+class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """What the relay knows of an exchange.
+
+    Parameters
+    ----------
+    id
+        32 hexadecimal digits, minted for it.
+    stratum
+        Index of its header stratum in the policy.
+    pi1
+        First-phase inclusion probability.
+    epoch
+        Epoch whose rates and salt decided.
+    captured_at_ns
+        Completion of the response, nanoseconds since 1970, UTC.
+    request_head_bytes, request_bytes
+        Length of the request's head (its empty line included), and of the whole request.
+    response_head_bytes, response_bytes
+        The same of the final response; interim 1xx responses are left out.
+    """
+
+    id: str
+    stratum: int
+    pi1: float
+    epoch: str
+    captured_at_ns: int
+    request_head_bytes: int
+    request_bytes: int
+    response_head_bytes: int
+    response_bytes: int
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(RawMeta)
+
+
+def frame(meta: RawMeta, chunks: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
+    """Return the buffers of one frame, the chunks uncopied.
+
+    Parameters
+    ----------
+    meta
+        Lengths in it must add up to those of the chunks.
+    chunks
+        The request's bytes, then the response's.
+    """
+    body = _ENCODER.encode(meta)
+    total = 4 + len(body) + meta.request_bytes + meta.response_bytes
+    return [_HEAD.pack(total, len(body)) + body, *chunks]
+
+
+def lengths(head: bytes) -> tuple[int, int]:
+    """Return what is still to be read after the 8 bytes of `head`, and how much of it is meta."""
+    total, meta = _HEAD.unpack(head)
+    return total - 4, meta
+
+
+def parse(meta_bytes: int, rest: bytes) -> tuple[RawMeta, memoryview, memoryview]:
+    """Return meta, request and response of a frame's `rest`, uncopied.
+
+    Raises
+    ------
+    ValueError
+        The lengths do not add up: the stream is out of step and must be closed.
+    """
+    view = memoryview(rest)
+    try:
+        meta = _DECODER.decode(view[:meta_bytes])
+    except msgspec.MsgspecError as error:
+        raise ValueError("the frame's meta is unreadable") from error
+    body = view[meta_bytes:]
+    if len(body) != meta.request_bytes + meta.response_bytes:
+        raise ValueError("the frame's lengths do not add up")
+    return meta, body[: meta.request_bytes], body[meta.request_bytes :]

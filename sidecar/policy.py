@@ -1,0 +1,65 @@
+"""Which rates are in force: the configuration's, as an epoch with its salt.
+
+Both phases derive the same epoch from the same configuration and time, so the relay needs to hand over no more
+than the epoch's name.
+"""
+
+import hashlib
+
+import msgspec
+
+from quantdrift.core.config.schema import Sampling
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+
+
+def policy_at(sampling: Sampling, now_s: float) -> Policy:
+    """Return the policy in force at `now_s`.
+
+    Parameters
+    ----------
+    sampling
+        The configuration's rates; all are 0 while it is paused.
+    now_s
+        Seconds since 1970, UTC.
+    """
+    return policy_of(sampling, f"{int(now_s // sampling.epoch_s):x}-{_digest(sampling)}")
+
+
+def policy_of(sampling: Sampling, epoch: str) -> Policy:
+    """Return the policy of a named epoch of this configuration."""
+    off = 0.0 if sampling.paused else 1.0
+    header = (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
+    body = (*sampling.body_strata, BodyStratum(name="default", rate=sampling.body_rate))
+    return Policy(
+        epoch=epoch,
+        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * off) for s in header),
+        body_strata=body,
+    )
+
+
+def epoch_salt(secret: bytes, epoch: str, phase: int) -> bytes:
+    """Return the 16-byte hash key of one sampling phase of an epoch; the phases' hashes are independent.
+
+    Parameters
+    ----------
+    secret
+        Shared by all sidecars where a sticky sample must be the same on each; else minted at start.
+    epoch
+        Name of the epoch.
+    phase
+        1 or 2.
+    """
+    return hashlib.blake2b(f"{phase}:{epoch}".encode(), key=secret[:64], digest_size=16).digest()
+
+
+def uniform(key: bytes, salt: bytes) -> float:
+    """Return a number in [0, 1), uniform over keys and fixed for each: the keyed BLAKE2b hash of `key`."""
+    digest = hashlib.blake2b(key, key=salt, digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
+
+
+def _digest(sampling: Sampling) -> str:
+    rates = msgspec.json.encode(
+        [sampling.paused, sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]
+    )
+    return hashlib.blake2b(rates, digest_size=6).hexdigest()

@@ -1,0 +1,1 @@
+"""Postgres is the record: tables, writer, queries, and the embedded server."""

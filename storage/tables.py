@@ -1,0 +1,448 @@
+"""Every table of the record. `migrations/` builds the same schema; a test compares the two.
+
+`comparison` is the wide one: one row per item, metrics as columns, slices as an array, never a row per metric or
+slice. It has no foreign keys, because it is written by COPY at line rate and what it points to is written first
+in the same transaction.
+"""
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    DateTime,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Text,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB, UUID
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+Int = Annotated[int, mapped_column(Integer)]
+BigInt = Annotated[int, mapped_column(BigInteger)]
+SmallInt = Annotated[int, mapped_column(SmallInteger)]
+Float = Annotated[float, mapped_column(Double)]
+Str = Annotated[str, mapped_column(Text)]
+Time = Annotated[datetime, mapped_column(DateTime(timezone=True))]
+Json = Annotated[dict[str, Any], mapped_column(JSONB)]
+Uuid = Annotated[str, mapped_column(UUID(as_uuid=False))]
+
+
+class Base(DeclarativeBase):
+    """Names every constraint by one rule."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+VERDICTS = "('ok', 'warning', 'firing', 'unknown')"
+NOW = text("now()")
+
+
+class ModelVersion(Base):
+    """A candidate version with the reference it is measured against."""
+
+    __tablename__ = "model_version"
+    __table_args__ = (
+        UniqueConstraint("model", "candidate_version", "reference_digest"),
+        {
+            "comment": "A candidate version with the reference it is measured against; the key of everything else."
+        },
+    )
+    id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    model: Mapped[Str] = mapped_column(comment="Model name on the wire.")
+    candidate_version: Mapped[Str] = mapped_column(comment="Version of the quantised model that serves.")
+    reference_digest: Mapped[Str] = mapped_column(
+        comment="SHA-256 of the reference file; empty where the version has no reference (always unknown)."
+    )
+    reference: Mapped[Json] = mapped_column(
+        server_default=text("'{}'"), comment="Provenance of the reference: path, precision, opset, producer."
+    )
+    first_seen_at: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When its first exchange was stored."
+    )
+
+
+class Slice(Base):
+    """One input sub-distribution."""
+
+    __tablename__ = "slice"
+    __table_args__ = (
+        UniqueConstraint("model", "predicate"),
+        {"comment": "One input sub-distribution: a readable predicate with an id that stays."},
+    )
+    id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Stable id.")
+    model: Mapped[Str] = mapped_column(comment="Model whose items it takes.")
+    predicate: Mapped[Str] = mapped_column(
+        comment='Canonical text, e.g. header.x-scanner = "faint"; the identity.'
+    )
+    name: Mapped[Str] = mapped_column(comment="Short name shown in alerts; may change.")
+    definition: Mapped[Json] = mapped_column(
+        comment="The predicate for machines: list of conditions under `where`."
+    )
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was first met.")
+
+
+class Policy(Base):
+    """The sampling rates of one epoch."""
+
+    __tablename__ = "policy"
+    __table_args__ = (
+        UniqueConstraint("epoch"),
+        {"comment": "Sampling rates of one epoch, as the sidecars stated them with their exchanges."},
+    )
+    id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    epoch: Mapped[Str] = mapped_column(comment="Identifies rates and salt together.")
+    definition: Mapped[Json] = mapped_column(
+        comment="Header strata and body strata with their rates, in order."
+    )
+    first_seen_at: Mapped[Time] = mapped_column(
+        server_default=NOW, comment="When its first exchange was stored."
+    )
+
+
+class Batch(Base):
+    """One transaction of a shadow worker."""
+
+    __tablename__ = "batch"
+    __table_args__ = (
+        UniqueConstraint("fold_seq"),
+        CheckConstraint("kind in ('comparison', 'tally')", name="kind"),
+        Index("ix_batch_unfolded", "id", postgresql_where=text("fold_seq is null")),
+        Index("ix_batch_stored_at", "stored_at"),
+        {
+            "comment": "One transaction of a shadow worker; the monitor numbers batches and folds them in that order."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    kind: Mapped[Str] = mapped_column(comment="comparison or tally: which rows belong to it.")
+    worker: Mapped[Str] = mapped_column(comment="Shadow worker that wrote it.")
+    stored_at: Mapped[Time] = mapped_column(server_default=NOW, comment="Start of the transaction.")
+    captured_from: Mapped[Time] = mapped_column(comment="Earliest capture time in it.")
+    captured_to: Mapped[Time] = mapped_column(comment="Latest capture time in it.")
+    n_rows: Mapped[Int] = mapped_column(comment="Rows that belong to it.")
+    provenance: Mapped[Json] = mapped_column(
+        server_default=text("'{}'"), comment="Runtime, its version, provider and device that replayed it."
+    )
+    skipped: Mapped[Json] = mapped_column(
+        server_default=text("'{}'"),
+        comment="Exchanges read but not compared, number by reason: no_reference and the quarantine reasons.",
+    )
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="Place in the fold; null until the monitor took it."
+    )
+
+
+class Comparison(Base):
+    """The divergence of one item."""
+
+    __tablename__ = "comparison"
+    __table_args__ = (
+        Index("ix_comparison_batch_id", "batch_id"),
+        CheckConstraint("pi1 > 0 and pi1 <= 1 and pi2 > 0 and pi2 <= 1", name="inclusion_probability"),
+        {
+            "comment": "The divergence of one item: candidate output against reference output. One row per item.",
+            "postgresql_partition_by": "RANGE (captured_at)",
+        },
+    )
+    captured_at: Mapped[Time] = mapped_column(
+        primary_key=True, comment="When the response was complete, at the sidecar; immutable partition key."
+    )
+    exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="Exchange, minted at capture.")
+    item: Mapped[SmallInt] = mapped_column(primary_key=True, comment="Row of the exchange, from 0.")
+    batch_id: Mapped[BigInt] = mapped_column(comment="batch that stored it.")
+    model_version_id: Mapped[Int] = mapped_column(comment="model_version it belongs to.")
+    policy_id: Mapped[Int] = mapped_column(comment="policy in force when it was taken.")
+    slice_ids: Mapped[list[int]] = mapped_column(ARRAY(Integer), comment="Every slice it belongs to.")
+    n_items: Mapped[SmallInt] = mapped_column(
+        comment="Items of its exchange; they are one group in the statistics."
+    )
+    source: Mapped[Str] = mapped_column(comment="Sidecar that took it.")
+    header_stratum: Mapped[Str] = mapped_column(comment="First-phase stratum.")
+    body_stratum: Mapped[Str] = mapped_column(comment="Second-phase stratum.")
+    pi1: Mapped[Float] = mapped_column(comment="First-phase inclusion probability.")
+    pi2: Mapped[Float] = mapped_column(
+        comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2)."
+    )
+    flip: Mapped[bool | None] = mapped_column(Boolean, comment="Top class differs.")
+    topk: Mapped[bool | None] = mapped_column(Boolean, comment="Set of the k top classes differs.")
+    js: Mapped[Float | None] = mapped_column(comment="Jensen-Shannon divergence, nats, 0 to ln 2.")
+    kl: Mapped[Float | None] = mapped_column(
+        comment="Kullback-Leibler divergence KL(reference || candidate), nats; infinity is kept."
+    )
+    margin: Mapped[Float | None] = mapped_column(
+        comment="Absolute change of the gap of the two top probabilities."
+    )
+    candidate_margin: Mapped[Float | None] = mapped_column(comment="That gap in the candidate's output.")
+    reference_margin: Mapped[Float | None] = mapped_column(comment="That gap in the reference's output.")
+    detail: Mapped[Json | None] = mapped_column(comment="What else the comparator says, e.g. top classes.")
+    attributes: Mapped[Json] = mapped_column(comment="Recorded headers, parameters and JSON values.")
+    features: Mapped[Json] = mapped_column(comment="Input features that slices use.")
+    trace: Mapped[Str] = mapped_column(comment="traceparent of the production request, or empty.")
+    stored_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was stored.")
+
+
+class Tally(Base):
+    """Exact counts of one header stratum of one sidecar."""
+
+    __tablename__ = "tally"
+    __table_args__ = (
+        Index("ix_tally_at", "at"),
+        Index("ix_tally_batch_id", "batch_id"),
+        {"comment": "Exact counts of one header stratum of one sidecar, cumulative since its boot."},
+    )
+    source: Mapped[Str] = mapped_column(primary_key=True, comment="Sidecar.")
+    boot: Mapped[Uuid] = mapped_column(
+        primary_key=True, comment="Start of its supervisor; counts begin anew."
+    )
+    stratum: Mapped[Str] = mapped_column(primary_key=True, comment="Header stratum.")
+    sequence: Mapped[BigInt] = mapped_column(primary_key=True, comment="Number of the tally within the boot.")
+    at: Mapped[Time] = mapped_column(comment="When the counts were read.")
+    batch_id: Mapped[BigInt] = mapped_column(
+        ForeignKey("batch.id", ondelete="CASCADE"), comment="batch it came in."
+    )
+    offered: Mapped[BigInt] = mapped_column(comment="Inference requests seen on the wire.")
+    taken: Mapped[BigInt] = mapped_column(comment="Of these, chosen by the first phase.")
+    thinned: Mapped[BigInt] = mapped_column(comment="Of the taken, let go by the second phase; no loss.")
+    published: Mapped[BigInt] = mapped_column(comment="Of the taken, acknowledged by the stream.")
+    lost: Mapped[Json] = mapped_column(comment="Of the taken, lost, number by reason.")
+    blind_connections: Mapped[BigInt] = mapped_column(
+        comment="Connections of the whole sidecar that went unseen."
+    )
+
+
+class Detector(Base):
+    """A sequential detector's state."""
+
+    __tablename__ = "detector"
+    __table_args__ = ({"comment": "A sequential detector of one metric on one slice, as of its last fold."},)
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(
+        ForeignKey("slice.id"), primary_key=True, comment="Slice it watches."
+    )
+    metric: Mapped[Str] = mapped_column(primary_key=True, comment="Metric it watches.")
+    kind: Mapped[Str] = mapped_column(primary_key=True, comment="budget: mean above what the owner accepts.")
+    state: Mapped[bytes] = mapped_column(
+        LargeBinary, comment="Versioned, checked binary state; bit-exact resume."
+    )
+    budget: Mapped[Float] = mapped_column(comment="Accepted mean, in the metric's unit over its cap.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Groups folded since the last reset.")
+    evidence: Mapped[Float] = mapped_column(comment="Evidence for paging; the slice's signals are summed.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that changed it.")
+    created_at: Mapped[Time] = mapped_column(comment="Event time of its first group.")
+    last_at: Mapped[Time] = mapped_column(comment="Event time of its last group.")
+    retired_at: Mapped[Time | None] = mapped_column(comment="Not counted as live from here on.")
+
+
+class Alert(Base):
+    """An episode of drift."""
+
+    __tablename__ = "alert"
+    __table_args__ = (
+        Index(
+            "uq_alert_open",
+            "model_version_id",
+            "slice_id",
+            unique=True,
+            postgresql_where=text("resolved_at is null"),
+        ),
+        CheckConstraint("severity in ('warning', 'firing')", name="severity"),
+        {"comment": "An episode of drift on one slice, from the first warning or page to its resolution."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice that drifted.")
+    severity: Mapped[Str] = mapped_column(comment="Highest so far: warning opens a ticket, firing pages.")
+    metric: Mapped[Str] = mapped_column(comment="Metric with the most evidence when it opened.")
+    onset_at: Mapped[Time] = mapped_column(comment="Estimated begin of the drift.")
+    opened_at: Mapped[Time] = mapped_column(comment="Event time of the first warning or page.")
+    resolved_at: Mapped[Time | None] = mapped_column(
+        comment="Event time of the resolution; null while it lasts."
+    )
+    details: Mapped[Json] = mapped_column(comment="What moved from what to what, as shown to on-call.")
+
+
+class Verdict(Base):
+    """What is said of a slice now."""
+
+    __tablename__ = "verdict"
+    __table_args__ = (
+        CheckConstraint(f"verdict in {VERDICTS}", name="verdict"),
+        {"comment": "What is said of one slice of one candidate version now. Read it through slice_now."},
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), primary_key=True, comment="Slice.")
+    verdict: Mapped[Str] = mapped_column(comment="ok, warning, firing or unknown.")
+    reason: Mapped[Str] = mapped_column(comment="Why, in words; for unknown what is missing.")
+    since: Mapped[Time] = mapped_column(comment="Event time of the last change.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared so far.")
+    evidence: Mapped[Float] = mapped_column(comment="Summed evidence; pages at the threshold.")
+    threshold: Mapped[Float] = mapped_column(
+        comment="1 / q, q the expected false pages per 30 days of the fleet."
+    )
+    estimate: Mapped[Json] = mapped_column(
+        comment="Per metric: mean with its time-uniform 95 % interval over the recent window, and the budget."
+    )
+    alert_id: Mapped[BigInt | None] = mapped_column(ForeignKey("alert.id"), comment="Open episode, if any.")
+    last_at: Mapped[Time] = mapped_column(comment="Capture time of its last comparison.")
+    updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="That fold.")
+
+
+class Transition(Base):
+    """A change of verdict."""
+
+    __tablename__ = "transition"
+    __table_args__ = (
+        CheckConstraint(f"from_verdict in {VERDICTS} and to_verdict in {VERDICTS}", name="verdict"),
+        Index("ix_transition_at", "at"),
+        {"comment": "Every change of verdict of a slice, in the order of the fold."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
+    alert_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("alert.id"), comment="Episode it belongs to, if any."
+    )
+    from_verdict: Mapped[Str] = mapped_column(comment="Verdict before.")
+    to_verdict: Mapped[Str] = mapped_column(comment="Verdict after.")
+    at: Mapped[Time] = mapped_column(comment="Event time.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
+    details: Mapped[Json] = mapped_column(comment="Attributes of the event that is sent.")
+
+
+class Outbox(Base):
+    """An event waiting to be exported."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (
+        Index("ix_outbox_unsent", "id", postgresql_where=text("sent_at is null")),
+        {"comment": "Events to be exported by OTLP at least once; written with the transition."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
+    transition_id: Mapped[BigInt] = mapped_column(ForeignKey("transition.id"), comment="What it tells of.")
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
+    attempts: Mapped[Int] = mapped_column(server_default=text("0"), comment="Exports tried.")
+    last_error: Mapped[Str | None] = mapped_column(comment="Why the last one failed.")
+    sent_at: Mapped[Time | None] = mapped_column(comment="When the collector took it; null until then.")
+
+
+class Quarantine(Base):
+    """An exchange set aside."""
+
+    __tablename__ = "quarantine"
+    __table_args__ = (
+        Index("ix_quarantine_quarantined_at", "quarantined_at"),
+        UniqueConstraint("stream_sequence", "reason"),
+        {
+            "comment": "Exchanges that could not be compared, with their reason; payloads are deleted after a day."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    stream_sequence: Mapped[BigInt] = mapped_column(
+        comment="Sequence in the stream; the same message counts once."
+    )
+    exchange_id: Mapped[Uuid | None] = mapped_column(comment="Exchange, where it could be read.")
+    model: Mapped[Str] = mapped_column(comment="Model, where it could be read, else empty.")
+    captured_at: Mapped[Time | None] = mapped_column(comment="Capture time, where it could be read.")
+    quarantined_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was set aside.")
+    reason: Mapped[Str] = mapped_column(comment="One of the closed set that is counted.")
+    detail: Mapped[Str] = mapped_column(comment="What was wrong, without any payload.")
+    payload: Mapped[bytes | None] = mapped_column(
+        LargeBinary, comment="The message itself; deleted by retention."
+    )
+
+
+class _Rollup:
+    """Columns that hourly and daily roll-ups share: sums over groups, weighted by 1 / pi."""
+
+    model_version_id: Mapped[Int] = mapped_column(primary_key=True, comment="model_version.")
+    slice_id: Mapped[Int] = mapped_column(primary_key=True, comment="slice.")
+    n_items: Mapped[BigInt] = mapped_column(comment="Items compared.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared.")
+    weight: Mapped[Float] = mapped_column(
+        comment="Sum of weights 1 / pi over groups: estimated exchanges offered."
+    )
+    weight_sq: Mapped[Float] = mapped_column(comment="Sum of squared weights; n_eff = weight^2 / weight_sq.")
+    flip: Mapped[Float] = mapped_column(comment="Weighted sum of group means of flip; divide by weight.")
+    topk: Mapped[Float] = mapped_column(comment="The same of topk.")
+    js: Mapped[Float] = mapped_column(comment="The same of js, nats.")
+    kl: Mapped[Float] = mapped_column(comment="The same of kl, each item capped at the model's kl_cap, nats.")
+    margin: Mapped[Float] = mapped_column(comment="The same of margin.")
+    n_kl_infinite: Mapped[BigInt] = mapped_column(comment="Items whose KL was infinite.")
+    kl_bins: Mapped[list[float]] = mapped_column(
+        ARRAY(Double), comment="Weighted histogram of kl: 64 log-spaced bins from 1e-6 to 10 nats, ends open."
+    )
+
+
+class RollupHour(_Rollup, Base):
+    """Hourly sums."""
+
+    __tablename__ = "rollup_hour"
+    __table_args__ = ({"comment": "Divergence per slice and hour of capture; written by the monitor alone."},)
+    hour: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the hour, UTC.")
+
+
+class RollupDay(_Rollup, Base):
+    """Daily sums."""
+
+    __tablename__ = "rollup_day"
+    __table_args__ = ({"comment": "Divergence per slice and day of capture; written by the monitor alone."},)
+    day: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the day, UTC.")
+
+
+class Fold(Base):
+    """How far the monitor has come."""
+
+    __tablename__ = "fold"
+    __table_args__ = (
+        CheckConstraint("id = 1", name="singleton"),
+        {"comment": "How far the monitor has come: one row."},
+    )
+    id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch folded.")
+    event_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of capture times: the fold's clock."
+    )
+    mass: Mapped[Float] = mapped_column(comment="Lambda: integral of dt / (30 days * live detectors).")
+    n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
+    folded_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When, by the database's clock.")
+
+
+class ReportRun(Base):
+    """A report that was written."""
+
+    __tablename__ = "report_run"
+    __table_args__ = ({"comment": "Reports that were written, with the figures they show."},)
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    kind: Mapped[Str] = mapped_column(comment="week, day or range.")
+    from_at: Mapped[Time] = mapped_column(comment="Begin of the period.")
+    to_at: Mapped[Time] = mapped_column(comment="End of the period, exclusive.")
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
+    path: Mapped[Str] = mapped_column(comment="File it was written to.")
+    figures: Mapped[Json] = mapped_column(comment="What it says, for machines.")
