@@ -35,8 +35,7 @@ format: setup ## Format the code and mend what can be mended
 	$(BIN)/ruff check --fix .
 
 docs: setup ## Write the generated pages anew
-	$(BIN)/quantdrift config show --defaults > config.toml
-	$(BIN)/quantdrift config reference > docs/reference/configuration.md
+	$(BIN)/python docs/generate.py
 
 bench: setup ## Run every benchmark in its quick form
 	$(BIN)/python -m benchmarks --quick

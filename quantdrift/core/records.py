@@ -110,7 +110,8 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
     equals
         The value that an attribute must have; None where `low` and `high` are used.
     low, high
-        The half-open interval [low, high) that a feature must lie in; None is unbounded.
+        The half-open interval [low, high) that a feature must lie in; None is unbounded. With `equals` and both of
+        these None, any value that has no slice of its own.
     """
 
     key: str

@@ -13,7 +13,6 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 
 ALL = "all"
-OTHER = "\x00other"
 
 
 class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +115,7 @@ class SliceAssigner:
             model=self.model,
             name=f"{rule.name}=(other)",
             predicate=f"{attribute_key(rule)} is any other",
-            where=(Predicate(key=attribute_key(rule), equals=OTHER),),
+            where=(Predicate(key=attribute_key(rule)),),
         )
 
     def _remember(self, rule: Slice, value: str) -> SliceKey:
@@ -151,17 +150,34 @@ def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
     policy
         The rates of the epoch.
     """
-    wanted = {p.key: p.equals for p in where if p.equals is not None and p.equals != OTHER}
-    first: list[float] = []
-    for stratum in policy.header_strata:
-        if _apart(stratum, wanted):
-            continue
-        first.append(stratum.rate)
-        if _takes_whole(stratum, wanted):
-            break
+    first = [stratum.rate for stratum in reachable_strata(where, policy)]
     second = [stratum.rate for stratum in policy.body_strata]
     low = min((rate for rate in first if rate > 0), default=1.0)
     return low * min((rate for rate in second if rate > 0), default=1.0)
+
+
+def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[HeaderStratum, ...]:
+    """Return the header strata that items of a slice may fall into, in the policy's order.
+
+    A stratum whose conditions contradict the slice's is passed over, and the walk ends at the first that takes the
+    slice whole; what is not known to be apart is reachable.
+
+    Parameters
+    ----------
+    where
+        The slice's conditions.
+    policy
+        The rates of the epoch.
+    """
+    wanted = {p.key: p.equals for p in where if p.equals is not None}
+    found: list[HeaderStratum] = []
+    for stratum in policy.header_strata:
+        if _apart(stratum, wanted):
+            continue
+        found.append(stratum)
+        if _takes_whole(stratum, wanted):
+            break
+    return tuple(found)
 
 
 def _apart(stratum: HeaderStratum, wanted: Mapping[str, str | None]) -> bool:

@@ -1,0 +1,28 @@
+"""Run every benchmark: `python -m benchmarks [--quick]`."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+NOT_BENCHMARKS = {"__init__", "__main__", "result"}
+
+
+def main() -> int:
+    """Run each in a process of its own; return 1 if one could not finish."""
+    names = sorted(
+        path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in NOT_BENCHMARKS
+    )
+    failed = []
+    for name in names:
+        print(f"== {name}", flush=True)
+        if subprocess.run(
+            [sys.executable, "-m", f"benchmarks.{name}", *sys.argv[1:]], check=False
+        ).returncode:
+            failed.append(name)
+    if failed:
+        print("could not finish: " + ", ".join(failed))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""Write the pages that are generated from the code: `python docs/generate.py`, or `make docs`.
+
+A test compares each page with what this module returns.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from quantdrift.cli import main
+from quantdrift.core import telemetry
+from quantdrift.core.config.render import default_toml, reference_markdown
+from storage.schema_page import page as database_markdown
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def pages() -> dict[str, str]:
+    """Return the text of every generated file, keyed by its path from the root."""
+    return {
+        "config.toml": default_toml(),
+        "docs/reference/configuration.md": reference_markdown(),
+        "docs/reference/database.md": database_markdown(),
+        "docs/reference/telemetry.md": telemetry_markdown(),
+        "docs/reference/command-line.md": command_markdown(),
+    }
+
+
+def telemetry_markdown() -> str:
+    """Return the page of instruments."""
+    lines = [
+        "# Telemetry reference",
+        "",
+        "Generated from the code by `make docs`. Every role serves its instruments on its admin port at `/metrics`",
+        "(Prometheus names: dots become underscores, the unit and `_total` are appended); the monitor also exports by",
+        "OTLP (gRPC) to `telemetry.otlp_endpoint`.",
+        "",
+        "Alert events are OTLP log records named `quantdrift.slice.transition`, one per change of verdict, sent at",
+        "least once, with the fields of the `transition` table as flat `quantdrift.*` attributes. Severity is ERROR",
+        "when a slice fires, WARN for a warning, INFO when it is resolved.",
+        "",
+        "| instrument | kind | unit | meaning |",
+        "|---|---|---|---|",
+    ]
+    instruments = (value for value in vars(telemetry).values() if isinstance(value, telemetry.Instrument))
+    lines += [f"| `{i.name}` | {i.kind.value} | `{i.unit}` | {i.description} |" for i in instruments]
+    return "\n".join(lines) + "\n"
+
+
+def command_markdown() -> str:
+    """Return the page of commands: each one's own help text."""
+    lines = [
+        "# Command line reference",
+        "",
+        "Generated from the help texts by `make docs`. Exit codes: 0 done, 1 a failure that may pass, 2 a person must",
+        "act (the message says what to do). Each option `--NAME` of the configuration is in `configuration.md`.",
+        "",
+    ]
+    for path, command, context in _commands(main, click.Context(main, info_name="quantdrift", max_content_width=96)):
+        lines += [f"## `{path}`", "", "```text", command.get_help(context), "```", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+    yield context.command_path, command, context
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            if inner := command.get_command(context, name):
+                yield from _commands(inner, click.Context(inner, info_name=name, parent=context, max_content_width=96))
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        (ROOT / path).write_text(text, encoding="utf-8")
+        click.echo(f"wrote {path}")

@@ -1,0 +1,147 @@
+"""What a configuration would do, in numbers: for `quantdrift config check` and for sizing a pod."""
+
+import msgspec
+
+from quantdrift.core.config.schema import MIB, Config
+from quantdrift.core.slices import SliceAssigner
+
+# Resident memory of the idle processes, measured on Linux x86-64 with CPython 3.11, rounded up. The rest of the
+# limit is computed from the configured bounds.
+SUPERVISOR_BYTES = 64 * MIB
+WORKER_BYTES = 32 * MIB
+CAPTURE_BYTES = 96 * MIB
+# A decoded exchange exists as frame, tensors and message at once while it is being encoded.
+DECODE_COPIES = 4
+
+
+class StratumPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A header stratum: the share of its requests that is replayed, lowest and highest over the body strata."""
+
+    name: str
+    rate: float
+    replayed_low: float
+    replayed_high: float
+
+
+class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """A model: what it is measured against and how much divergence is accepted."""
+
+    name: str
+    references: dict[str, str]
+    flip_budget: float
+    kl_budget: float
+    slices: list[str]
+    open_slices: list[str]
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """What the configuration would do.
+
+    Parameters
+    ----------
+    models, strata
+        Per model and per header stratum.
+    max_replays_per_s
+        Hard cap of one sidecar, whatever the rates say.
+    expected_replays_per_s
+        At the given traffic where no header stratum matched; None without a given traffic.
+    memory_bytes
+        A memory limit for the sidecar's container: idle processes plus every configured bound.
+    pages_per_30_days
+        Expected false pages of the whole fleet: a bound.
+    notes
+        What deserves a look although it is allowed.
+    """
+
+    models: list[ModelPlan]
+    strata: list[StratumPlan]
+    max_replays_per_s: float
+    expected_replays_per_s: float | None
+    memory_bytes: int
+    pages_per_30_days: float
+    notes: list[str]
+
+
+def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
+    """Return what `config` would do.
+
+    Parameters
+    ----------
+    config
+        A checked configuration.
+    requests_per_s
+        Inference traffic of one pod, if known.
+    """
+    body = [stratum.rate for stratum in config.sampling.body_strata] + [config.sampling.body_rate]
+    rates = [(s.name, s.rate) for s in config.sampling.header_strata] + [("default", config.sampling.rate)]
+    expected = None
+    if requests_per_s is not None:
+        expected = min(
+            requests_per_s * config.sampling.rate * config.sampling.body_rate,
+            config.sampling.max_exchanges_per_s,
+        )
+    return Explanation(
+        models=[_model(config, model.name) for model in config.models],
+        strata=[
+            StratumPlan(name=name, rate=rate, replayed_low=rate * min(body), replayed_high=rate * max(body))
+            for name, rate in rates
+        ],
+        max_replays_per_s=config.sampling.max_exchanges_per_s,
+        expected_replays_per_s=expected,
+        memory_bytes=memory_bytes(config),
+        pages_per_30_days=config.monitor.pages_per_30_days,
+        notes=_notes(config),
+    )
+
+
+def memory_bytes(config: Config) -> int:
+    """Return a memory limit for the sidecar's container: no traffic may make it need more."""
+    sidecar = config.sidecar
+    workers = sidecar.workers * (WORKER_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes)
+    capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes
+    return SUPERVISOR_BYTES + workers + capture
+
+
+def _model(config: Config, name: str) -> ModelPlan:
+    model = config.model(name)
+    if model is None:
+        raise KeyError(name)
+    rules = [rule for rule in config.slices if rule.model in ("", name)]
+    return ModelPlan(
+        name=name,
+        references={
+            pattern: reference.path for reference in model.references for pattern in reference.versions
+        },
+        flip_budget=model.budget.flip,
+        kl_budget=model.budget.kl,
+        slices=[key.name for key in SliceAssigner(config, name).declared()],
+        open_slices=[
+            f"{rule.name}=* (at most {rule.max_values})"
+            for rule in rules
+            if not rule.feature and not rule.values
+        ],
+    )
+
+
+def _notes(config: Config) -> list[str]:
+    notes = []
+    if not config.models:
+        notes.append("no [[models]]: every exchange would be counted `unknown_model`")
+    notes += [
+        f"model `{model.name}` has no reference: every version of it stays `unknown`"
+        for model in config.models
+        if not model.references
+    ]
+    if not config.slices:
+        notes.append("no [[slices]]: only the aggregate is watched, which is what hides a bad slice")
+    if not config.telemetry.otlp_endpoint:
+        notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
+    if config.sampling.paused:
+        notes.append("sampling.paused: nothing is taken")
+    if config.sampling.sticky_header:
+        notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
+    zero = [s.name for s in config.sampling.header_strata if s.rate == 0]
+    zero += ["default"] if config.sampling.rate == 0 else []
+    if zero:
+        notes.append(f"rate 0 in header stratum {', '.join(zero)}: nothing is known about that traffic")
+    return notes

@@ -1,0 +1,203 @@
+"""Write the configuration down: the annotated default file, and the reference page."""
+
+import textwrap
+import typing
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.load import PREFIX
+from quantdrift.core.config.schema import Budget, Config, Model, Reference, Slice
+from quantdrift.core.records import BodyStratum, HeaderStratum
+
+_EXAMPLES = """\
+# Models, slices and sampling strata are lists: one [[...]] block each. Take these as a start.
+#
+# [[models]]
+# name = "digits"                     # as on the wire: /v2/models/digits/infer
+# output_kind = "logits"              # or "probabilities"
+#
+# [models.budget]
+# flip = 0.01                         # accepted share of exchanges whose top class changes
+# kl = 0.02                           # accepted mean divergence, nats
+#
+# [[models.references]]
+# versions = ["int8-*"]               # candidate versions made from this reference
+# path = "digits-fp32.onnx"
+#
+# [[slices]]
+# name = "scanner"
+# header = "x-scanner"                # listed in capture.headers; each value is a slice
+#
+# [[slices]]
+# name = "contrast"
+# feature = "contrast"
+# edges = [0.05, 0.2]                 # three slices: below, between, above
+#
+# [[sampling.header_strata]]
+# name = "rare-scanner"
+# headers = { x-scanner = "archive" }
+# rate = 1.0                          # rare, so every request is replayed
+"""
+
+
+class Option(msgspec.Struct, frozen=True, kw_only=True):
+    """One option, as documented.
+
+    Parameters
+    ----------
+    section
+        Dotted name of its table.
+    name
+        Its key.
+    default
+        TOML text of its default; empty where it must be given.
+    unit
+        UCUM unit or word, or empty.
+    bounds
+        What the schema enforces, in words.
+    text
+        What it does and why one would change it.
+    """
+
+    section: str
+    name: str
+    default: str
+    unit: str
+    bounds: str
+    text: str
+
+    @property
+    def environment(self) -> str:
+        """Name of the environment variable that overrides it."""
+        return PREFIX + "__".join([*self.section.split("."), self.name]).upper()
+
+
+def default_toml() -> str:
+    """Return the annotated default configuration; loading it gives exactly the code's defaults."""
+    lines = [
+        "# quantdrift: every option with its default. Delete what you do not change.",
+        "# Any option may be overridden by the environment: QUANTDRIFT__SECTION__OPTION.",
+        "# Secrets are never written here: see the *_file options.",
+        "",
+    ]
+    for section, kind in _sections():
+        lines += [f"# {_first_line(kind)}", f"[{section}]"]
+        for option in _options(section, kind):
+            unit = f" [{option.unit}]" if option.unit else ""
+            lines += textwrap.wrap(f"{option.text}{unit}", 108, initial_indent="# ", subsequent_indent="# ")
+            lines.append(f"{option.name} = {option.default}")
+        lines.append("")
+    return "\n".join(lines) + _EXAMPLES
+
+
+def reference_markdown() -> str:
+    """Return the configuration reference page."""
+    lines = [
+        "# Configuration reference",
+        "",
+        "Generated from the code by `make docs`; a test keeps it equal. Units are given where there are any.",
+        "",
+        "One TOML file serves every role (`--config`, default `config.toml`). Each option is overridden by the",
+        "environment variable `QUANTDRIFT__SECTION__OPTION`; lists and tables are given there as JSON. Relative file",
+        "names are relative to the configuration file. Unknown keys are refused.",
+        "",
+        "Secrets come from the environment or from files, per role: `QUANTDRIFT_DSN` (never read by a sidecar),",
+        "`QUANTDRIFT_HMAC_KEY` and `QUANTDRIFT_SAMPLING_SALT` (read only by a sidecar; give all sidecars the same salt",
+        "where a sticky sample must hold across pods).",
+        "",
+    ]
+    for section, kind in _sections():
+        lines += _page(f"`[{section}]`", section, kind)
+    lines += _page("`[[models]]`", "models", Model)
+    lines += _page("`[models.budget]`", "models.budget", Budget)
+    lines += _page("`[[models.references]]`", "models.references", Reference)
+    lines += _page("`[[slices]]`", "slices", Slice)
+    lines += _page("`[[sampling.header_strata]]`", "sampling.header_strata", HeaderStratum)
+    lines += _page("`[[sampling.body_strata]]`", "sampling.body_strata", BodyStratum)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _page(title: str, section: str, kind: type[msgspec.Struct]) -> list[str]:
+    lines = [f"## {title}", "", _first_line(kind), ""]
+    options = list(_options(section, kind))
+    if any(option.text for option in options):
+        lines += ["| option | default | unit | bounds | what it does |", "|---|---|---|---|---|"]
+        for option in options:
+            default = f"`{option.default}`" if option.default else "required"
+            lines.append(f"| `{option.name}` | {default} | {option.unit} | {option.bounds} | {option.text} |")
+    else:  # a record: its docstring holds the meanings
+        lines += ["| option | what it does |", "|---|---|"]
+        lines += [f"| `{names}` | {text} |" for names, text in _parameters(kind)]
+    return [*lines, ""]
+
+
+def _sections() -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    for field in msgspec.structs.fields(Config):
+        if isinstance(field.default, msgspec.Struct):
+            yield field.name, type(field.default)
+
+
+def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
+    for field in msgspec.structs.fields(kind):
+        metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+        inner = typing.get_args(field.type)[0] if metas else field.type
+        if not metas and _is_table(inner):
+            continue  # has a section of its own
+        default = field.default
+        if default is msgspec.NODEFAULT and field.default_factory is not msgspec.NODEFAULT:
+            default = field.default_factory()
+        yield Option(
+            section=section,
+            name=field.name,
+            default="" if default is msgspec.NODEFAULT else _toml(default),
+            unit=next((m.extra["unit"] for m in metas if m.extra and "unit" in m.extra), ""),
+            bounds=", ".join(bound for meta in metas for bound in _bounds(meta)),
+            text=next((m.description for m in metas if m.description), ""),
+        )
+
+
+def _is_table(kind: Any) -> bool:
+    inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
+    return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in {Budget, Reference}
+
+
+def _bounds(meta: msgspec.Meta) -> Iterator[str]:
+    for name, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<=")):
+        if (bound := getattr(meta, name)) is not None:
+            yield f"{sign} {bound:g}"
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        return "{}" if not value else "{ " + ", ".join(f"{k} = {_toml(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    if isinstance(value, int):
+        return f"{value:_}"
+    return msgspec.json.encode(value).decode()
+
+
+def _first_line(kind: type[msgspec.Struct]) -> str:
+    return (kind.__doc__ or "").strip().splitlines()[0]
+
+
+def _parameters(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
+    """Read a numpydoc `Parameters` section."""
+    body = textwrap.dedent("    " + (kind.__doc__ or "")).split("Parameters\n", 1)[-1].splitlines()[1:]
+    names, words = "", []
+    for line in body:
+        if line and not line.startswith(" "):
+            if names:
+                yield names, " ".join(words)
+            names, words = line.strip(), []
+        elif line.strip():
+            words.append(line.strip())
+    if names:
+        yield names, " ".join(words)

@@ -1,0 +1,121 @@
+"""Slices: membership, identity, and the weight's lower bound."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.slices import SliceAssigner, smallest_rate
+
+pytestmark = pytest.mark.property
+
+NAMES = st.sampled_from(["x-a", "x-b"])
+VALUES = st.sampled_from(["1", "2", "3"])
+HEADERS = st.dictionaries(NAMES, VALUES)
+RATES = st.sampled_from([0.0, 0.01, 0.3, 1.0])
+STRATA = st.lists(
+    st.builds(
+        HeaderStratum,
+        name=st.just("s"),
+        rate=RATES,
+        headers=HEADERS,
+        method=st.sampled_from(["", "POST"]),
+        path_prefix=st.sampled_from(["", "/v2/models/m"]),
+    ),
+    max_size=5,
+)
+
+
+@given(
+    headers=HEADERS,
+    strata=STRATA,
+    path=st.sampled_from(["/v2/models/m/infer", "/v2/models/n/infer"]),
+    data=st.data(),
+)
+def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
+    headers: dict[str, str], strata: list[HeaderStratum], path: str, data: st.DataObject
+) -> None:
+    """For any strata, any request and any slice it is in: 0 < c <= pi, so weights v = c / pi are at most 1."""
+    policy = Policy(
+        epoch="e",
+        header_strata=(*strata, HeaderStratum(name="default", rate=0.2)),
+        body_strata=(BodyStratum(name="thin", rate=0.5), BodyStratum(name="default", rate=0.1)),
+    )
+    taken_by = next(
+        s
+        for s in policy.header_strata
+        if all(headers.get(name) == value for name, value in s.headers.items())
+        and s.method in ("", "POST")
+        and path.startswith(s.path_prefix)
+    )
+    pi2 = data.draw(st.sampled_from([0.5, 0.1]))
+    pi = taken_by.rate * pi2
+    names = data.draw(st.lists(st.sampled_from(sorted(headers)), unique=True)) if headers else []
+    where = tuple(Predicate(key=f"header.{name}", equals=headers[name]) for name in names)
+    c = smallest_rate(where, policy)
+    assert 0 < c <= 1
+    if pi > 0:
+        assert c <= pi
+
+
+def test_a_slice_that_has_a_stratum_of_its_own_has_its_rate() -> None:
+    """A boosted slice is not weighed down by the rate of traffic that it never sees."""
+    policy = Policy(
+        epoch="e",
+        header_strata=(
+            HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "archive"}),
+            HeaderStratum(name="default", rate=0.05),
+        ),
+        body_strata=(BodyStratum(name="default", rate=1.0),),
+    )
+    assert smallest_rate((Predicate(key="header.x-scanner", equals="archive"),), policy) == 1.0
+    assert smallest_rate((Predicate(key="header.x-scanner", equals="office"),), policy) == 0.05
+    assert smallest_rate((), policy) == 0.05
+    assert smallest_rate((Predicate(key="feature.mean", low=0.0),), policy) == 0.05
+
+
+CONFIG = Config(
+    slices=(
+        Slice(name="scanner", header="x-scanner", max_values=2),
+        Slice(name="site", header="x-site", values=("a",)),
+        Slice(name="mean", feature="mean", edges=(0.0, 1.0)),
+    )
+)
+
+
+@given(value=st.floats(allow_nan=False))
+def test_every_finite_or_infinite_value_is_in_exactly_one_bin(value: float) -> None:
+    """Bins are half-open and cover the line."""
+    found = SliceAssigner(CONFIG, "m").assign({}, {"feature.mean": value})
+    assert found[0].name == "all"
+    (bin_,) = found[1:]
+    (where,) = bin_.where
+    assert where.low is None or value >= where.low
+    assert where.high is None or value < where.high
+
+
+def test_not_a_number_and_an_absent_attribute_are_in_no_slice_but_all() -> None:
+    """Missing is not a value."""
+    assigner = SliceAssigner(CONFIG, "m")
+    assert [key.name for key in assigner.assign({}, {"feature.mean": float("nan")})] == ["all"]
+    assert [key.name for key in assigner.assign({"header.x-site": "b"}, {})] == ["all"]
+
+
+def test_values_beyond_the_cap_share_one_slice_and_are_counted() -> None:
+    """A request id in a sliced header cannot blow up the number of slices, restarts included."""
+    assigner = SliceAssigner(CONFIG, "m")
+    keys = [assigner.assign({"header.x-scanner": f"v{i}"}, {})[1] for i in range(10)]
+    assert len({key.predicate for key in keys}) == 3
+    assert assigner.overflow == 8
+    again = SliceAssigner(CONFIG, "m", known=tuple(keys[:2]))
+    assert again.assign({"header.x-scanner": "v0"}, {})[1] == keys[0]
+    assert again.assign({"header.x-scanner": "new"}, {})[1] == keys[9]
+
+
+@given(value=st.text(max_size=20), other=st.text(max_size=20))
+def test_different_values_have_different_predicates(value: str, other: str) -> None:
+    """The canonical text is the identity: quotes and backslashes in a value cannot make two slices one."""
+    first = SliceAssigner(CONFIG, "m").assign({"header.x-scanner": value}, {})[1]
+    second = SliceAssigner(CONFIG, "m").assign({"header.x-scanner": other}, {})[1]
+    assert (first.predicate == second.predicate) == (value == other)

@@ -1,0 +1,108 @@
+"""The command line, as far as no server is needed."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from quantdrift.cli import main
+
+pytestmark = pytest.mark.unit
+
+
+def _run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments), env={"QUANTDRIFT_DSN": "", "QUANTDRIFT_DATA": ""})
+
+
+def _commands(
+    command: click.Command, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    yield path, command
+    if isinstance(command, click.Group):
+        for name, inner in command.commands.items():
+            yield from _commands(inner, (*path, name))
+
+
+COMMANDS = dict(_commands(main))
+
+
+@pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
+def test_every_command_and_option_explains_itself(path: tuple[str, ...]) -> None:
+    """Help is there for all, and what starts a process or writes shows an example."""
+    result = _run(*path, "--help")
+    assert result.exit_code == 0
+    for parameter in COMMANDS[path].params:
+        if isinstance(parameter, click.Option):
+            assert parameter.help, f"{' '.join(path)} {parameter.opts}"
+    if path in {
+        ("sidecar",),
+        ("shadow",),
+        ("monitor",),
+        ("up",),
+        ("report",),
+        ("db", "upgrade"),
+        ("config", "check"),
+    }:
+        assert "Example" in result.output
+
+
+def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(tmp_path: Path) -> None:
+    """No traceback: a sentence for the person who must act."""
+    path = tmp_path / "config.toml"
+    path.write_text("[sidecar]\nworkerz = 1")
+    result = _run("config", "check", "--config", str(path))
+    assert result.exit_code == 2
+    assert "did you mean `workers`" in result.output
+    assert "Traceback" not in result.output
+
+
+def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
+    """As text for people, as JSON for machines; a reference that is not here is pointed out."""
+    path = tmp_path / "config.toml"
+    path.write_text('[[models]]\nname = "m"\n[[models.references]]\npath = "gone.onnx"')
+    text = _run("config", "check", "--config", str(path), "--requests-per-s", "100")
+    assert text.exit_code == 0
+    assert "expected replays: 1.0/s" in text.output
+    assert "gone.onnx of model `m` does not exist here" in text.output
+    record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
+    assert record["models"][0]["slices"] == ["all"]
+    assert record["memory_bytes"] > 2**28
+
+
+def test_config_show_prints_what_is_in_force(tmp_path: Path) -> None:
+    """Overrides included."""
+    path = tmp_path / "config.toml"
+    path.write_text("[sampling]\nrate = 0.25")
+    shown = json.loads(_run("config", "show", "--config", str(path)).output)
+    assert shown["sampling"]["rate"] == 0.25
+
+
+def test_a_role_without_its_secret_says_which(tmp_path: Path) -> None:
+    """The monitor needs the database; the message names the variable."""
+    path = tmp_path / "config.toml"
+    path.write_text("")
+    result = _run("monitor", "--config", str(path))
+    assert result.exit_code == 2
+    assert "QUANTDRIFT_DSN" in result.output
+    assert "is `quantdrift up" in _run("monitor", "--config", str(path), "--data", str(tmp_path)).output
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_is_printed(shell: str) -> None:
+    """For the shells that people use."""
+    assert "_QUANTDRIFT_COMPLETE" in _run("completion", shell).output
+
+
+def test_the_command_line_loads_only_what_a_role_needs() -> None:
+    """Starting any command costs no torch, onnxruntime, SciPy or SQLAlchemy."""
+    code = "import sys, quantdrift.cli, sidecar.supervisor; print(*sys.modules)"
+    modules = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+    heavy = {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "alembic", "asyncpg", "grpc"}
+    assert not heavy & {name.split(".")[0] for name in modules}

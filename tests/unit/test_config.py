@@ -1,0 +1,172 @@
+"""The configuration: loading, overriding, refusing, explaining."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quantdrift.core.config import Config, Provider, Role, load, load_secrets
+from quantdrift.core.config.explain import explain, memory_bytes
+from quantdrift.core.errors import OperatorError
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = '[[models]]\nname = "m"\n[[models.references]]\npath = "m.onnx"\nversions = ["int8-*", "7"]\n'
+
+
+def _file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    return path
+
+
+def test_the_annotated_file_at_the_root_states_the_defaults() -> None:
+    """Loading `config.toml` gives what the code gives, apart from paths made absolute."""
+    config = load(ROOT / "config.toml", {})
+    assert msgspec.structs.replace(config, report=Config().report) == Config()
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("[sidecar]\nworkerz = 2", "did you mean `workers`"),
+        ("[sidcar]\nworkers = 2", "did you mean `sidecar`"),
+        (MODEL + 'pth = "x"', "did you mean `path`"),
+        ('[[slices]]\nname = "a"\nheadr = "x"', "did you mean `header`"),
+        ("[sampling]\nqqq = 1", "known are: "),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, text: str, hint: str) -> None:
+    """A typing error never becomes a silent default."""
+    with pytest.raises(OperatorError, match=hint):
+        load(_file(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[sampling]\nrate = 1.5", "rate"),
+        ('[sidecar]\nlisten = "8000"', "HOST:PORT"),
+        ("[sidecar]\ndrain_delay_s = 30", "drain_delay_s"),
+        ("[sidecar]\nmax_exchange_bytes = 999_999_999", "max_held_bytes"),
+        ('[capture]\nhmac = ["header.x-user"]', "not recorded"),
+        ('[[slices]]\nname = "a"', "exactly one of"),
+        ('[[slices]]\nname = "a"\nheader = "x-b"', "capture.headers"),
+        ('[[slices]]\nname = "a"\nfeature = "mean"', "edges"),
+        ('[[slices]]\nname = "a"\nmodel = "n"\nfeature = "mean"\nedges = [1.0]', "no model `n`"),
+        (MODEL + MODEL, "used 2 times"),
+        ('[[sampling.header_strata]]\nname = "default"\nrate = 1.0', "`default` is taken"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 2.0', "probability"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { X-A = "b" }', "lower case"),
+        (
+            '[capture]\nheaders = ["x-a"]\nhmac = ["header.x-a"]\n[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "b" }',
+            "hashed",
+        ),
+        ("[telemetry]\nlog_level = 3", "str"),
+        ("not toml", "cannot be read"),
+    ],
+)
+def test_what_contradicts_itself_is_refused_in_words(tmp_path: Path, text: str, complaint: str) -> None:
+    """Each check names the option that must change."""
+    with pytest.raises(OperatorError, match=complaint):
+        load(_file(tmp_path, text), {})
+
+
+def test_all_contradictions_are_listed_at_once(tmp_path: Path) -> None:
+    """Nobody mends one line only to be told of the next."""
+    with pytest.raises(OperatorError) as raised:
+        load(
+            _file(tmp_path, '[sidecar]\nlisten = "x"\nbackend = "y"\n[[slices]]\nname = "all"\nheader = "q"'),
+            {},
+        )
+    assert str(raised.value).count("\n  - ") == 4
+
+
+def test_the_environment_overrides_any_option(tmp_path: Path) -> None:
+    """Strings as they are, everything else as JSON, lists whole."""
+    config = load(
+        _file(tmp_path, MODEL + "[sidecar]\nworkers = 1"),
+        {
+            "QUANTDRIFT__SIDECAR__WORKERS": "3",
+            "QUANTDRIFT__SIDECAR__LISTEN": "127.0.0.1:1",
+            "QUANTDRIFT__SHADOW__PROVIDER": "cpu",
+            "QUANTDRIFT__CAPTURE__HEADERS": '["x-a", "x-b"]',
+            "QUANTDRIFT__SLICES": '[{"name": "a", "header": "x-a"}]',
+            "QUANTDRIFT_DSN": "not an option",
+        },
+    )
+    assert config.sidecar.workers == 3
+    assert config.sidecar.listen == "127.0.0.1:1"
+    assert config.shadow.provider is Provider.CPU
+    assert config.slices[0].header == "x-a"
+    with pytest.raises(OperatorError, match="no section `sidcar`"):
+        load(_file(tmp_path, ""), {"QUANTDRIFT__SIDCAR__WORKERS": "3"})
+    with pytest.raises(OperatorError, match="not JSON"):
+        load(_file(tmp_path, ""), {"QUANTDRIFT__SIDECAR__WORKERS": "three"})
+
+
+def test_files_are_relative_to_the_configuration(tmp_path: Path) -> None:
+    """The working directory of a process does not matter."""
+    config = load(_file(tmp_path, MODEL), {})
+    assert config.models[0].references[0].path == str(tmp_path / "m.onnx")
+
+
+def test_a_sidecar_never_learns_the_address_of_the_database(tmp_path: Path) -> None:
+    """Secrets are per role, and their `repr` shows nothing."""
+    environment = {"QUANTDRIFT_DSN": "postgresql://u:hunter2@h/d", "QUANTDRIFT_SAMPLING_SALT": "s"}
+    config = load(_file(tmp_path, ""), {})
+    sidecar = load_secrets(config, Role.SIDECAR, environment)
+    assert sidecar.dsn == ""
+    assert sidecar.salt == b"s"
+    monitor = load_secrets(config, Role.MONITOR, environment)
+    assert monitor.dsn.endswith("@h/d")
+    assert "hunter2" not in repr(monitor)
+    with pytest.raises(OperatorError, match="QUANTDRIFT_DSN"):
+        load_secrets(config, Role.SHADOW, {})
+
+
+def test_secrets_come_from_files(tmp_path: Path) -> None:
+    """A named file wins over the environment; one that is missing is an error, not an empty secret."""
+    (tmp_path / "dsn").write_text("postgresql://file\n")
+    config = load(_file(tmp_path, '[storage]\ndsn_file = "dsn"'), {})
+    assert load_secrets(config, Role.SHADOW, {"QUANTDRIFT_DSN": "other"}).dsn == "postgresql://file"
+    (tmp_path / "dsn").unlink()
+    with pytest.raises(OperatorError, match="secret file"):
+        load_secrets(config, Role.SHADOW, {})
+
+
+def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
+    """A personal value is never recorded in the clear because a key was forgotten."""
+    text = '[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]'
+    config = load(_file(tmp_path, text), {})
+    with pytest.raises(OperatorError, match="QUANTDRIFT_HMAC_KEY"):
+        load_secrets(config, Role.SIDECAR, {})
+    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
+
+
+def test_the_explanation_adds_up(tmp_path: Path) -> None:
+    """Rates, caps, slices and the memory limit follow from the options."""
+    text = (
+        MODEL
+        + '[capture]\nheaders = ["x-a"]\n[sampling]\nrate = 0.5\nbody_rate = 0.1\nmax_exchanges_per_s = 20\n'
+        + '[[sampling.header_strata]]\nname = "rare"\nheaders = { x-a = "r" }\nrate = 1.0\n'
+        + '[[sampling.body_strata]]\nname = "thin"\nrate = 1.0\n'
+        + 'where = [{ key = "feature.candidate_margin", high = 0.2 }]\n'
+        + '[[slices]]\nname = "a"\nheader = "x-a"\nvalues = ["r"]\n[[slices]]\nname = "b"\nheader = "x-a"\n'
+        + '[[slices]]\nname = "mean"\nfeature = "mean"\nedges = [0.0]\n'
+    )
+    config = load(_file(tmp_path, text), {})
+    explanation = explain(config, requests_per_s=1000)
+    assert explanation.expected_replays_per_s == 20
+    assert [(s.name, s.replayed_low, s.replayed_high) for s in explanation.strata] == [
+        ("rare", 0.1, 1.0),
+        ("default", 0.05, 0.5),
+    ]
+    assert explanation.models[0].slices == ["all", "a=r", "mean<0", "mean>=0"]
+    assert explanation.models[0].open_slices == ["b=* (at most 32)"]
+    bigger = msgspec.structs.replace(
+        config,
+        sidecar=msgspec.structs.replace(config.sidecar, max_held_bytes=config.sidecar.max_held_bytes + 2**20),
+    )
+    assert memory_bytes(bigger) == memory_bytes(config) + 2**20
