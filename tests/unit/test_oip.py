@@ -177,6 +177,7 @@ def test_a_broken_models_answer_is_still_read(text: bytes) -> None:
         one_input(parameters={"binary_data_size": True}),
         one_input(parameters={"binary_data_size": 8}, data=[1, 2]),
     ],
+    ids=lambda _: "case",
 )
 def test_what_the_protocol_does_not_allow_is_lost_as_decode(body: bytes) -> None:
     """Broken JSON, data of the wrong type or count, impossible shapes and unknown types are refused."""
@@ -195,6 +196,7 @@ def test_what_the_protocol_does_not_allow_is_lost_as_decode(body: bytes) -> None
         ({"datatype": "BYTES", "parameters": {"binary_data_size": 4}}, b"\0" * 4),
         ({"datatype": "BYTES", "parameters": {"binary_data_size": 9}}, b"\0" * 9),
     ],
+    ids=lambda _: "case",
 )
 def test_binary_data_must_fill_its_tensors_exactly(tensor: dict[str, Any], tail: bytes) -> None:
     """Too few, too many and misaligned bytes are refused."""
@@ -204,7 +206,7 @@ def test_binary_data_must_fill_its_tensors_exactly(tensor: dict[str, Any], tail:
     assert caught.value.loss is Loss.DECODE
 
 
-@pytest.mark.parametrize("length", ["0", "-1", "x", "", "9" * 5000, "1000"])
+@pytest.mark.parametrize("length", ["0", "-1", "x", "", "9" * 5000, "1000"], ids=lambda _: "case")
 def test_a_json_length_that_does_not_fit_is_lost_as_decode(length: str) -> None:
     """0 marks a raw request, whose tensor's type and shape did not travel."""
     with pytest.raises(LostError) as caught:

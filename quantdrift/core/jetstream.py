@@ -1,0 +1,332 @@
+"""The one queue: two JetStream streams, one for exchanges and one for tallies.
+
+Exchanges are work: a stream with work-queue retention gives each to one shadow worker and forgets it once it is
+acknowledged; when it is full it refuses new ones, so that every loss is counted where it happens. Tallies are
+cumulative: only the last one of each sidecar's boot is kept, and older ones make room.
+"""
+
+import asyncio
+import contextlib
+import logging
+from typing import Literal, Self
+
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig, Header, StreamConfig
+
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.delivery import REQUEST_S, Delivery, Inbox
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.nats_errors import StreamFullError, TooLargeError, mapped
+from quantdrift.core.streams import create_or_update, exchange_stream, subject_token, tally_stream
+
+__all__ = ["DURABLE", "Consumer", "Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
+
+_LOG = logging.getLogger(__name__)
+
+Kind = Literal["exchange", "tally"]
+
+DURABLE = "shadow"
+_CONNECT_S = 3
+_RECONNECT_WAIT_S = 1
+_HEADER_BYTES = 512  # headers count towards the payload limit
+_MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
+
+
+class Queue:
+    """A connection to the two streams. It reconnects for ever.
+
+    Use `connect`. One event loop uses it; any number of its methods may be under way at once.
+
+    Parameters
+    ----------
+    stream
+        The configuration's section.
+    client_name
+        Shown by the server's monitoring.
+    """
+
+    def __init__(self, stream: Stream, client_name: str) -> None:
+        self._stream = stream
+        self._client_name = client_name
+        self._client = Client()
+        self._reopening = asyncio.Lock()
+        self._closed = False
+        self._there = asyncio.Event()
+
+    @classmethod
+    async def connect(cls, stream: Stream, *, client_name: str) -> Self:
+        """Connect; from then on lost connections are made again without end.
+
+        Raises
+        ------
+        RetryError
+            No server is reachable now, or it refuses us.
+        OperatorError
+            The credentials cannot be used.
+        """
+        queue = cls(stream, client_name)
+        await queue._open()
+        return queue
+
+    @property
+    def connected(self) -> bool:
+        """Whether the server is there now."""
+        return bool(self._client.is_connected)
+
+    @property
+    def max_payload_bytes(self) -> int:
+        """Longest record that the server takes."""
+        return int(self._client.max_payload) - _HEADER_BYTES
+
+    async def ensure(self) -> None:
+        """Create both streams, or bring those that exist to the configured limits. Idempotent.
+
+        Raises
+        ------
+        RetryError
+            The server is away or has no JetStream yet.
+        OperatorError
+            The server refuses the configuration: the message says why.
+        """
+        await self._ensure(exchange_stream(self._stream))
+        await self._ensure(tally_stream(self._stream))
+
+    async def publish_exchange(self, model: str, exchange_id: str, wire: bytes) -> None:
+        """Store an exchange and return once the server has acknowledged it.
+
+        Publishing the same id again within two minutes stores nothing. A missing stream is created.
+
+        Raises
+        ------
+        StreamFullError
+            Refused: no room.
+        TooLargeError
+            Above the payload limit.
+        RetryError
+            Away, or not acknowledged within `publish_timeout_s`; it may or may not be stored.
+        """
+        await self._publish(f"{self._stream.name}.exchange.{subject_token(model)}", exchange_id, wire)
+
+    async def publish_tally(self, source: str, boot: str, sequence: int, wire: bytes) -> None:
+        """Store a tally in place of the same boot's last one. Errors as for an exchange."""
+        subject = f"{self._stream.name}.tally.{subject_token(source)}.{subject_token(boot)}"
+        await self._publish(subject, f"{source}-{boot}-{sequence}", wire)
+
+    async def consumer(self, kind: Kind, *, ack_wait_s: float) -> "Consumer":
+        """Return the pull consumer that all shadow workers share; it is created where it is missing.
+
+        Parameters
+        ----------
+        kind
+            Which stream.
+        ack_wait_s
+            A delivery that is not acknowledged for so long is delivered again.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        consumer = Consumer(self, self.stream_name(kind), ack_wait_s)
+        await consumer.bind()
+        return consumer
+
+    def stream_name(self, kind: Kind) -> str:
+        """Return the name of the stream that carries `kind`."""
+        return self._stream.name if kind == "exchange" else f"{self._stream.name}-tally"
+
+    async def close(self) -> None:
+        """Disconnect."""
+        self._closed = True
+        await self._client.close()
+
+    async def live(self) -> Client:
+        """Return the connected client.
+
+        The library gives up for good on some answers of the server (expired credentials, say): a client that is
+        closed is replaced.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        if self._client.is_closed and not self._closed:
+            async with self._reopening:
+                if self._client.is_closed:
+                    await self._open()
+        if not self._client.is_connected:
+            raise RetryError(f"NATS at {self._stream.url} is away")
+        return self._client
+
+    async def wait_connected(self) -> None:
+        """Return once the server is there, however long that takes."""
+        while True:
+            try:
+                await self.live()
+            except RetryError:
+                self._there.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_RECONNECT_WAIT_S):
+                        await self._there.wait()
+            else:
+                return
+
+    async def _open(self) -> None:
+        client = Client()
+        problems: list[Exception] = []
+
+        async def note(problem: Exception) -> None:
+            problems[:] = [problem]
+
+        async def lost() -> None:
+            self._there.clear()
+            if not client.is_closed:
+                _LOG.warning("lost NATS at %s: connecting again", self._stream.url)
+
+        async def back() -> None:
+            self._there.set()
+            _LOG.info("NATS is back")
+
+        try:
+            async with asyncio.timeout(_CONNECT_S):
+                await client.connect(
+                    servers=[url.strip() for url in self._stream.url.split(",")],
+                    name=self._client_name,
+                    error_cb=note,
+                    disconnected_cb=lost,
+                    reconnected_cb=back,
+                    max_reconnect_attempts=-1,
+                    reconnect_time_wait=_RECONNECT_WAIT_S,
+                    connect_timeout=_CONNECT_S,
+                    user_credentials=self._stream.credentials_file or None,
+                )
+        except (nats.errors.Error, OSError, TimeoutError) as error:
+            await client.close()
+            why = problems[0] if problems else error
+            raise RetryError(f"NATS at {self._stream.url} is not reachable: {why!r}") from error
+        except ImportError as error:
+            raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
+        self._client = client
+        self._there.set()
+
+    async def _ensure(self, wanted: StreamConfig) -> None:
+        jetstream = (await self.live()).jetstream(timeout=REQUEST_S)
+        try:
+            async with mapped():
+                await create_or_update(jetstream, wanted)
+        except RetryError as error:
+            cause = error.__cause__
+            if isinstance(cause, nats.js.errors.APIError) and not isinstance(
+                cause, nats.js.errors.ServiceUnavailableError
+            ):
+                raise OperatorError(f"NATS refuses the stream {wanted.name}: {cause.description}") from error
+            raise
+
+    async def _publish(self, subject: str, message_id: str, wire: bytes) -> None:
+        client = await self.live()
+        if len(wire) > self.max_payload_bytes:
+            raise TooLargeError(f"{len(wire)} bytes are above the server's {self.max_payload_bytes}")
+        jetstream = client.jetstream(timeout=self._stream.publish_timeout_s)
+        headers = {Header.MSG_ID.value: message_id}
+        async with mapped():
+            try:
+                await jetstream.publish(subject, wire, headers=headers)
+            except nats.js.errors.NoStreamResponseError:
+                await self.ensure()
+                await jetstream.publish(subject, wire, headers=headers)
+
+
+class Consumer:
+    """Takes messages from one stream, together with all others of the same name.
+
+    Use `Queue.consumer`. One task fetches at a time.
+
+    Parameters
+    ----------
+    queue
+        Its connection.
+    stream
+        Name of the stream.
+    ack_wait_s
+        Time a worker has to acknowledge.
+    """
+
+    def __init__(self, queue: Queue, stream: str, ack_wait_s: float) -> None:
+        self._queue = queue
+        self._stream = stream
+        self._ack_wait_s = ack_wait_s
+        self._inbox: Inbox | None = None
+        self._exists = False
+
+    async def fetch(self, n: int, *, max_bytes: int, timeout_s: float) -> list[Delivery]:
+        """Return messages: as many as `n` or `max_bytes` allow, or what came within `timeout_s`.
+
+        Parameters
+        ----------
+        n
+            Most messages, >= 1.
+        max_bytes
+            Most bytes that the server sends at once; a single message above it comes alone.
+        timeout_s
+            Longest wait, > 0. Empty when nothing came.
+
+        Raises
+        ------
+        RetryError
+            The server is away, or lost the consumer, which is then created anew by the next call.
+        """
+        inbox = await self.bind()
+        try:
+            return await inbox.pull(n, max_bytes, timeout_s)
+        except RetryError:
+            self._exists = False  # perhaps: creating what is there changes nothing
+            raise
+
+    async def pending(self) -> int:
+        """Return how many messages wait: not yet delivered, or delivered and not yet acknowledged.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            info = await jetstream.consumer_info(self._stream, DURABLE)
+        return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+
+    async def bind(self) -> Inbox:
+        """Make sure that the consumer exists, and return where its messages come to.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        client = await self._queue.live()
+        if self._inbox is None or self._inbox.client is not client:
+            self._inbox = await Inbox.open(client, self._stream, DURABLE)
+        if not self._exists:
+            await self._create(client)
+            self._exists = True
+        return self._inbox
+
+    async def _create(self, client: Client) -> None:
+        config = ConsumerConfig(
+            durable_name=DURABLE,
+            name=DURABLE,
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=self._ack_wait_s,
+            max_deliver=-1,  # the shadow quarantines what comes too often; the server must never drop it silently
+            max_ack_pending=_MAX_ACK_PENDING,
+        )
+        jetstream = client.jetstream(timeout=REQUEST_S)
+        async with mapped():
+            try:
+                await jetstream.add_consumer(self._stream, config)
+            except nats.js.errors.NotFoundError:
+                await self._queue.ensure()
+                await jetstream.add_consumer(self._stream, config)

@@ -1,0 +1,46 @@
+"""The NATS client library's errors, turned into ours at its border."""
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import nats.errors
+import nats.js.errors
+
+from quantdrift.core.errors import RetryError
+
+# JetStream's error codes.
+_FULL = {10002, 10023, 10047, 10077}  # account, server, storage or stream has no room
+_TOO_LARGE = 10054
+
+
+class StreamFullError(RetryError):
+    """The stream refused a message because it, or its disk, is full."""
+
+
+class TooLargeError(RetryError):
+    """The message is above the server's payload limit: the same message will never pass."""
+
+
+@contextlib.asynccontextmanager
+async def mapped() -> AsyncIterator[None]:
+    """Raise ours in place of the client library's errors.
+
+    Raises
+    ------
+    StreamFullError, TooLargeError
+        A message was refused for good reason.
+    RetryError
+        Anything else: the server is away, slow or not ready.
+    """
+    try:
+        yield
+    except nats.js.errors.APIError as error:
+        if error.err_code in _FULL:
+            raise StreamFullError(f"NATS has no room: {error.description}") from error
+        if error.err_code == _TOO_LARGE:
+            raise TooLargeError(str(error.description)) from error
+        raise RetryError(f"NATS answered {error.code}: {error.description}") from error
+    except nats.errors.MaxPayloadError as error:
+        raise TooLargeError("above the server's payload limit") from error
+    except (nats.errors.Error, OSError, TimeoutError) as error:
+        raise RetryError(f"NATS: {error!r}") from error

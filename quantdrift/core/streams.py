@@ -1,0 +1,90 @@
+"""What the two streams are: their subjects, limits and what happens when they are full."""
+
+from urllib.parse import quote
+
+import nats.js.errors
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, RetentionPolicy, StorageType, StreamConfig
+
+from quantdrift.core.config.schema import MIB, Stream
+
+_DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish is stored once
+_TALLY_AGE_S = 86_400.0
+_TALLY_BYTES = 64 * MIB
+_NAME_IN_USE = 10058  # JetStream's error code
+_OURS = (
+    "subjects",
+    "storage",
+    "retention",
+    "discard",
+    "max_age",
+    "max_bytes",
+    "max_msgs_per_subject",
+    "duplicate_window",
+    "num_replicas",
+)
+
+
+def subject_token(name: str) -> str:
+    """Return `name` as one token of a subject: what has a meaning there is percent-encoded."""
+    return quote(name, safe="").replace(".", "%2E") or "%00"
+
+
+def exchange_stream(stream: Stream) -> StreamConfig:
+    """Return the work queue of exchanges: acknowledged ones are forgotten, and when it is full it refuses."""
+    return StreamConfig(
+        name=stream.name,
+        description="Captured exchanges that wait for their replay.",
+        subjects=[f"{stream.name}.exchange.>"],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.WORK_QUEUE,
+        discard=DiscardPolicy.NEW,
+        max_age=stream.max_age_s,
+        max_bytes=stream.max_bytes,
+        duplicate_window=min(_DUPLICATE_WINDOW_S, stream.max_age_s),
+        num_replicas=stream.replicas,
+    )
+
+
+def tally_stream(stream: Stream) -> StreamConfig:
+    """Return the stream of tallies, which keeps the last one of each boot of a sidecar."""
+    return StreamConfig(
+        name=f"{stream.name}-tally",
+        description="The last tally of each sidecar's boot.",
+        subjects=[f"{stream.name}.tally.>"],
+        storage=StorageType.FILE,
+        retention=RetentionPolicy.LIMITS,
+        discard=DiscardPolicy.OLD,
+        max_msgs_per_subject=1,
+        max_age=_TALLY_AGE_S,
+        max_bytes=_TALLY_BYTES,
+        duplicate_window=_DUPLICATE_WINDOW_S,
+        num_replicas=stream.replicas,
+    )
+
+
+async def create_or_update(jetstream: JetStreamContext, wanted: StreamConfig) -> None:
+    """Create the stream, or bring an existing one's limits to `wanted`; an operator's other settings stay.
+
+    Raises
+    ------
+    nats.js.errors.APIError
+        The server refuses.
+    """
+    name = str(wanted.name)
+    try:
+        info = await jetstream.stream_info(name)
+    except nats.js.errors.NotFoundError:
+        try:
+            await jetstream.add_stream(wanted)
+        except nats.js.errors.BadRequestError as error:
+            if error.err_code != _NAME_IN_USE:
+                raise
+            info = await jetstream.stream_info(name)  # another process was faster
+        else:
+            return
+    changed = {
+        key: getattr(wanted, key) for key in _OURS if getattr(info.config, key) != getattr(wanted, key)
+    }
+    if changed:
+        await jetstream.update_stream(info.config, **changed)

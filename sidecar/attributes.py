@@ -1,0 +1,90 @@
+"""What is recorded of an exchange beside its tensors: allow-listed values, cut, and hashed where they are personal.
+
+Nothing that the configuration does not name leaves the pod.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.schema import Capture
+
+_HMAC_DIGITS = 32
+# Postgres takes no NUL, logs and tables none of the others.
+_CONTROL = dict.fromkeys((*range(32), 127))
+
+
+class Attributes:
+    """Picks the attributes of exchanges.
+
+    Parameters
+    ----------
+    capture
+        Which headers, parameters and JSON paths are recorded, and which of them only as a keyed hash.
+    hmac_key
+        Key of that hash.
+    """
+
+    def __init__(self, capture: Capture, hmac_key: bytes) -> None:
+        self._capture = capture
+        self._hashed = frozenset(capture.hmac)
+        self._hmac_key = hmac_key
+
+    def pick(
+        self, headers: Mapping[str, str], parameters: Mapping[str, Any], document: Mapping[str, Any]
+    ) -> dict[str, str]:
+        """Return what is there, keyed `header.NAME`, `parameter.NAME`, `json.PATH`.
+
+        Parameters
+        ----------
+        headers
+            Of the request, names in lower case.
+        parameters
+            Of the request.
+        document
+            JSON part of the request.
+        """
+        found: dict[str, Any] = {}
+        for name in self._capture.headers:
+            found[f"header.{name}"] = headers.get(name.lower())
+        for name in self._capture.parameters:
+            found[f"parameter.{name}"] = parameters.get(name)
+        for path in self._capture.json:
+            found[f"json.{path}"] = _walk(document, path)
+        return {key: self._shown(key, as_text(value)) for key, value in found.items() if value is not None}
+
+    def _shown(self, key: str, text: str) -> str:
+        if key in self._hashed:
+            return keyed_hash(self._hmac_key, text)
+        return cut(text.translate(_CONTROL), self._capture.max_value_bytes)
+
+
+def keyed_hash(key: bytes, text: str) -> str:
+    """Return the first 32 hexadecimal digits of the HMAC-SHA256 of `text`: equal texts stay equal."""
+    return hmac.new(key, text.encode(errors="surrogatepass"), hashlib.sha256).hexdigest()[:_HMAC_DIGITS]
+
+
+def cut(text: str, max_bytes: int) -> str:
+    """Return the longest beginning of `text` that fits into `max_bytes` of UTF-8; what UTF-8 has not is left out."""
+    return text.encode(errors="ignore")[:max_bytes].decode(errors="ignore")
+
+
+def as_text(value: Any) -> str:
+    """Return a string as it is and any other JSON value as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def _walk(document: Any, path: str) -> Any:
+    for step in path.split("."):
+        if isinstance(document, Mapping):
+            document = document.get(step)
+        elif isinstance(document, list) and step.isdecimal() and int(step) < len(document):
+            document = document[int(step)]
+        else:
+            return None
+    return document

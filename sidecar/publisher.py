@@ -1,0 +1,194 @@
+"""Sends exchanges to the stream from a queue that is bounded in bytes. Whatever does not get there is counted."""
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
+from quantdrift.core.process import Stop, supervise
+from quantdrift.core.records import Exchange, Loss
+from sidecar.bucket import Bucket
+from sidecar.counters import Count, Gauge, Slot
+
+_LOG = logging.getLogger(__name__)
+
+_N_IN_FLIGHT = 16
+_N_TRIES = 2
+_RECONNECT_S = 1.0
+
+
+class _Item(msgspec.Struct, frozen=True, kw_only=True):
+    """One encoded exchange that waits."""
+
+    model: str
+    id: str
+    stratum: int
+    wire: bytes
+
+
+class Publisher:
+    """The way from this process to the stream. `put` never waits.
+
+    Parameters
+    ----------
+    config
+        Bounds, caps and the stream.
+    slot
+        Counts of the capture process.
+    clock
+        Times the caps.
+    """
+
+    def __init__(self, config: Config, slot: Slot, clock: Clock) -> None:
+        self._config = config
+        self._slot = slot
+        self._exchanges = Bucket(config.sampling.max_exchanges_per_s, clock)
+        self._bytes = Bucket(float(config.sampling.max_bytes_per_s), clock)
+        self._items: deque[_Item] = deque()
+        self._queued_bytes = 0  # until acknowledged or lost
+        self._more = asyncio.Semaphore(0)
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._queue: Queue | None = None
+        self._connected = asyncio.Event()
+        slot.set(Gauge.QUEUE_BYTES, 0)
+
+    @property
+    def queue(self) -> Queue | None:
+        """The connection, or None before the first one."""
+        return self._queue
+
+    def put(self, exchange: Exchange, stratum: int) -> None:
+        """Queue one exchange, or count why it cannot be.
+
+        Parameters
+        ----------
+        exchange
+            To be sent.
+        stratum
+            Index of its header stratum, under which it is counted.
+        """
+        wire = encode(exchange)
+        if loss := self._refusal(len(wire)):
+            self._slot.lose(stratum, loss)
+            return
+        self._exchanges.take(1)
+        self._bytes.take(len(wire))
+        self._items.append(_Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire))
+        self._note_bytes(len(wire))
+        self._more.release()
+
+    async def run(self, stop: Stop) -> None:
+        """Connect, and send until `stop`; what is queued then is lost and counted.
+
+        Parameters
+        ----------
+        stop
+            Set it once `drained` has returned, or when there is no more time.
+        """
+        senders = [
+            asyncio.create_task(supervise("publishing", self._send_next, stop)) for _ in range(_N_IN_FLIGHT)
+        ]
+        connecting = asyncio.create_task(supervise("connecting to NATS", self._connect, stop))
+        await stop.wait()
+        for task in (*senders, connecting):
+            task.cancel()
+        await asyncio.gather(*senders, connecting, return_exceptions=True)
+        while self._items:
+            self._lose(self._items.popleft(), Loss.PUBLISH)
+
+    async def close(self) -> None:
+        """Disconnect."""
+        if self._queue is not None:
+            await self._queue.close()
+
+    async def drained(self, timeout_s: float) -> bool:
+        """Wait until everything is sent or lost, at most `timeout_s`; return whether it is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        return self._empty.is_set()
+
+    def _refusal(self, size: int) -> Loss | None:
+        if self._queue is not None and size > self._queue.max_payload_bytes:
+            return Loss.TOO_LARGE
+        if self._queued_bytes + size > self._config.sidecar.queue_bytes:
+            return Loss.QUEUE_FULL
+        if not self._exchanges.allows(1):
+            return Loss.RATE_CAP
+        if not self._bytes.allows(size):
+            return Loss.BYTE_CAP
+        return None
+
+    async def _connect(self) -> None:
+        stream = self._config.stream
+        told = False
+        while self._queue is None:
+            try:
+                self._queue = await Queue.connect(stream, client_name="quantdrift-sidecar")
+            except RetryError as error:
+                if not told:
+                    _LOG.warning("%s: trying on", error)
+                    told = True
+                await asyncio.sleep(_RECONNECT_S)
+        _LOG.info("publishing to NATS at %s", stream.url)
+        self._connected.set()
+        await asyncio.Event().wait()  # from here on the client reconnects by itself
+
+    async def _send_next(self) -> None:
+        await self._more.acquire()
+        item = self._items.popleft()
+        try:
+            loss = await self._send(item)
+        except BaseException:
+            self._lose(item, Loss.PUBLISH)
+            raise
+        if loss is not None:
+            self._lose(item, loss)
+            return
+        self._slot.add(item.stratum, Count.PUBLISHED)
+        self._note_bytes(-len(item.wire))
+
+    async def _send(self, item: _Item) -> Loss | None:
+        """Return why it was lost, or None when the stream has acknowledged it.
+
+        An outage costs no try: the queue fills meanwhile, and the stream stores what comes twice once.
+        """
+        await self._connected.wait()
+        assert self._queue is not None
+        loop = asyncio.get_running_loop()
+        for n_left in reversed(range(_N_TRIES)):
+            await self._queue.wait_connected()
+            again_at = loop.time() + self._config.stream.publish_timeout_s
+            try:
+                await self._queue.publish_exchange(item.model, item.id, item.wire)
+            except TooLargeError:
+                return Loss.TOO_LARGE
+            except StreamFullError:
+                return Loss.STREAM_FULL
+            except RetryError as error:
+                _LOG.debug("not acknowledged, %d more tries: %s", n_left, error)
+                if n_left:
+                    await asyncio.sleep(again_at - loop.time())
+            else:
+                return None
+        return Loss.PUBLISH
+
+    def _lose(self, item: _Item, loss: Loss) -> None:
+        self._slot.lose(item.stratum, loss)
+        self._note_bytes(-len(item.wire))
+
+    def _note_bytes(self, change: int) -> None:
+        self._queued_bytes += change
+        self._slot.set(Gauge.QUEUE_BYTES, self._queued_bytes)
+        if self._queued_bytes:
+            self._empty.clear()
+        else:
+            self._empty.set()

@@ -1,0 +1,136 @@
+"""From a raw exchange to the record that leaves the pod, or to the reason why none does. No I/O."""
+
+from datetime import UTC, datetime
+
+import msgspec
+
+from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.records import Exchange, Loss, Policy, Sampling
+from sidecar.attributes import Attributes, cut, keyed_hash
+from sidecar.handoff import RawMeta
+from sidecar.lost import LostError
+from sidecar.message import Head, parse_head, read_body
+from sidecar.oip import JSON_LENGTH, PROTOCOL, Target, decode_request, decode_response, parse_target
+from sidecar.policy import policy_of
+from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
+
+UNVERSIONED = "unversioned"
+_TRACE_BYTES = 128
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """What this sidecar knows of itself.
+
+    Parameters
+    ----------
+    source
+        Its name in every record.
+    version
+        The environment's candidate version (pod label), or empty.
+    salt
+        Secret of the sampling hashes.
+    hmac_key
+        Key of hashed attributes.
+    """
+
+    source: str
+    version: str
+    salt: bytes
+    hmac_key: bytes
+
+
+class Recorder:
+    """Makes records of raw exchanges.
+
+    Parameters
+    ----------
+    config
+        Models, capture rules and rates.
+    origin
+        This sidecar.
+    """
+
+    def __init__(self, config: Config, origin: Origin) -> None:
+        self._config = config
+        self._origin = origin
+        self._models = {model.name: model for model in config.models}
+        self._attributes = Attributes(config.capture, origin.hmac_key)
+        self._needs_margin = needs_margin(config.sampling.body_strata)
+        self._policy: Policy | None = None
+        self._salt = b""
+
+    def record(
+        self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+    ) -> Exchange | None:
+        """Return the record, or None where the second sampling phase let the exchange go.
+
+        Parameters
+        ----------
+        meta
+            What the relay knows of it.
+        request, response
+            As on the wire, heads included.
+
+        Raises
+        ------
+        LostError
+            It cannot be used; the reason is in it.
+        """
+        answer = parse_head(bytes(response[: meta.response_head_bytes]))
+        if not 200 <= answer.status < 300:
+            raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
+        asked = parse_head(bytes(request[: meta.request_head_bytes]))
+        target = parse_target(asked.method, asked.path)
+        if target is None:
+            raise LostError(Loss.DECODE, "no Open Inference request")
+        model = self._models.get(target.model)
+        if model is None:
+            raise LostError(Loss.UNKNOWN_MODEL, "no such model in the configuration")
+        limit = self._config.sidecar.max_exchange_bytes
+        sent = read_body(asked, bytes(request[meta.request_head_bytes :]), limit)
+        got = read_body(answer, bytes(response[meta.response_head_bytes :]), limit)
+        query = decode_request(asked.headers.get(JSON_LENGTH), sent)
+        reply = decode_response(answer.headers.get(JSON_LENGTH), got)
+        attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
+
+        policy = self._policy_of(meta.epoch)
+        margin = candidate_margin(reply.outputs, model) if self._needs_margin else None
+        thinned = thin(meta.id, policy.body_strata, attributes, margin, self._salt)
+        if not thinned.kept:
+            return None
+        return Exchange(
+            id=meta.id,
+            captured_at=datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC),
+            source=self._origin.source,
+            model=model.name,
+            version=self._version(reply.version, target, model),
+            protocol=PROTOCOL,
+            inputs=query.inputs,
+            outputs=reply.outputs,
+            attributes=attributes,
+            sampling=Sampling(
+                policy=policy,
+                header_stratum=policy.header_strata[meta.stratum].name,
+                body_stratum=thinned.stratum,
+                pi1=meta.pi1,
+                pi2=thinned.pi2,
+            ),
+            group=self._group(asked),
+            trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
+        )
+
+    def _policy_of(self, epoch: str) -> Policy:
+        if self._policy is None or self._policy.epoch != epoch:
+            self._policy = policy_of(self._config.sampling, epoch)
+            self._salt = phase_salt(self._origin.salt, epoch)
+        return self._policy
+
+    def _version(self, answered: str, target: Target, model: Model) -> str:
+        """Return the first that is told: by the response, the path, the configuration, the environment."""
+        return answered or target.version or model.version or self._origin.version or UNVERSIONED
+
+    def _group(self, asked: Head) -> str:
+        """Return the statistical unit: requests of one user are taken together and are not independent."""
+        name = self._config.sampling.sticky_header
+        value = asked.headers.get(name.lower()) if name else None
+        return "" if value is None else keyed_hash(self._origin.hmac_key or self._origin.salt, value)

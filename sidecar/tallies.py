@@ -1,0 +1,83 @@
+"""Publishes the exact counts of the whole sidecar, cumulative since it started: a lost message costs nothing."""
+
+import logging
+from collections.abc import Callable
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.codec import encode
+from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import Stop
+from quantdrift.core.records import Tally
+from sidecar.counters import Counters, Gauge
+
+_LOG = logging.getLogger(__name__)
+
+
+class Tallies:
+    """Reads the shared counters and publishes them.
+
+    The sequence lives in the counters, so that a capture process that is started anew goes on where the last one
+    ended.
+
+    Parameters
+    ----------
+    counters
+        Of all processes of this sidecar.
+    strata
+        Names of the header strata, in their order.
+    source, boot
+        This sidecar and its start.
+    queue
+        Returns the connection, or None while there is none.
+    clock
+        Stamps the tallies.
+    """
+
+    def __init__(
+        self,
+        *,
+        counters: Counters,
+        strata: list[str],
+        source: str,
+        boot: str,
+        queue: Callable[[], Queue | None],
+        clock: Clock,
+    ) -> None:
+        self._counters = counters
+        self._slot = counters.slot(counters.n_slots - 1)
+        self._strata = strata
+        self._source = source
+        self._boot = boot
+        self._queue = queue
+        self._clock = clock
+
+    def take(self) -> Tally:
+        """Return the counts of this moment under the next number."""
+        self._slot.note(Gauge.SEQUENCE)
+        return Tally(
+            source=self._source,
+            boot=self._boot,
+            sequence=self._slot.gauge(Gauge.SEQUENCE),
+            at=self._clock.now(),
+            strata=self._counters.strata(self._strata),
+            blind_connections=self._counters.gauge(Gauge.BLIND),
+        )
+
+    async def publish(self) -> bool:
+        """Publish the counts once; return whether the stream has acknowledged them."""
+        queue = self._queue()
+        if queue is None:
+            return False
+        tally = self.take()
+        try:
+            await queue.publish_tally(tally.source, tally.boot, tally.sequence, encode(tally))
+        except QuantdriftError as error:
+            _LOG.info("tally %d not published, the next one holds its counts: %s", tally.sequence, error)
+            return False
+        return True
+
+    async def run(self, interval_s: float, stop: Stop) -> None:
+        """Publish every `interval_s` until `stop`."""
+        while not await stop.wait(interval_s):
+            await self.publish()

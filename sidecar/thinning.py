@@ -1,0 +1,126 @@
+"""The second sampling phase: strata from the decoded body, each with a known probability."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.records import BodyStratum, Predicate, Tensor
+from sidecar.policy import epoch_salt, uniform
+
+MARGIN = "feature.candidate_margin"
+
+_FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+
+
+class Thinned(msgspec.Struct, frozen=True, kw_only=True):
+    """The second phase's decision on one exchange.
+
+    Parameters
+    ----------
+    stratum
+        Name of its body stratum.
+    pi2
+        Probability with which it was kept.
+    kept
+        Whether it was.
+    """
+
+    stratum: str
+    pi2: float
+    kept: bool
+
+
+def thin(
+    exchange_id: str,
+    strata: Sequence[BodyStratum],
+    attributes: Mapping[str, str],
+    margin: float | None,
+    salt: bytes,
+) -> Thinned:
+    """Decide on one exchange: the first stratum whose conditions all hold gives the probability.
+
+    Parameters
+    ----------
+    exchange_id
+        Key of the hash that decides.
+    strata
+        In order; the last one has no conditions.
+    attributes
+        As recorded with the exchange.
+    margin
+        The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
+    salt
+        Of the second phase of the epoch.
+    """
+    stratum = next(s for s in strata if all(_holds(where, attributes, margin) for where in s.where))
+    kept = uniform(exchange_id.encode(), salt) < stratum.rate
+    return Thinned(stratum=stratum.name, pi2=stratum.rate, kept=kept)
+
+
+def phase_salt(secret: bytes, epoch: str) -> bytes:
+    """Return the second phase's hash key of an epoch; it is independent of the first phase's."""
+    return epoch_salt(secret, epoch, 2)
+
+
+def needs_margin(strata: Sequence[BodyStratum]) -> bool:
+    """Return whether any stratum asks for the candidate's margin."""
+    return any(where.key == MARGIN for stratum in strata for where in stratum.where)
+
+
+def candidate_margin(outputs: Sequence[Tensor], model: Model) -> float | None:
+    """Return the gap between the two top probabilities, in [0, 1], the smallest over the items.
+
+    Parameters
+    ----------
+    outputs
+        The candidate's. The tensor `model.output` counts, without a name the first of floating type, shape
+        (items, classes) or, where `model.batched` is false, any shape as one item; logits go through a softmax.
+    model
+        The configuration of the model.
+
+    Returns
+    -------
+    float or None
+        None where there is no such tensor, it has fewer than two classes or no items, or it is not finite.
+    """
+    tensor = next(
+        (
+            t
+            for t in outputs
+            if (t.name == model.output if model.output else True) and t.datatype in {*_FLOATS, "BF16"}
+        ),
+        None,
+    )
+    if tensor is None:
+        return None
+    values = _as_float64(tensor)
+    n_items = tensor.shape[0] if model.batched and tensor.shape else 1
+    if n_items == 0 or values.size < 2 * n_items or not np.isfinite(values).all():
+        return None
+    scores = values.reshape(n_items, -1)
+    if model.output_kind is OutputKind.LOGITS:
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    top = np.partition(scores, -2, axis=1)[:, -2:]
+    return float((top[:, 1] - top[:, 0]).min())
+
+
+def _as_float64(tensor: Tensor) -> npt.NDArray[np.float64]:
+    if tensor.datatype == "BF16":  # the upper half of a 32-bit float
+        wide = np.frombuffer(tensor.data, dtype="<u2").astype("<u4") << 16
+        return wide.view("<f4").astype(np.float64)
+    stored: npt.NDArray[Any] = np.frombuffer(tensor.data, dtype=_FLOATS[tensor.datatype])
+    return stored.astype(np.float64)
+
+
+def _holds(where: Predicate, attributes: Mapping[str, str], margin: float | None) -> bool:
+    if where.key != MARGIN:
+        return where.equals is not None and attributes.get(where.key) == where.equals
+    if margin is None:
+        return False
+    above = where.low is None or margin >= where.low
+    return above and (where.high is None or margin < where.high)

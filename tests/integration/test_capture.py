@@ -1,0 +1,210 @@
+"""The capture process as its supervisor starts it, with a real stream behind it."""
+
+import asyncio
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quantdrift.core.codec import decode_exchange, decode_tally
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.jetstream import Delivery, Queue
+from quantdrift.core.records import Exchange, Loss, Tally
+from sidecar.counters import Count, Counters, Gauge
+from sidecar.handoff import frame
+from tests.raw_exchanges import raw_exchange
+
+pytestmark = pytest.mark.integration
+
+CONFIG = """
+models = [{{ name = "digits" }}]
+[stream]
+url = "{url}"
+name = "{name}"
+[sidecar]
+source = "pod-1"
+tally_interval_s = 0.2
+grace_s = 8
+drain_delay_s = 1
+[capture]
+headers = ["x-user"]
+hmac = ["header.x-user"]
+[[sampling.header_strata]]
+name = "faint"
+rate = 1.0
+headers = {{ x-scanner = "faint" }}
+"""
+
+
+class Capture:
+    """A running capture process with everything that its supervisor gives it."""
+
+    def __init__(self, directory: Path, url: str) -> None:
+        self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
+        self._config = directory / "config.toml"
+        self._config.write_text(CONFIG.format(url=url, name=self.stream.name))
+        self.counters = Counters.create(2, 2)
+        self.slot = self.counters.slot(1)
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(directory / "s"))
+        self._listener.listen()
+        self._log = (directory / "log").open("wb")
+        self.process = self.start()
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start a process."""
+        fds = (self.counters.fd, self._listener.fileno())
+        self.process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "sidecar.capture", "--config", str(self._config)),
+                *("--counters-fd", str(fds[0]), "--handoff-fd", str(fds[1])),
+                *("--n-slots", "2", "--boot", "b" * 32),
+            ],
+            pass_fds=fds,
+            env={**os.environ, "QUANTDRIFT_HMAC_KEY": "k"},
+            stderr=self._log,
+        )
+        return self.process
+
+    def connect(self) -> socket.socket:
+        """Return a connection as a relay worker has it."""
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(self._listener.getsockname())
+        return made
+
+    def close(self) -> None:
+        """End what is still there."""
+        self.process.kill()
+        self.process.wait()
+        self._listener.close()
+        self._log.close()
+        os.close(self.counters.fd)
+
+
+@pytest.fixture
+def capture(tmp_path: Path, nats_url: str) -> Iterator[Capture]:
+    """Return a running capture process."""
+    made = Capture(tmp_path, nats_url)
+    yield made
+    made.close()
+
+
+def wait(condition: Callable[[], bool], timeout_s: float = 20) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + timeout_s
+    tick = threading.Event()
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true in time"
+        tick.wait(0.01)
+
+
+def send(relay: socket.socket, n: int, **given: object) -> None:
+    """Hand `n` exchanges over."""
+    for _ in range(n):
+        meta, request, response = raw_exchange(exchange_id=secrets.token_hex(16), **given)  # type: ignore[arg-type]
+        relay.sendall(b"".join(frame(meta, [request, response])))
+
+
+def stored(stream: Stream) -> tuple[list[Exchange], list[Tally]]:
+    """Return everything that the streams hold."""
+
+    async def read() -> tuple[list[Delivery], list[Delivery]]:
+        queue = await Queue.connect(stream, client_name="test")
+        found: list[list[Delivery]] = []
+        for kind in ("exchange", "tally"):
+            consumer = await queue.consumer(kind, ack_wait_s=30)
+            found.append(await consumer.fetch(1000, max_bytes=10**7, timeout_s=0.5))
+        await queue.close()
+        return found[0], found[1]
+
+    exchanges, tallies = asyncio.run(read())
+    return [decode_exchange(d.data) for d in exchanges], [decode_tally(d.data) for d in tallies]
+
+
+def test_frames_become_exchanges_and_tallies(capture: Capture) -> None:
+    """Two relay workers' frames end in the stream; after SIGTERM the last tally accounts for each of them."""
+    capture.counters.slot(0).add(1, Count.OFFERED, 500)
+    capture.counters.slot(0).add(0, Count.TAKEN, 30)
+    capture.counters.slot(0).add(1, Count.TAKEN, 46)
+    with capture.connect() as first, capture.connect() as second:
+        send(first, 30, stratum=0, headers={"X-Scanner": "faint", "X-User": "ann"})
+        send(second, 40, stratum=1)
+        send(second, 5, stratum=1, request=b"{")
+        wait(lambda: capture.slot.gauge(Gauge.SEQUENCE) >= 2)
+        capture.process.send_signal(signal.SIGINT)  # the terminal's Ctrl-C is for the supervisor
+        send(second, 1, stratum=1, status="500 Oops")
+        wait(lambda: capture.slot.lost_count(1, Loss.ERROR_STATUS) == 1)
+        capture.process.send_signal(signal.SIGTERM)
+        assert capture.process.wait(10) == 0
+    exchanges, tallies = stored(capture.stream)
+    assert len({exchange.id for exchange in exchanges}) == 70
+    faint = [exchange for exchange in exchanges if exchange.sampling.header_stratum == "faint"]
+    assert len(faint) == 30
+    assert {exchange.attributes["header.x-user"] for exchange in faint} != {"ann"}
+    (tally,) = tallies
+    assert (tally.source, tally.boot) == ("pod-1", "b" * 32)
+    assert tally.sequence == capture.slot.gauge(Gauge.SEQUENCE)
+    losses: tuple[dict[Loss, int], ...] = ({}, {Loss.ERROR_STATUS: 1, Loss.DECODE: 5})
+    for stratum, published, lost in zip(tally.strata, (30, 40), losses, strict=True):
+        assert (stratum.published, stratum.lost) == (published, lost)
+        assert stratum.taken == published + sum(lost.values())
+
+
+def test_a_killed_process_is_started_again_and_goes_on(capture: Capture) -> None:
+    """The socket and the counters stay: a new process publishes on and continues the sequence."""
+    with capture.connect() as relay:
+        send(relay, 5)
+        wait(lambda: capture.slot.count(0, Count.PUBLISHED) == 5 and capture.slot.gauge(Gauge.SEQUENCE) > 0)
+        capture.process.kill()
+        capture.process.wait()
+    reached = capture.slot.gauge(Gauge.SEQUENCE)
+    capture.start()
+    with capture.connect() as relay:
+        send(relay, 5)
+        wait(lambda: capture.slot.count(0, Count.PUBLISHED) == 10)
+    wait(lambda: capture.slot.gauge(Gauge.SEQUENCE) > reached)
+    exchanges, tallies = stored(capture.stream)
+    assert len(exchanges) == 10
+    assert tallies[-1].sequence > reached
+
+
+def test_frames_out_of_step_cost_one_connection(capture: Capture) -> None:
+    """Garbage closes the connection that it came on; others and later ones are served."""
+    good, bad, lying, unknown = (capture.connect() for _ in range(4))
+    with good, bad, lying, unknown:
+        bad.sendall(b"\xff" * 4096)
+        meta, request, response = raw_exchange()
+        short = msgspec.structs.replace(meta, request_bytes=meta.request_bytes - 1)
+        lying.sendall(b"".join(frame(short, [request[:-1], response]))[:-1] + b"\0")
+        lying.sendall(b"\0\0\0\x08\0\0\0\x04\xff\xff\xff\xff")
+        meta, request, response = raw_exchange(stratum=2)
+        unknown.sendall(b"".join(frame(meta, [request, response])))
+        for broken in (bad, lying, unknown):
+            broken.settimeout(10)
+            assert broken.recv(1) == b""
+        send(good, 3)
+        wait(lambda: capture.slot.count(0, Count.PUBLISHED) >= 3)
+
+
+def test_a_large_exchange_passes_in_many_reads(capture: Capture) -> None:
+    """Megabytes of binary tensor arrive whole."""
+    n = 500_000
+    part = (
+        b'{"inputs":[{"name":"x","shape":[1,%d],"datatype":"FP32",'
+        b'"parameters":{"binary_data_size":%d}}]}' % (n, 4 * n)
+    )
+    length = {"Inference-Header-Content-Length": str(len(part))}
+    with capture.connect() as relay:
+        send(relay, 2, request=part + secrets.token_bytes(4 * n), headers=length)
+        wait(lambda: capture.slot.count(0, Count.PUBLISHED) == 2)
+    exchanges, _ = stored(capture.stream)
+    assert [len(exchange.inputs[0].data) for exchange in exchanges] == [4 * n, 4 * n]

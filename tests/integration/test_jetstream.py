@@ -1,0 +1,219 @@
+"""The two streams on a real server."""
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import msgspec
+import nats
+import pytest
+
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
+from quantdrift.core.streams import subject_token
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def stream(nats_url: str) -> Stream:
+    """Return a stream of this test's own."""
+    return Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}")
+
+
+Connect = Callable[[Stream], Coroutine[Any, Any, Queue]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    """Return a way to connect that disconnects after the test."""
+    queues: list[Queue] = []
+
+    async def connected(stream: Stream) -> Queue:
+        queues.append(await Queue.connect(stream, client_name="test"))
+        return queues[-1]
+
+    yield connected
+    for queue in queues:
+        await queue.close()
+
+
+async def test_an_exchange_is_delivered_once_and_then_gone(stream: Stream, connect: Connect) -> None:
+    """Published, taken, acknowledged: with that the stream has forgotten its payload."""
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    await queue.publish_exchange("a.b *>é", "id-1", b"payload")
+    assert await consumer.pending() == 1
+    (delivery,) = await consumer.fetch(5, max_bytes=10_000, timeout_s=0.2)
+    assert (delivery.data, delivery.n_delivered) == (b"payload", 1)
+    assert delivery.subject == f"{stream.name}.exchange.a%2Eb%20%2A%3E%C3%A9"
+    await delivery.in_progress()
+    await delivery.ack()
+    assert await consumer.pending() == 0
+    client = await nats.connect(stream.url)
+    info = await client.jetstream().stream_info(stream.name)
+    await client.close()
+    assert info.state.messages == 0
+
+
+async def test_the_same_id_is_stored_once(stream: Stream, connect: Connect) -> None:
+    """A publish that is tried again after a lost acknowledgement doubles nothing."""
+    queue = await connect(stream)
+    for _ in range(3):
+        await queue.publish_exchange("m", "same", b"x")
+    assert await (await queue.consumer("exchange", ack_wait_s=30)).pending() == 1
+
+
+async def test_a_full_stream_refuses_and_says_so(stream: Stream, connect: Connect) -> None:
+    """New exchanges are refused, waiting ones stay, and room made by an acknowledgement is used."""
+    stream = msgspec.structs.replace(stream, max_bytes=100_000)
+    queue = await connect(stream)
+    for i in range(9):
+        await queue.publish_exchange("m", f"id-{i}", bytes(10_000))
+    with pytest.raises(StreamFullError):
+        await queue.publish_exchange("m", "id-9", bytes(10_000))
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    assert await consumer.pending() == 9
+    (first,) = await consumer.fetch(1, max_bytes=100_000, timeout_s=1)
+    await first.ack()
+    await queue.publish_exchange("m", "later", bytes(10_000))
+
+
+async def test_limits_that_are_changed_reach_an_existing_stream(stream: Stream, connect: Connect) -> None:
+    """`ensure` brings an older stream to the new configuration; one that is impossible is an operator's error."""
+    queue = await connect(stream)
+    await queue.ensure()
+    await queue.ensure()
+    smaller = await connect(msgspec.structs.replace(stream, max_bytes=50_000, max_age_s=60.0))
+    await smaller.ensure()
+    client = await nats.connect(stream.url)
+    info = await client.jetstream().stream_info(stream.name)
+    await client.close()
+    assert (info.config.max_bytes, info.config.max_age) == (50_000, 60.0)
+    impossible = await connect(msgspec.structs.replace(stream, replicas=3))
+    with pytest.raises(OperatorError, match="replicas"):
+        await impossible.ensure()
+
+
+async def test_two_processes_may_create_the_streams_at_once(stream: Stream, connect: Connect) -> None:
+    """However many start together with slightly different limits, each finds the streams afterwards."""
+    queues = [await connect(msgspec.structs.replace(stream, max_bytes=1_000_000 + i % 2)) for i in range(6)]
+    await asyncio.gather(*(queue.ensure() for queue in queues))
+    await queues[0].publish_exchange("m", "id", b"x")
+
+
+async def test_a_message_above_the_payload_limit_is_told_apart(stream: Stream, connect: Connect) -> None:
+    """The largest allowed passes; one byte more will never pass."""
+    queue = await connect(stream)
+    await queue.publish_exchange("m", "fits", bytes(queue.max_payload_bytes))
+    with pytest.raises(TooLargeError):
+        await queue.publish_exchange("m", "not", bytes(queue.max_payload_bytes + 1))
+
+
+async def test_a_fetch_is_bounded_in_bytes(stream: Stream, connect: Connect) -> None:
+    """The server sends no more than asked for; one message above the bound comes alone."""
+    queue = await connect(stream)
+    for i in range(6):
+        await queue.publish_exchange("m", f"id-{i}", bytes(400_000))
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    begun = time.monotonic()
+    assert len(await consumer.fetch(10, max_bytes=1_000_000, timeout_s=5)) == 2
+    assert len(await consumer.fetch(10, max_bytes=1_000, timeout_s=5)) == 1
+    assert len(await consumer.fetch(2, max_bytes=16_000_000, timeout_s=5)) == 2
+    assert time.monotonic() - begun < 4
+    assert len(await consumer.fetch(10, max_bytes=16_000_000, timeout_s=0.1)) == 1
+    assert await consumer.fetch(10, max_bytes=16_000_000, timeout_s=0.1) == []
+
+
+async def test_all_exchanges_come_however_small_the_fetches(stream: Stream, connect: Connect) -> None:
+    """Two workers with different bounds share the stream: each exchange goes to exactly one."""
+    queue, other = await connect(stream), await connect(stream)
+    ids = [f"id-{i}" for i in range(60)]
+    await asyncio.gather(*(queue.publish_exchange("m", i, i.encode() + bytes(i == "id-7")) for i in ids))
+    taken: list[str] = []
+
+    async def work(owner: Queue, max_bytes: int) -> None:
+        consumer = await owner.consumer("exchange", ack_wait_s=30)
+        while found := await consumer.fetch(7, max_bytes=max_bytes, timeout_s=0.3):
+            for delivery in found:
+                taken.append(delivery.data.strip(b"\0").decode())
+                await delivery.ack()
+
+    await asyncio.gather(work(queue, 300), work(other, 100_000))
+    assert sorted(taken) == sorted(ids)
+
+
+async def test_what_is_given_back_comes_again_and_holds_nothing_up(stream: Stream, connect: Connect) -> None:
+    """A delayed one lets the next pass; its deliveries are counted without a limit."""
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    for name in (b"bad", b"good"):
+        await queue.publish_exchange("m", name.decode(), name)
+    seen: list[tuple[bytes, int]] = []
+    while len(seen) < 8:
+        for delivery in await consumer.fetch(1, max_bytes=10_000, timeout_s=1):
+            seen.append((delivery.data, delivery.n_delivered))
+            if delivery.data == b"bad":
+                await delivery.nak(0.02)
+            else:
+                await delivery.ack()
+    assert (b"good", 1) in seen[:3]
+    assert [n for data, n in seen if data == b"bad"] == list(range(1, 8))
+
+
+async def test_only_the_last_tally_of_each_boot_is_kept(stream: Stream, connect: Connect) -> None:
+    """Tallies are cumulative: a shadow that was away reads one per boot, the newest."""
+    queue = await connect(stream)
+    for boot in ("b1", "b2"):
+        for sequence in (1, 2, 3):
+            wire = f"{boot}-{sequence}".encode()
+            await queue.publish_tally("pod.a", boot, sequence, wire)
+    consumer = await queue.consumer("tally", ack_wait_s=30)
+    found = await consumer.fetch(10, max_bytes=10_000, timeout_s=0.3)
+    assert [delivery.data for delivery in found] == [b"b1-3", b"b2-3"]
+
+
+async def test_streams_and_consumers_that_were_deleted_are_made_again(
+    stream: Stream, connect: Connect
+) -> None:
+    """A publisher and a consumer go on after somebody has wiped the server's streams."""
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    client = await nats.connect(stream.url)
+    await client.jetstream().delete_stream(stream.name)
+    await client.close()
+    with pytest.raises(RetryError):
+        await consumer.fetch(1, max_bytes=1000, timeout_s=0.2)
+    await queue.publish_exchange("m", "id", b"x")
+    assert len(await consumer.fetch(1, max_bytes=1000, timeout_s=1)) == 1
+
+
+async def test_a_client_that_has_given_up_is_replaced(stream: Stream, connect: Connect) -> None:
+    """The library closes for good on some answers of the server; publishing and fetching go on all the same."""
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    await (await queue.live()).close()
+    assert not queue.connected
+    await queue.publish_exchange("m", "id", b"x")
+    assert len(await consumer.fetch(1, max_bytes=1000, timeout_s=1)) == 1
+    await queue.close()
+    with pytest.raises(RetryError):
+        await queue.publish_exchange("m", "id-2", b"x")
+
+
+async def test_an_absent_server_is_passing_trouble(stream: Stream) -> None:
+    """Connecting to nothing says so in words, and may be tried again."""
+    nowhere = msgspec.structs.replace(stream, url="nats://127.0.0.1:9")
+    with pytest.raises(RetryError, match=r"nats://127\.0\.0\.1:9 is not reachable"):
+        await Queue.connect(nowhere, client_name="test")
+
+
+def test_names_become_single_tokens_and_stay_apart() -> None:
+    """What has a meaning in subjects is encoded; different names never meet."""
+    names = ["a", "a.b", "a%2Eb", "a b", "a*", ">", "é", "", "a/b"]
+    tokens = [subject_token(name) for name in names]
+    assert len(set(tokens)) == len(names)
+    assert not any(set(token) & set(".*> \t") or not token for token in tokens)

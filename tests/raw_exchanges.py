@@ -1,0 +1,55 @@
+"""Raw exchanges as a relay worker hands them over, for the tests of the capture process."""
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from sidecar.handoff import RawMeta
+
+ID = "0123456789abcdef0123456789abcdef"
+REQUEST = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}
+RESPONSE = {
+    "model_name": "digits",
+    "outputs": [{"name": "y", "shape": [1, 3], "datatype": "FP32", "data": [0.0, 1.0, 3.0]}],
+}
+
+
+def message(start: str, body: bytes, headers: Mapping[str, str] | None = None) -> tuple[bytes, int]:
+    """Return a message's bytes and how many of them are its head."""
+    fields = {"Content-Length": str(len(body)), **(headers or {})}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    raw = f"{start}\r\n{head}\r\n".encode()
+    return raw + body, len(raw)
+
+
+def raw_exchange(
+    *,
+    request: Any = REQUEST,
+    response: Any = RESPONSE,
+    path: str = "/v2/models/digits/infer",
+    status: str = "200 OK",
+    headers: Mapping[str, str] | None = None,
+    response_headers: Mapping[str, str] | None = None,
+    exchange_id: str = ID,
+    stratum: int = 0,
+    epoch: str = "e1",
+    pi1: float = 0.5,
+) -> tuple[RawMeta, bytes, bytes]:
+    """Return meta, request and response; bodies that are not bytes are sent as JSON."""
+    sent = request if isinstance(request, bytes) else json.dumps(request).encode()
+    got = response if isinstance(response, bytes) else json.dumps(response).encode()
+    raw_request, request_head = message(f"POST {path} HTTP/1.1", sent, headers)
+    raw_response, response_head = message(f"HTTP/1.1 {status}", got, response_headers)
+    meta = RawMeta(
+        id=exchange_id,
+        stratum=stratum,
+        pi1=pi1,
+        epoch=epoch,
+        captured_at_ns=time.time_ns(),
+        request_head_bytes=request_head,
+        request_bytes=len(raw_request),
+        response_head_bytes=response_head,
+        response_bytes=len(raw_response),
+    )
+    return meta, raw_request, raw_response

@@ -1,0 +1,60 @@
+"""Which values leave the pod, and in which form."""
+
+import hashlib
+import hmac
+
+import pytest
+
+from quantdrift.core.config.schema import Capture
+from sidecar.attributes import Attributes, cut
+
+pytestmark = pytest.mark.unit
+
+CAPTURE = Capture(
+    headers=("x-scanner", "x-user", "x-absent"),
+    parameters=("tenant", "count"),
+    json=("meta.tags.1", "meta.deep", "meta.tags.9", "inputs.0.name", "meta.none"),
+    hmac=("header.x-user",),
+    max_value_bytes=8,
+)
+DOCUMENT = {
+    "meta": {"tags": ["a", True], "deep": {"k": [1]}, "none": None},
+    "inputs": [{"name": "x", "data": [1]}],
+}
+
+
+def test_only_what_is_named_is_recorded() -> None:
+    """Headers, parameters and paths that are named and there are recorded; nothing else is."""
+    found = Attributes(CAPTURE, b"key").pick(
+        {"x-scanner": "faint", "x-user": "ann", "authorization": "secret"},
+        {"tenant": "t", "count": 3, "other": 1},
+        DOCUMENT,
+    )
+    assert found == {
+        "header.x-scanner": "faint",
+        "header.x-user": hmac.new(b"key", b"ann", hashlib.sha256).hexdigest()[:32],
+        "parameter.tenant": "t",
+        "parameter.count": "3",
+        "json.meta.tags.1": "true",
+        "json.meta.deep": '{"k":[1]',
+        "json.inputs.0.name": "x",
+    }
+
+
+def test_a_hash_is_of_the_whole_value() -> None:
+    """Values that differ only behind the cut have different hashes; the hash itself is not cut."""
+    attributes = Attributes(CAPTURE, b"key")
+    first, second = (
+        attributes.pick({"x-user": "x" * 20 + tail}, {}, {})["header.x-user"] for tail in ("a", "b")
+    )
+    assert first != second
+    assert len(first) == 32
+
+
+def test_values_are_cut_between_characters_and_hold_no_control_characters() -> None:
+    """A cut never leaves half a character, and Postgres gets no NUL."""
+    assert cut("ab€cd", 4) == "ab"
+    assert cut("ab€cd", 5) == "ab€"
+    assert cut("a\ud800b", 5) == "ab"
+    found = Attributes(CAPTURE, b"").pick({"x-scanner": "a\x00b\x7fc"}, {}, {})
+    assert found == {"header.x-scanner": "abc"}

@@ -1,0 +1,39 @@
+"""The token bucket."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from sidecar.bucket import Bucket
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_bucket_lets_its_rate_through_and_no_more() -> None:
+    """One second's burst, then the rate; a pause does not save up more than a second."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    bucket = Bucket(10, clock)
+    passed = 0
+    for step in range(51):
+        while bucket.allows(1):
+            bucket.take(1)
+            passed += 1
+        clock.advance(0.1 if step < 50 else 60)
+    assert 59 <= passed <= 60
+    while bucket.allows(1):
+        bucket.take(1)
+        passed += 1
+    assert 69 <= passed <= 70
+
+
+def test_one_larger_than_the_bucket_passes_and_is_paid_off() -> None:
+    """It would never pass otherwise; afterwards nothing passes until its debt is paid."""
+    clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+    bucket = Bucket(10, clock)
+    assert bucket.allows(35)
+    bucket.take(35)
+    clock.advance(2.4)
+    assert not bucket.allows(1)
+    clock.advance(0.3)
+    assert bucket.allows(1)

@@ -1,0 +1,132 @@
+"""The capture process without its sockets."""
+
+import subprocess
+import sys
+from datetime import UTC, datetime
+
+import msgspec
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config import Config, Model, Secrets
+from quantdrift.core.config.schema import Sampling, Sidecar
+from quantdrift.core.records import Loss
+from sidecar.capture import Desk, origin_of
+from sidecar.counters import Count, Counters, Gauge
+from sidecar.publisher import Publisher
+from sidecar.recorder import Recorder
+from sidecar.tallies import Tallies
+from tests.raw_exchanges import raw_exchange
+
+pytestmark = pytest.mark.unit
+
+SECRETS = Secrets()
+CLOCK = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+
+
+def desk_of(config: Config) -> tuple[Desk, Counters]:
+    """Return a desk whose publisher is not connected, and its counters."""
+    counters = Counters.create(2, 1)
+    slot = counters.slot(1)
+    recorder = Recorder(config, origin_of(config, SECRETS, "b" * 32, {}))
+    return Desk(recorder, Publisher(config, slot, CLOCK), slot, 1), counters
+
+
+def handle(desk: Desk, n: int = 1, **given: object) -> None:
+    """Hand `n` exchanges over."""
+    for _ in range(n):
+        meta, request, response = raw_exchange(**given)  # type: ignore[arg-type]
+        desk.handle(meta, memoryview(request), memoryview(response))
+
+
+MODELS = (Model(name="digits"),)
+
+
+def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
+    """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""
+    code = "import sys, sidecar.capture; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert "msgspec" in loaded
+    assert not loaded & {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg", "alembic"}
+
+
+def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture) -> None:
+    """A recorder that raises is counted, and the next exchange is handled."""
+    desk, counters = desk_of(Config(models=MODELS))
+    meta, request, response = raw_exchange()
+    beyond = msgspec.structs.replace(meta, captured_at_ns=10**24)  # no calendar has that day
+    desk.handle(beyond, memoryview(request), memoryview(response))
+    handle(desk)
+    assert counters.slot(1).lost_count(0, Loss.CAPTURE_ERROR) == 1
+    assert counters.slot(1).gauge(Gauge.QUEUE_BYTES) > 0
+    assert "an error of our own" in caplog.text
+
+
+def test_a_frame_of_no_known_stratum_is_out_of_step() -> None:
+    """It cannot be counted anywhere: its connection is to be closed."""
+    desk, _ = desk_of(Config(models=MODELS))
+    for stratum in (1, -1):
+        with pytest.raises(ValueError, match="stratum"):
+            handle(desk, stratum=stratum)
+
+
+def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
+    """Each exchange ends in one count."""
+    desk, counters = desk_of(Config(models=MODELS, sampling=Sampling(body_rate=0.0)))
+    handle(desk, 2)
+    handle(desk, 3, status="503 No")
+    assert counters.slot(1).count(0, Count.THINNED) == 2
+    assert counters.slot(1).lost_count(0, Loss.ERROR_STATUS) == 3
+
+
+@pytest.mark.parametrize(
+    ("loss", "config"),
+    [
+        (Loss.RATE_CAP, Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=5))),
+        (Loss.BYTE_CAP, Config(models=MODELS, sampling=Sampling(max_bytes_per_s=2000))),
+        (Loss.QUEUE_FULL, Config(models=MODELS, sidecar=Sidecar(queue_bytes=2000))),
+    ],
+)
+def test_local_bounds_hold_and_are_counted(loss: Loss, config: Config) -> None:
+    """What is above a cap, or does not fit into the queue, is lost by that name; the rest waits."""
+    desk, counters = desk_of(config)
+    handle(desk, 20)
+    slot = counters.slot(1)
+    n_lost = slot.lost_count(0, loss)
+    assert 10 <= n_lost < 20
+    assert slot.gauge(Gauge.QUEUE_BYTES) <= 3000
+    assert sum(slot.lost_count(0, other) for other in Loss) == n_lost
+
+
+def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
+    """The sequence lives in the shared counters, and a tally sums every process's counts."""
+    counters = Counters.create(3, 2)
+    counters.slot(0).add(1, Count.OFFERED, 5)
+    counters.slot(1).add(1, Count.OFFERED, 7)
+    counters.slot(1).note(Gauge.BLIND, 2)
+    counters.slot(2).lose(0, Loss.DECODE)
+    for sequence in (1, 2):
+        tallies = Tallies(
+            counters=counters,
+            strata=["a", "default"],
+            source="pod",
+            boot="b",
+            queue=lambda: None,
+            clock=CLOCK,
+        )
+        tally = tallies.take()
+        assert (tally.sequence, tally.at, tally.blind_connections) == (sequence, CLOCK.now(), 2)
+        assert [stratum.offered for stratum in tally.strata] == [0, 12]
+        assert tally.strata[0].lost == {Loss.DECODE: 1}
+
+
+def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
+    """The first that is given counts; without a shared salt the boot takes its place."""
+    config = Config(sidecar=Sidecar(source="s"))
+    pod = {"POD_NAME": "p", "MODEL_VERSION": "3"}
+    assert origin_of(config, SECRETS, "b", pod).source == "s"
+    origin = origin_of(Config(), SECRETS, "b", pod)
+    assert (origin.source, origin.version, origin.salt) == ("p", "3", b"b")
+    assert origin_of(Config(), Secrets(salt=b"x"), "b", {}).salt == b"x"
+    assert origin_of(Config(), SECRETS, "b", {}).source

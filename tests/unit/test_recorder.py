@@ -1,0 +1,142 @@
+"""From a raw exchange to its record, or to the reason why there is none."""
+
+import gzip
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import pytest
+
+from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
+from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
+from sidecar.lost import LostError
+from sidecar.policy import policy_of
+from sidecar.recorder import Origin, Recorder
+from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
+
+pytestmark = pytest.mark.unit
+
+CONFIG = Config(
+    models=(Model(name="digits"),),
+    capture=Capture(headers=("x-scanner",), parameters=("tenant",)),
+    sidecar=Sidecar(max_exchange_bytes=4096),
+    sampling=Sampling(
+        header_strata=(HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}),),
+        body_strata=(
+            BodyStratum(name="sure", rate=0.0, where=(Predicate(key="feature.candidate_margin", low=0.99),)),
+        ),
+    ),
+)
+ORIGIN = Origin(source="pod-1", version="", salt=b"salt", hmac_key=b"")
+
+
+def record(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange | None:
+    """Return what the recorder makes of a raw exchange."""
+    meta, request, response = raw_exchange(**given)
+    return Recorder(config, origin).record(meta, request, response)
+
+
+def recorded(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange:
+    """Return the record of a raw exchange that is kept."""
+    exchange = record(config, origin, **given)
+    assert exchange is not None
+    return exchange
+
+
+def test_a_record_says_what_was_exchanged_and_how_it_was_taken() -> None:
+    """Tensors, attributes, times, trace and the whole sampling history are in it."""
+    exchange = recorded(
+        headers={"X-Scanner": "faint", "Cookie": "secret", "traceparent": "00-ab-cd-01"},
+        request={**REQUEST, "parameters": {"tenant": "t", "other": "u"}},
+        pi1=0.5,
+        epoch="e9",
+    )
+    assert (exchange.id, exchange.source, exchange.model, exchange.protocol) == (
+        ID,
+        "pod-1",
+        "digits",
+        "oip-v2-rest",
+    )
+    assert exchange.attributes == {"header.x-scanner": "faint", "parameter.tenant": "t"}
+    assert exchange.trace == "00-ab-cd-01"
+    assert abs((datetime.now(UTC) - exchange.captured_at).total_seconds()) < 60
+    assert exchange.inputs[0].shape == (1, 2)
+    assert exchange.outputs[0].name == "y"
+    sampling = exchange.sampling
+    assert sampling.policy == policy_of(CONFIG.sampling, "e9")
+    assert (sampling.header_stratum, sampling.body_stratum) == ("faint", "default")
+    assert (sampling.pi1, sampling.pi2) == (0.5, 1.0)
+
+
+def test_the_second_phase_lets_exchanges_go() -> None:
+    """A stratum by the candidate's margin with rate 0 keeps nothing."""
+    sure = {"outputs": [{**RESPONSE["outputs"][0], "data": [0, 0, 99]}]}  # type: ignore[dict-item]
+    assert record(response=sure) is None
+
+
+def test_bodies_are_read_through_their_codings() -> None:
+    """A compressed request and a chunked response are understood."""
+    body = json.dumps(RESPONSE).encode()
+    exchange = recorded(
+        request=gzip.compress(json.dumps(REQUEST).encode(), mtime=0),
+        headers={"Content-Encoding": "gzip"},
+        response=f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n",
+        response_headers={"Transfer-Encoding": "chunked"},
+    )
+    assert exchange.outputs[0].shape == (1, 3)
+
+
+def test_the_version_is_the_first_that_is_told() -> None:
+    """Response, path, configuration, environment, in this order; else `unversioned`."""
+    answered = {**RESPONSE, "model_version": "7"}
+    path = "/v2/models/digits/versions/6/infer"
+    configured = msgspec.structs.replace(CONFIG, models=(Model(name="digits", version="5"),))
+    origin = msgspec.structs.replace(ORIGIN, version="4")
+    assert recorded(configured, origin, path=path, response=answered).version == "7"
+    assert recorded(configured, origin, path=path).version == "6"
+    assert recorded(configured, origin).version == "5"
+    assert recorded(CONFIG, origin).version == "4"
+    assert recorded().version == "unversioned"
+
+
+def test_requests_of_one_user_are_one_group() -> None:
+    """With a sticky header the group is its keyed hash; without one an exchange stands for itself."""
+    sticky = msgspec.structs.replace(
+        CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, sticky_header="X-User")
+    )
+    first, again, other = (recorded(sticky, headers={"X-User": user}).group for user in ("a", "a", "b"))
+    assert first == again != other
+    assert len(first) == 32
+    assert recorded(sticky).group == ""
+    assert recorded(headers={"X-User": "a"}).group == ""
+
+
+@pytest.mark.parametrize(
+    ("loss", "given"),
+    [
+        (Loss.ERROR_STATUS, {"status": "500 Oops", "response": b"oops"}),
+        (Loss.ERROR_STATUS, {"status": "302 Found"}),
+        (Loss.UNKNOWN_MODEL, {"path": "/v2/models/other/infer"}),
+        (Loss.DECODE, {"path": "/v1/models/digits:predict"}),
+        (Loss.DECODE, {"request": b"{"}),
+        (Loss.DECODE, {"response": b"{"}),
+        (Loss.DECODE, {"headers": {"Inference-Header-Content-Length": "0"}}),
+        (Loss.DECODE, {"headers": {"Content-Encoding": "br"}}),
+        (Loss.SEQUENCE, {"request": {**REQUEST, "parameters": {"sequence_id": 1}}}),
+        (
+            Loss.SHARED_MEMORY,
+            {"request": {**REQUEST, "outputs": [{"parameters": {"shared_memory_region": "r"}}]}},
+        ),
+        (
+            Loss.TOO_LARGE,
+            {"request": gzip.compress(b" " * 5000, mtime=0), "headers": {"Content-Encoding": "gzip"}},
+        ),
+    ],
+    ids=lambda _: "case",
+)
+def test_every_loss_has_its_reason(loss: Loss, given: dict[str, Any]) -> None:
+    """What cannot be used is told apart."""
+    with pytest.raises(LostError) as caught:
+        record(**given)
+    assert caught.value.loss is loss

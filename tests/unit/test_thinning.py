@@ -1,0 +1,117 @@
+"""The second sampling phase."""
+
+import math
+
+import numpy as np
+import pytest
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.records import BodyStratum, Predicate, Tensor
+from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
+
+pytestmark = pytest.mark.unit
+
+STRATA = (
+    BodyStratum(
+        name="faint and close",
+        rate=1.0,
+        where=(
+            Predicate(key="header.x", equals="faint"),
+            Predicate(key="feature.candidate_margin", low=0.1, high=0.2),
+        ),
+    ),
+    BodyStratum(name="close", rate=0.5, where=(Predicate(key="feature.candidate_margin", high=0.2),)),
+    BodyStratum(name="never", rate=0.0, where=(Predicate(key="header.x", equals="off"),)),
+    BodyStratum(name="default", rate=0.25),
+)
+SALT = phase_salt(b"secret", "e1")
+
+
+def tensor(values: list[object], dtype: str, datatype: str, name: str = "y") -> Tensor:
+    """Return an output."""
+    array = np.array(values, dtype)
+    return Tensor(name=name, datatype=datatype, shape=array.shape, data=array.tobytes())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "margin", "stratum", "pi2"),
+    [
+        ({"header.x": "faint"}, 0.1, "faint and close", 1.0),
+        ({"header.x": "faint"}, 0.2, "default", 0.25),
+        ({"header.x": "faint"}, 0.05, "close", 0.5),
+        ({}, 0.1, "close", 0.5),
+        ({"header.x": "off"}, None, "never", 0.0),
+        ({}, None, "default", 0.25),
+    ],
+)
+def test_the_first_stratum_whose_conditions_all_hold_decides(
+    attributes: dict[str, str], margin: float | None, stratum: str, pi2: float
+) -> None:
+    """Intervals are half open; without a margin a condition on it does not hold."""
+    decided = thin("a" * 32, STRATA, attributes, margin, SALT)
+    assert (decided.stratum, decided.pi2) == (stratum, pi2)
+
+
+def test_exchanges_are_kept_with_the_stratums_probability() -> None:
+    """Of 4,000 fixed ids a quarter is kept within 5 standard errors; 0 and 1 are exact."""
+    ids = [f"{i:032x}" for i in range(4000)]
+    share = sum(thin(i, STRATA, {}, None, SALT).kept for i in ids) / len(ids)
+    assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(ids))
+    assert not any(thin(i, STRATA, {"header.x": "off"}, None, SALT).kept for i in ids)
+    assert all(thin(i, STRATA, {"header.x": "faint"}, 0.1, SALT).kept for i in ids)
+
+
+def test_the_decision_belongs_to_the_id_and_the_epoch() -> None:
+    """The same id in the same epoch is decided the same; another epoch decides anew."""
+    ids = [f"{i:032x}" for i in range(100)]
+    first = [thin(i, STRATA, {}, None, SALT).kept for i in ids]
+    assert first == [thin(i, STRATA, {}, None, SALT).kept for i in ids]
+    assert first != [thin(i, STRATA, {}, None, phase_salt(b"secret", "e2")).kept for i in ids]
+
+
+def test_the_margin_of_logits_is_taken_after_the_softmax() -> None:
+    """The smallest gap over the items counts, large logits do not overflow."""
+    scores = [[1000.0, 1000.0 - math.log(3), -1e4], [9.0, 0.0, 0.0]]
+    expected = 0.75 - 0.25
+    for dtype, datatype, tolerance in (("<f8", "FP64", 1e-9), ("<f4", "FP32", 1e-3)):
+        margin = candidate_margin([tensor(list(scores), dtype, datatype)], Model(name="m"))
+        assert margin == pytest.approx(expected, abs=tolerance)
+
+
+def test_the_margin_of_probabilities_is_taken_as_it_is() -> None:
+    """The configured output is read, in the types that have no softmax to hide them."""
+    model = Model(name="m", output="p", output_kind=OutputKind.PROBABILITIES)
+    wide = np.array([[0.5, 0.25, 0.25]], "<f4").view("<u4")
+    brain = Tensor(name="p", datatype="BF16", shape=(1, 3), data=(wide >> 16).astype("<u2").tobytes())
+    half = tensor([[0.5, 0.25, 0.25]], "<f2", "FP16", "p")
+    other = tensor([[1.0, 0.0]], "<f4", "FP32")
+    assert candidate_margin([other, brain], model) == 0.25
+    assert candidate_margin([other, half], model) == 0.25
+
+
+def test_an_exchange_that_is_one_item_has_one_margin() -> None:
+    """With `batched` off the whole tensor is one distribution."""
+    model = Model(name="m", batched=False, output_kind=OutputKind.PROBABILITIES)
+    assert candidate_margin([tensor([[0.6], [0.4]], "<f8", "FP64")], model) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [],
+        [tensor([[1]], "<i4", "INT32")],
+        [tensor([[1.0]], "<f4", "FP32")],
+        [tensor([], "<f4", "FP32")],
+        [Tensor(name="y", datatype="FP32", shape=(0, 3), data=b"")],
+        [tensor([[1.0, math.nan]], "<f4", "FP32")],
+    ],
+)
+def test_without_two_finite_classes_there_is_no_margin(outputs: list[Tensor]) -> None:
+    """No floating output, one class, no item and not-a-number have none."""
+    assert candidate_margin(outputs, Model(name="m")) is None
+
+
+def test_a_margin_is_computed_only_where_a_stratum_asks() -> None:
+    """Policies without such a condition do not pay for it."""
+    assert needs_margin(STRATA)
+    assert not needs_margin(STRATA[-1:])
