@@ -1,0 +1,150 @@
+"""From a batch of cases to what is stored of it: divergences, features and slices per item."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import QuarantineError
+from quantdrift.core.slices import SliceAssigner, SliceKey
+from shadow.comparator import Divergences
+from shadow.features import features_of
+from shadow.replay import Prepared, compare_batch
+from shadow.triage import Case, set_aside
+from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, Unreferenced, VersionKey
+
+
+class _Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What `comparison.detail` holds; -1 where a side has no top class."""
+
+    candidate_top: int
+    reference_top: int
+    candidate_not_finite: bool = False
+    reference_not_finite: bool = False
+
+
+class Assessor:
+    """Assesses batches. It remembers which slices were met, so one thread uses it.
+
+    Parameters
+    ----------
+    config
+        Models and slices.
+    worker
+        Name of this worker in the record.
+    known
+        Slices met before, from the record.
+    """
+
+    def __init__(self, config: Config, worker: str, known: Iterable[SliceKey]) -> None:
+        self._config = config
+        self._worker = worker
+        self._known = tuple(known)
+        self._assigners: dict[str, SliceAssigner] = {}
+
+    def overflow(self) -> dict[str, int]:
+        """Return, per model, how many items went to `other` so far."""
+        return {model: assigner.overflow for model, assigner in self._assigners.items()}
+
+    def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
+        """Replay and compare what can be, and return everything that is to be stored.
+
+        Parameters
+        ----------
+        batch
+            Cases; those to be replayed share one signature.
+        at
+            When they were read.
+        """
+        prepared = [case for case in batch if isinstance(case, Prepared)]
+        quarantined = [case for case in batch if isinstance(case, Quarantined)]
+        compared: list[ComparedExchange] = []
+        features = self._features(prepared)
+        for case, outcome in zip(prepared, compare_batch(prepared), strict=True):
+            of_items = [next(features) for _ in range(case.n_items)]
+            if isinstance(outcome, QuarantineError):
+                quarantined.append(set_aside(case.stream_sequence, case.payload, case.exchange, outcome))
+            else:
+                compared.append(self._compared(case, outcome, of_items))
+        runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in prepared}
+        return StoreBatch(
+            worker=self._worker,
+            at=at,
+            compared=tuple(compared),
+            quarantined=tuple(quarantined),
+            unreferenced=tuple(case for case in batch if isinstance(case, Unreferenced)),
+            references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
+            provenance=next((_json(runtime.provenance) for runtime in runtimes.values()), "{}"),
+        )
+
+    def _features(self, prepared: Sequence[Prepared]) -> Iterator[dict[str, float]]:
+        """Return the features of every item of the batch, in order."""
+        if not prepared:
+            return iter(())
+        model = prepared[0].exchange.model
+        rules = [rule for rule in self._config.slices if rule.feature and rule.model in ("", model)]
+        if not rules:
+            return iter([{} for case in prepared for _ in range(case.n_items)])
+        names = prepared[0].inputs
+        joined = {name: np.concatenate([case.inputs[name] for case in prepared]) for name in names}
+        return iter(features_of(rules, joined))
+
+    def _compared(
+        self, case: Prepared, divergences: Divergences, features: Sequence[dict[str, float]]
+    ) -> ComparedExchange:
+        exchange = case.exchange
+        assigner = self._assigners.get(exchange.model)
+        if assigner is None:
+            known = tuple(key for key in self._known if key.model == exchange.model)
+            assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
+        return ComparedExchange(
+            stream_sequence=case.stream_sequence,
+            payload=case.payload,
+            exchange=exchange,
+            version=VersionKey(
+                model=exchange.model,
+                candidate_version=exchange.version,
+                reference_digest=case.judge.runtime.artefact.digest,
+            ),
+            items=tuple(
+                _item(divergences, index, tuple(assigner.assign(exchange.attributes, of_item)), of_item)
+                for index, of_item in enumerate(features)
+            ),
+        )
+
+
+def _item(
+    divergences: Divergences, index: int, slices: tuple[SliceKey, ...], features: dict[str, float]
+) -> ComparedItem:
+    def number(name: str) -> float | None:
+        value = float(getattr(divergences, name)[index])
+        return None if value != value else value  # noqa: PLR0124 - not a number is null in the record
+
+    def flag(name: str) -> bool | None:
+        value = number(name)
+        return None if value is None else bool(value)
+
+    detail = _Detail(
+        candidate_top=int(divergences.candidate_top[index]),
+        reference_top=int(divergences.reference_top[index]),
+        candidate_not_finite=not divergences.candidate_finite[index],
+        reference_not_finite=not divergences.reference_finite[index],
+    )
+    return ComparedItem(
+        slices=slices,
+        features=features,
+        flip=flag("flip"),
+        topk=flag("topk"),
+        js=number("js"),
+        kl=number("kl"),
+        margin=number("margin"),
+        candidate_margin=number("candidate_margin"),
+        reference_margin=number("reference_margin"),
+        detail=_json(detail),
+    )
+
+
+def _json(record: msgspec.Struct) -> str:
+    return msgspec.json.encode(record).decode()

@@ -1,0 +1,176 @@
+r"""The comparator for classifiers: two distributions over the same classes, per item, in float64.
+
+With p the reference's and q the candidate's probabilities:
+
+- `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
+- `kl` = KL(p || q) = sum p ln(p / q): infinite where the candidate gives zero to what the reference does not.
+- `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
+- `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
+
+Equal values are ranked by class number on both sides, so that equal outputs never differ.
+
+A side is *finite* where it is a distribution. Logits may hold minus infinity (a masked class, probability zero)
+beside at least one finite value; not a number, plus infinity, and nothing but minus infinity make it not finite.
+Where only the candidate is not finite, `flip` and `topk` are 1, since it has no top class where the reference has
+one, and all else is undefined. Where the reference is not finite, everything is undefined: nothing can be said of
+the candidate. Either is told by its flag, and nothing undefined enters an average.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import OutputKind
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from shadow.comparator import Divergences, Flags, Values
+from shadow.runtime import Array
+
+LN2 = float(np.log(2.0))
+# A softmax quantised to 8 bits is off by up to 1/512 per class; what is further off is no distribution.
+SUM_TOLERANCE = 0.05
+NEGATIVE_TOLERANCE = 1e-6
+
+
+class ClassificationComparator:
+    """Compares classification outputs.
+
+    Parameters
+    ----------
+    output_kind
+        Whether the outputs are logits or probabilities.
+    top_k
+        Size of the set of top classes; at most the number of classes counts.
+    """
+
+    def __init__(self, output_kind: OutputKind, top_k: int) -> None:
+        self._output_kind = output_kind
+        self._top_k = top_k
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            (items, classes), floating point, logits or probabilities; at least two classes.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are said
+            to be probabilities and are not.
+        """
+        _check_shapes(candidate, reference)
+        candidate, reference = candidate.astype(np.float64), reference.astype(np.float64)
+        log_q, q_finite = self._log_probabilities(candidate, "candidate")
+        log_p, p_finite = self._log_probabilities(reference, "reference")
+        both = p_finite & q_finite
+        q, p = np.exp(log_q), np.exp(log_p)
+        candidate_margin, reference_margin = _gap(q), _gap(p)
+        # One finite side decides a flip only if it is the reference's.
+        flip = np.where(q_finite, _top(candidate) != _top(reference), True)
+        k = min(self._top_k, candidate.shape[1])
+        topk = np.where(q_finite, (_top_set(candidate, k) != _top_set(reference, k)).any(axis=1), True)
+        return Divergences(
+            flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            topk=np.where(p_finite, topk.astype(np.float64), np.nan),
+            js=np.where(both, _jensen_shannon(p, q), np.nan),
+            kl=np.where(both, _kullback_leibler(log_p, log_q), np.nan),
+            margin=np.where(both, np.abs(candidate_margin - reference_margin), np.nan),
+            candidate_margin=np.where(q_finite, candidate_margin, np.nan),
+            reference_margin=np.where(p_finite, reference_margin, np.nan),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            candidate_top=np.where(q_finite, _top(candidate), -1),
+            reference_top=np.where(p_finite, _top(reference), -1),
+        )
+
+    def _log_probabilities(self, output: Values, side: str) -> tuple[Values, Flags]:
+        """Return ln of the probabilities, and which items are finite; others hold the uniform distribution."""
+        if self._output_kind is OutputKind.PROBABILITIES:
+            finite: Flags = np.asarray(np.isfinite(output).all(axis=1))
+            safe = np.where(finite[:, np.newaxis], output, 1.0 / output.shape[1])
+            return _log_normalised(safe, side), finite
+        finite = np.asarray(~np.isnan(output).any(axis=1) & np.isfinite(output.max(axis=1)))
+        safe = np.where(finite[:, np.newaxis], output, 0.0)
+        shifted = safe - safe.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), finite
+
+
+def _check_shapes(candidate: Array, reference: Array) -> None:
+    for side, array in (("candidate", candidate), ("reference", reference)):
+        if array.dtype.kind != "f":
+            raise _output(
+                f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
+                "model return its logits or probabilities too, and name them in `models.output`"
+            )
+    if candidate.shape != reference.shape:
+        raise _output(
+            f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}"
+        )
+    if candidate.ndim != 2 or candidate.shape[1] < 2:
+        raise _output(
+            f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
+            "the classification output in `models.output`"
+        )
+
+
+def _log_normalised(probabilities: Values, side: str) -> Values:
+    total = probabilities.sum(axis=1, keepdims=True)
+    worst = float(np.abs(total - 1.0).max(initial=0.0))
+    lowest = float(probabilities.min(initial=0.0))
+    if worst > SUM_TOLERANCE or lowest < -NEGATIVE_TOLERANCE:
+        raise _output(
+            f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
+            f"{lowest:.3g}): if these are logits, set `models.output_kind`"
+        )
+    clipped = np.maximum(probabilities, 0.0)
+    with np.errstate(divide="ignore"):
+        log: Values = np.log(clipped / clipped.sum(axis=1, keepdims=True))
+    return log
+
+
+def _kullback_leibler(log_p: Values, log_q: Values) -> Values:
+    p = np.exp(log_p)
+    # A class that the reference rules out costs nothing, whatever the candidate says of it.
+    with np.errstate(invalid="ignore"):
+        terms = np.where(p > 0, p * (log_p - log_q), 0.0)
+    # Rounding may take the sum of nearly equal distributions below zero.
+    divergence: Values = np.maximum(terms.sum(axis=1), 0.0)
+    return divergence
+
+
+def _jensen_shannon(p: Values, q: Values) -> Values:
+    middle = (p + q) / 2
+    halves = [
+        np.where(
+            side > 0, side * np.log(np.where(side > 0, side / np.where(middle > 0, middle, 1.0), 1.0)), 0
+        )
+        for side in (p, q)
+    ]
+    divergence: Values = np.clip((halves[0] + halves[1]).sum(axis=1) / 2, 0.0, LN2)
+    return divergence
+
+
+def _gap(probabilities: Values) -> Values:
+    two = np.partition(probabilities, -2, axis=1)[:, -2:]
+    gap: Values = two[:, 1] - two[:, 0]
+    return gap
+
+
+def _top(output: Values) -> npt.NDArray[np.int64]:
+    top: npt.NDArray[np.int64] = np.argmax(output, axis=1)
+    return top
+
+
+def _top_set(output: Values, k: int) -> Flags:
+    """Return which classes are among the k top ones : (items, classes); of equal values the lower class is."""
+    threshold = np.partition(output, -k, axis=1)[:, -k, np.newaxis]
+    above = output > threshold
+    level = output == threshold
+    room = k - above.sum(axis=1, keepdims=True)
+    chosen: Flags = above | (level & (np.cumsum(level, axis=1) <= room))
+    return chosen
+
+
+def _output(detail: str) -> QuarantineError:
+    return QuarantineError(QuarantineReason.OUTPUT, detail)

@@ -1,0 +1,22 @@
+"""Which CUDA devices this machine really has: ONNX Runtime's own answers describe its build, not the machine."""
+
+import ctypes
+
+_NAME_BYTES = 128
+
+
+def cuda_devices() -> tuple[str, ...]:
+    """Return the names of the CUDA devices that the driver shows to this process; empty without a driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return ()
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return ()
+    names = []
+    for index in range(count.value):
+        name = ctypes.create_string_buffer(_NAME_BYTES)
+        known = driver.cuDeviceGetName(name, _NAME_BYTES, index) == 0
+        names.append(name.value.decode(errors="replace") if known else f"device {index}")
+    return tuple(names)

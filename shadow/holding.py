@@ -1,0 +1,47 @@
+"""The deliveries that a worker has in hand: kept alive on the stream while work on them goes on."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Delivery
+
+
+class Holding:
+    """Knows what is in hand. All of it belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Delivery] = {}
+
+    def take(self, delivery: Delivery) -> None:
+        """Keep a delivery alive from now on."""
+        self._held[delivery.sequence] = delivery
+
+    def release(self, deliveries: Iterable[Delivery]) -> None:
+        """Care for them no more: what was not acknowledged comes again."""
+        for delivery in deliveries:
+            self._held.pop(delivery.sequence, None)
+
+    async def beat(self) -> None:
+        """Ask the stream for more time for everything in hand."""
+        for delivery in list(self._held.values()):
+            with contextlib.suppress(RetryError):  # away: it will be delivered again, and stored once
+                await delivery.in_progress()
+
+
+async def acknowledge(deliveries: Iterable[Delivery]) -> None:
+    """Mark deliveries as done; what the stream does not confirm comes again and is stored once."""
+    await asyncio.gather(*(_quietly(delivery) for delivery in deliveries))
+
+
+async def give_back(deliveries: Iterable[Delivery]) -> None:
+    """Have deliveries given to another worker at once."""
+    for delivery in deliveries:
+        with contextlib.suppress(RetryError):  # away: they come again after `ack_wait_s`
+            await delivery.nak(0.0)
+
+
+async def _quietly(delivery: Delivery) -> None:
+    with contextlib.suppress(RetryError):
+        await delivery.ack()

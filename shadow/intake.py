@@ -1,0 +1,79 @@
+"""Reads a message of the stream and makes sure that the record can hold it."""
+
+import re
+from datetime import UTC
+
+import msgspec
+
+from quantdrift.core.codec import decode_exchange, decode_tally
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange, Sampling, StratumCount, Tally
+
+_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+
+def read_exchange(wire: bytes) -> Exchange:
+    """Return the exchange in `wire`, its texts free of what Postgres cannot hold.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: no exchange, or one whose id, time or probabilities are none.
+    """
+    exchange = decode_exchange(wire)
+    if not _ID.fullmatch(exchange.id):
+        raise _decode("its id is not 32 hexadecimal digits")
+    if exchange.captured_at.tzinfo is None:
+        raise _decode("its capture time has no zone")
+    sampling = exchange.sampling
+    if not (0 < sampling.pi1 <= 1 and 0 < sampling.pi2 <= 1):
+        raise _decode(f"its inclusion probabilities are {sampling.pi1:g} and {sampling.pi2:g}")
+    return msgspec.structs.replace(
+        exchange,
+        captured_at=exchange.captured_at.astimezone(UTC),
+        source=_clean(exchange.source),
+        model=_clean(exchange.model),
+        version=_clean(exchange.version),
+        attributes={_clean(key): _clean(value) for key, value in exchange.attributes.items()},
+        trace=_clean(exchange.trace),
+        sampling=_clean_sampling(sampling),
+    )
+
+
+def read_tally(wire: bytes) -> Tally:
+    """Return the tally in `wire`, its texts free of what Postgres cannot hold.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `decode`: no tally, or one whose boot or time is none.
+    """
+    tally = decode_tally(wire)
+    if not _ID.fullmatch(tally.boot):
+        raise _decode("its boot is not 32 hexadecimal digits")
+    if tally.at.tzinfo is None:
+        raise _decode("its time has no zone")
+    strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
+    return msgspec.structs.replace(
+        tally, at=tally.at.astimezone(UTC), source=_clean(tally.source), strata=strata
+    )
+
+
+def _clean_sampling(sampling: Sampling) -> Sampling:
+    return msgspec.structs.replace(
+        sampling,
+        header_stratum=_clean(sampling.header_stratum),
+        body_stratum=_clean(sampling.body_stratum),
+    )
+
+
+def _clean_stratum(stratum: StratumCount) -> StratumCount:
+    return msgspec.structs.replace(stratum, stratum=_clean(stratum.stratum))
+
+
+def _clean(text: str) -> str:
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+def _decode(detail: str) -> QuarantineError:
+    return QuarantineError(QuarantineReason.DECODE, detail)

@@ -1,0 +1,92 @@
+"""What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
+
+from collections import Counter
+
+from quantdrift.core import telemetry
+from quantdrift.core.clock import Clock
+from quantdrift.core.telemetry import Telemetry
+from storage.rows import StoreBatch, Written
+
+READY_S = 30.0
+
+
+class Meters:
+    """Feeds the shadow's instruments.
+
+    Parameters
+    ----------
+    meter
+        The role's telemetry.
+    clock
+        For the age of what is stored.
+    """
+
+    def __init__(self, meter: Telemetry, clock: Clock) -> None:
+        self._clock = clock
+        self._compared = meter.counter(telemetry.COMPARED)
+        self._skipped = meter.counter(telemetry.SKIPPED)
+        self._replay_time = meter.histogram(telemetry.REPLAY_TIME)
+        self._batch_items = meter.histogram(telemetry.BATCH_ITEMS)
+        self._staleness = meter.histogram(telemetry.STALENESS)
+        self._store_errors = meter.counter(telemetry.STORE_ERRORS)
+        self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
+        self._overflown: dict[str, int] = {}
+
+    def replayed(self, batch: StoreBatch, duration_s: float, overflow: dict[str, int]) -> None:
+        """Note a replay; `overflow` counts from the start, per model."""
+        if batch.compared:
+            labels = {"model": batch.compared[0].exchange.model}
+            self._replay_time.record(duration_s, labels)
+            self._batch_items.record(sum(len(compared.items) for compared in batch.compared), labels)
+        for model, count in overflow.items():
+            self._overflow.add(count - self._overflown.get(model, 0), {"model": model})
+        self._overflown = overflow
+
+    def stored(self, batch: StoreBatch, written: Written) -> None:
+        """Note a transaction that has committed."""
+        now = self._clock.now()
+        skipped: Counter[tuple[str, str]] = Counter()
+        for index, compared in enumerate(batch.compared):
+            exchange = compared.exchange
+            if index in written.too_late:
+                skipped[exchange.model, "too_late"] += 1
+                continue
+            labels = {"model": exchange.model}
+            self._compared.add(1, labels)
+            self._staleness.record(max((now - exchange.captured_at).total_seconds(), 0.0), labels)
+        skipped.update((case.model, case.reason.value) for case in batch.quarantined)
+        skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
+        for (model, reason), count in skipped.items():
+            self._skipped.add(count, {"model": model, "reason": reason})
+
+    def store_failed(self) -> None:
+        """Note a transaction that will be tried again."""
+        self._store_errors.add(1)
+
+
+class Health:
+    """When the servers were last heard of.
+
+    Parameters
+    ----------
+    clock
+        Monotonic time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stream_s: float | None = None
+        self._record_s: float | None = None
+
+    def stream_answered(self) -> None:
+        """Note that the stream gave an answer."""
+        self._stream_s = self._clock.monotonic_s()
+
+    def record_answered(self) -> None:
+        """Note that Postgres gave an answer."""
+        self._record_s = self._clock.monotonic_s()
+
+    def ready(self) -> bool:
+        """Return whether both were heard of within the last `READY_S` seconds."""
+        now_s = self._clock.monotonic_s()
+        return all(at is not None and now_s - at <= READY_S for at in (self._stream_s, self._record_s))

@@ -1,0 +1,145 @@
+"""The reader: takes messages from the stream and groups them into batches.
+
+A message that was delivered before may be what ended a worker. It goes alone, with nothing else in flight, in
+random order among its like, and while such messages come one is fetched at a time: whatever kills the process
+takes hardly another with it to its last delivery.
+"""
+
+import logging
+import random
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Shadow
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Consumer, Delivery
+from quantdrift.core.process import Stop
+from shadow.batcher import Batcher
+from shadow.holding import Holding, give_back
+from shadow.meters import Health
+from shadow.references import References
+from shadow.replay import Prepared
+from shadow.stages import Stages, Taken
+from shadow.triage import triage
+
+_LOG = logging.getLogger(__name__)
+_LONGEST_FETCH_S = 1.0  # how long a stop may go unseen
+_PAUSE_S = 0.5
+_NOT_REPLAYED = "not replayed"
+
+
+class Reader:
+    """Reads the stream of exchanges. One task calls it.
+
+    Parameters
+    ----------
+    shadow
+        Batch sizes and bounds.
+    consumer
+        Of the stream of exchanges.
+    references
+        Which reference answers for which version.
+    stages
+        Where batches go.
+    holding
+        What is in hand.
+    health, clock
+        What is told to the outside, and time.
+    stop
+        Whether the process is to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        shadow: Shadow,
+        consumer: Consumer,
+        references: References,
+        stages: Stages,
+        holding: Holding,
+        health: Health,
+        clock: Clock,
+        stop: Stop,
+    ) -> None:
+        self._shadow = shadow
+        self._consumer = consumer
+        self._references = references
+        self._stages = stages
+        self._holding = holding
+        self._health = health
+        self._clock = clock
+        self._stop = stop
+        self._careful = False
+        self._batcher: Batcher[Taken] = Batcher(
+            max_items=shadow.batch_items, max_bytes=shadow.fetch_bytes, delay_s=shadow.batch_delay_s
+        )
+
+    async def read_once(self) -> None:
+        """Fetch once, and pass on the batches that are full or have waited long enough."""
+        wanted = 1 if self._careful else self._shadow.batch_items
+        wait_s = min(max(self._batcher.wait_s(self._clock.monotonic_s()), 0.01), _LONGEST_FETCH_S)
+        try:
+            deliveries = await self._consumer.fetch(
+                wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s
+            )
+        except RetryError as error:
+            _LOG.debug("%s", error)
+            await self.flush()
+            await self._stop.wait(_PAUSE_S)
+            return
+        self._health.stream_answered()
+        for delivery in deliveries:
+            self._holding.take(delivery)
+        for delivery in deliveries:
+            if delivery.n_delivered == 1:
+                await self._add(delivery)
+        again = [delivery for delivery in deliveries if delivery.n_delivered > 1]
+        self._careful = bool(again)
+        if again:
+            await self._alone(again)
+        elif len(deliveries) < wanted:  # the stream is empty: nothing to wait for
+            await self.flush()
+        else:
+            await self._put(self._batcher.due(self._clock.monotonic_s()))
+
+    async def flush(self) -> None:
+        """Pass on everything that is waiting for its batch to fill."""
+        await self._put(self._batcher.flush())
+
+    async def _add(self, delivery: Delivery) -> None:
+        taken = self._taken(delivery)
+        case = taken.case
+        complete = self._batcher.add(
+            case.signature if isinstance(case, Prepared) else _NOT_REPLAYED,
+            taken,
+            n_items=case.n_items if isinstance(case, Prepared) else 1,
+            n_bytes=len(delivery.data),
+            now_s=self._clock.monotonic_s(),
+        )
+        await self._put(complete)
+
+    async def _alone(self, deliveries: list[Delivery]) -> None:
+        """Pass messages on one by one, each when nothing else is in flight."""
+        await self.flush()
+        random.SystemRandom().shuffle(deliveries)
+        for delivery in deliveries:
+            await self._stages.drained()
+            if self._stop.is_set():
+                self._holding.release([delivery])
+                await give_back([delivery])
+                continue
+            await self._stages.put([self._taken(delivery)])
+        await self._stages.drained()
+
+    async def _put(self, batches: list[list[Taken]]) -> None:
+        for batch in batches:
+            await self._stages.put(batch)
+
+    def _taken(self, delivery: Delivery) -> Taken:
+        case = triage(
+            delivery.data,
+            sequence=delivery.sequence,
+            n_delivered=delivery.n_delivered,
+            max_deliveries=self._shadow.max_deliveries,
+            references=self._references,
+        )
+        return Taken(delivery=delivery, case=case)

@@ -1,0 +1,203 @@
+"""Replays a batch and compares it: a pure function from captured exchanges to divergences."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange
+from shadow.comparator import Divergences
+from shadow.references import Judge
+from shadow.runtime import Array, ReferenceRuntime, TensorSpec
+from shadow.tensor import decode
+
+Entry = TypeVar("Entry")
+Result = TypeVar("Result")
+
+
+class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange that is ready to be replayed.
+
+    Parameters
+    ----------
+    stream_sequence, payload
+        Its place in the stream and its wire form.
+    exchange
+        As captured.
+    judge
+        What it is measured with.
+    inputs
+        Name to array : (items, ...), as the reference takes them.
+    """
+
+    stream_sequence: int
+    payload: bytes
+    exchange: Exchange
+    judge: Judge
+    inputs: dict[str, Array]
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return len(next(iter(self.inputs.values())))
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What exchanges must share to be replayed together: version, and names, types and shapes of inputs."""
+        shapes = tuple(
+            (name, array.dtype.str, array.shape[1:]) for name, array in sorted(self.inputs.items())
+        )
+        return (self.exchange.model, self.exchange.version, shapes)
+
+
+Outcome = Divergences | QuarantineError
+
+
+class _Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs that are compared : (items, ...) each."""
+
+    judge: Judge
+    candidate: Array
+    reference: Array
+
+
+def compare_batch(batch: Sequence[Prepared]) -> list[Outcome]:
+    """Return, per exchange, the divergences of its items or why it is set aside.
+
+    All exchanges are replayed together, and compared together. Where that fails, halves are tried, down to single
+    exchanges: only those that fail alone are set aside, nothing else pays for them.
+
+    Parameters
+    ----------
+    batch
+        Exchanges with one signature; at least one.
+    """
+    replayed = _together(batch, _replay)
+    pairs = [_pair(entry, outputs) for entry, outputs in zip(batch, replayed, strict=True)]
+    compared = iter(_together([pair for pair in pairs if isinstance(pair, _Pair)], _compare))
+    return [next(compared) if isinstance(pair, _Pair) else pair for pair in pairs]
+
+
+def _together(
+    entries: Sequence[Entry], work: Callable[[Sequence[Entry]], Sequence[Result]]
+) -> list[Result | QuarantineError]:
+    """Do `work` on all entries at once, or on halves where it refuses them; the error of each that fails alone."""
+    if not entries:
+        return []
+    try:
+        return [*work(entries)]
+    except QuarantineError as error:
+        if len(entries) == 1:
+            return [error]
+    half = len(entries) // 2
+    return [*_together(entries[:half], work), *_together(entries[half:], work)]
+
+
+def _replay(entries: Sequence[Prepared]) -> list[dict[str, Array]]:
+    """Return the reference's outputs of each exchange, items along the first dimension."""
+    judge = entries[0].judge
+    joined = {name: np.concatenate([entry.inputs[name] for entry in entries]) for name in entries[0].inputs}
+    n_items = sum(entry.n_items for entry in entries)
+    if judge.model.batched:
+        size = _fixed_size(judge.runtime.inputs) or n_items
+        outputs = _in_steps(judge.runtime, joined, n_items, size)
+    else:
+        alone = [
+            judge.runtime.run({name: array[item] for name, array in joined.items()})
+            for item in range(n_items)
+        ]
+        outputs = {name: _stacked([one[name] for one in alone]) for name in alone[0]}
+    ends = np.cumsum([entry.n_items for entry in entries])[:-1]
+    parts = {name: np.split(array, ends) for name, array in outputs.items() if len(array) == n_items}
+    return [{name: part[index] for name, part in parts.items()} for index in range(len(entries))]
+
+
+def _in_steps(
+    runtime: ReferenceRuntime, inputs: dict[str, Array], n_items: int, size: int
+) -> dict[str, Array]:
+    """Run `size` items at a time; the last step is filled up with its last item. Outputs without items are left out."""
+    steps: list[dict[str, Array]] = []
+    for begin in range(0, n_items, size):
+        rows = np.minimum(np.arange(begin, begin + size), n_items - 1)
+        step = inputs if size == n_items else {name: array[rows] for name, array in inputs.items()}
+        steps.append(runtime.run(step))
+    names = [name for name in steps[0] if all(step[name].shape[:1] == (size,) for step in steps)]
+    return {name: np.concatenate([step[name] for step in steps])[:n_items] for name in names}
+
+
+def _stacked(outputs: list[Array]) -> Array:
+    """Return outputs of single items as one array; of different shapes as an empty one, which holds no item."""
+    if len({output.shape for output in outputs}) > 1:
+        return np.empty(0)
+    return np.stack(outputs)
+
+
+def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
+    """Return how many items the reference insists on, None where any number will do."""
+    return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
+
+
+def _pair(entry: Prepared, outputs: dict[str, Array] | QuarantineError) -> _Pair | QuarantineError:
+    if isinstance(outputs, QuarantineError):
+        return outputs
+    try:
+        name = _output_name(entry)
+        captured = next(tensor for tensor in entry.exchange.outputs if tensor.name == name)
+        candidate = decode(captured)
+    except QuarantineError as error:
+        return QuarantineError(QuarantineReason.OUTPUT, error.detail)
+    if not entry.judge.model.batched:
+        candidate = candidate[np.newaxis]
+    if name not in outputs:
+        return QuarantineError(
+            QuarantineReason.OUTPUT, f"the reference's `{name}` does not hold one entry per item"
+        )
+    if candidate.shape[:1] != (entry.n_items,):
+        return QuarantineError(
+            QuarantineReason.OUTPUT,
+            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items",
+        )
+    reference = outputs[name]
+    if not entry.judge.model.batched:
+        candidate, reference = _one_row(candidate), _one_row(reference)
+    return _Pair(judge=entry.judge, candidate=candidate, reference=reference)
+
+
+def _one_row(output: Array) -> Array:
+    """Return the output of a single item : (1, ...), without a first dimension of 1 of its own."""
+    return output[0] if output.ndim > 2 and output.shape[1] == 1 else output
+
+
+def _output_name(entry: Prepared) -> str:
+    given = [tensor.name for tensor in entry.exchange.outputs]
+    known = [spec.name for spec in entry.judge.runtime.outputs]
+    wanted = entry.judge.model.output
+    common = [name for name in known if name in given and wanted in ("", name)]
+    if not common:
+        asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
+        raise QuarantineError(
+            QuarantineReason.OUTPUT,
+            f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
+            "see `models.output`",
+        )
+    return common[0]
+
+
+def _compare(pairs: Sequence[_Pair]) -> list[Divergences]:
+    """Compare all items at once and hand each exchange its own."""
+    for side in ([pair.candidate for pair in pairs], [pair.reference for pair in pairs]):
+        if len({(array.shape[1:], array.dtype) for array in side}) > 1:
+            raise QuarantineError(QuarantineReason.OUTPUT, "outputs of different shapes in one batch")
+    everything = pairs[0].judge.comparator.compare(
+        np.concatenate([pair.candidate for pair in pairs]), np.concatenate([pair.reference for pair in pairs])
+    )
+    ends = np.cumsum([len(pair.candidate) for pair in pairs])
+    return [
+        Divergences(**{name: getattr(everything, name)[end - len(pair.candidate) : end] for name in _FIELDS})
+        for pair, end in zip(pairs, ends.tolist(), strict=True)
+    ]
+
+
+_FIELDS = Divergences.__struct_fields__

@@ -1,0 +1,142 @@
+"""The two stages behind the reader: replaying in a thread, and storing. They work at the same time."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.jetstream import Delivery
+from quantdrift.core.process import Stop
+from shadow.assessor import Assessor
+from shadow.holding import Holding, acknowledge, give_back
+from shadow.meters import Health, Meters
+from shadow.storing import until_stored
+from shadow.triage import Case
+from storage.rows import StoreBatch
+from storage.writer import Writer
+
+_LOG = logging.getLogger(__name__)
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """A message of the stream with what is to become of it."""
+
+    delivery: Delivery
+    case: Case
+
+
+class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that waits to be stored."""
+
+    deliveries: tuple[Delivery, ...]
+    batch: StoreBatch
+
+
+class Stages:
+    """Replays and stores batches in the order they come.
+
+    `replay_one` and `store_one` are each called again and again by one task. Whatever they raise, the batch they
+    had is let go, so that it comes again, and `drained` does not wait for it.
+
+    Parameters
+    ----------
+    assessor
+        Replays and compares; called in `thread` only.
+    thread
+        An executor with one thread.
+    writer
+        Stores.
+    holding
+        What is in hand.
+    meters, health, clock
+        What is told to the outside.
+    stop
+        Whether the process is to end: then what Postgres does not take at once is given back to the stream.
+    store_limit_s
+        Longest transaction.
+    """
+
+    def __init__(
+        self,
+        *,
+        assessor: Assessor,
+        thread: Executor,
+        writer: Writer,
+        holding: Holding,
+        meters: Meters,
+        health: Health,
+        clock: Clock,
+        stop: Stop,
+        store_limit_s: float,
+    ) -> None:
+        self._assessor = assessor
+        self._thread = thread
+        self._writer = writer
+        self._holding = holding
+        self._meters = meters
+        self._health = health
+        self._clock = clock
+        self._stop = stop
+        self._store_limit_s = store_limit_s
+        self._to_replay: asyncio.Queue[list[Taken]] = asyncio.Queue(maxsize=1)
+        self._to_store: asyncio.Queue[_Assessed] = asyncio.Queue(maxsize=1)
+
+    async def put(self, batch: list[Taken]) -> None:
+        """Hand in a batch; waits while the one before it is waiting too."""
+        await self._to_replay.put(batch)
+
+    async def drained(self) -> None:
+        """Wait until every batch that was handed in is stored or let go."""
+        await self._to_replay.join()
+
+    async def replay_one(self) -> None:
+        """Replay the next batch and hand it on to be stored."""
+        taken = await self._to_replay.get()
+        deliveries = tuple(one.delivery for one in taken)
+        try:
+            batch = await self._assess([one.case for one in taken])
+            await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
+        except BaseException:
+            self._let_go(deliveries)
+            raise
+
+    async def store_one(self) -> None:
+        """Store the next batch, then acknowledge it."""
+        assessed = await self._to_store.get()
+        try:
+            written = await until_stored(
+                lambda: self._writer.store(assessed.batch),
+                self._stop,
+                limit_s=self._store_limit_s,
+                failed=self._meters.store_failed,
+            )
+            if written is None:
+                await give_back(assessed.deliveries)
+                return
+            self._health.record_answered()
+            self._meters.stored(assessed.batch, written)
+            if aside := assessed.batch.quarantined:
+                _LOG.warning(
+                    "set aside %d messages, the first one for %s: %s",
+                    len(aside),
+                    aside[0].reason,
+                    aside[0].detail,
+                )
+            await acknowledge(assessed.deliveries)
+        finally:
+            self._let_go(assessed.deliveries)
+
+    async def _assess(self, cases: Sequence[Case]) -> StoreBatch:
+        loop = asyncio.get_running_loop()
+        began_s = self._clock.monotonic_s()
+        work: Callable[[], StoreBatch] = lambda: self._assessor.assess(cases, self._clock.now())  # noqa: E731
+        batch = await loop.run_in_executor(self._thread, work)
+        self._meters.replayed(batch, self._clock.monotonic_s() - began_s, self._assessor.overflow())
+        return batch
+
+    def _let_go(self, deliveries: Sequence[Delivery]) -> None:
+        self._holding.release(deliveries)
+        self._to_replay.task_done()

@@ -1,0 +1,211 @@
+"""The shadow worker: stream, replay, record, acknowledge. Nothing is acknowledged before it is stored.
+
+Reading, replaying and storing go on at once, each with one batch in hand and at most one waiting between them.
+That and `fetch_bytes` bound the memory whatever is down: with Postgres away the stages fill up, the messages in
+hand are kept alive on the stream, and the rest waits there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from quantdrift.core.admin import Admin
+from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Reference
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import Stop, supervise
+from quantdrift.core.telemetry import Telemetry
+from shadow.assessor import Assessor
+from shadow.holding import Holding
+from shadow.meters import Health, Meters
+from shadow.onnx_runtime import OnnxRuntime
+from shadow.reader import Reader
+from shadow.references import References
+from shadow.runtime import ReferenceRuntime
+from shadow.stages import Stages
+from shadow.tallies import TallyIntake
+from storage.database import Database
+from storage.writer import Writer
+
+_LOG = logging.getLogger(__name__)
+_CONNECT_PAUSE_S = 1.0
+_PING_S = 10.0
+_BEATS_PER_WAIT = 3
+
+Found = TypeVar("Found")
+
+
+async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
+    """Replay exchanges until `stop`; return the exit code.
+
+    Parameters
+    ----------
+    config
+        The whole configuration.
+    secrets
+        The address of Postgres.
+    stop
+        Set by SIGTERM: the batches in hand are finished, or given back where Postgres is away.
+
+    Raises
+    ------
+    OperatorError
+        A reference is missing or is itself quantised, the device is not there, the database has no schema, or a
+        server refuses the configuration.
+    """
+    os.nice(config.shadow.nice)  # before any thread: each inherits it
+    clock = SystemClock()
+    name = f"{socket.gethostname()}:{os.getpid()}"
+    health = Health(clock)
+    telemetry = Telemetry("quantdrift-shadow", config.telemetry.resource)
+    admin = Admin(config.shadow.admin, health.ready)
+    await admin.start()
+    try:
+        references = await asyncio.to_thread(_load_references, config)
+        for model in config.models:
+            if not model.references:
+                _LOG.warning("model %s has no reference: its versions stay unknown", model.name)
+        async with Database(secrets.dsn, config.storage) as database:
+            known = await _when_there(Writer(database, clock).slices, stop)
+            queue = await _when_there(lambda: Queue.connect(config.stream, client_name=name), stop)
+            if known is None or queue is None:
+                return 0
+            health.record_answered()
+            try:
+                await _work(
+                    config=config,
+                    references=references,
+                    assessor=Assessor(config, name, known),
+                    database=database,
+                    queue=queue,
+                    meters=Meters(telemetry, clock),
+                    health=health,
+                    clock=clock,
+                    stop=stop,
+                    name=name,
+                )
+            finally:
+                await queue.close()
+    finally:
+        await admin.stop()
+        telemetry.close()
+    return 0
+
+
+async def _work(
+    *,
+    config: Config,
+    references: References,
+    assessor: Assessor,
+    database: Database,
+    queue: Queue,
+    meters: Meters,
+    health: Health,
+    clock: Clock,
+    stop: Stop,
+    name: str,
+) -> None:
+    shadow = config.shadow
+    # A transaction holds a handful of statements, each bounded by the server itself.
+    store_limit_s = 2 * config.storage.statement_timeout_s + 10
+    exchanges = await _when_there(lambda: queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s), stop)
+    tallies = await _when_there(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
+    if exchanges is None or tallies is None:
+        return
+    holding = Holding()
+    end = Stop()  # set when the stages are empty
+
+    async def beat() -> None:
+        await holding.beat()
+        await end.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
+
+    async def ping() -> None:
+        with contextlib.suppress(RetryError):
+            await database.ping()
+            health.record_answered()
+        await end.wait(_PING_S)
+
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as thread:
+        stages = Stages(
+            assessor=assessor,
+            thread=thread,
+            writer=Writer(database, clock),
+            holding=holding,
+            meters=meters,
+            health=health,
+            clock=clock,
+            stop=stop,
+            store_limit_s=store_limit_s,
+        )
+        reader = Reader(
+            shadow=shadow,
+            consumer=exchanges,
+            references=references,
+            stages=stages,
+            holding=holding,
+            health=health,
+            clock=clock,
+            stop=stop,
+        )
+        intake = TallyIntake(
+            consumer=tallies,
+            writer=Writer(database, clock),
+            worker=name,
+            meters=meters,
+            stop=stop,
+            max_deliveries=shadow.max_deliveries,
+            fetch_bytes=shadow.fetch_bytes,
+            store_limit_s=store_limit_s,
+        )
+        behind = [
+            asyncio.create_task(supervise(title, work, end))
+            for title, work in (
+                ("replaying", stages.replay_one),
+                ("storing", stages.store_one),
+                ("keeping alive", beat),
+                ("asking Postgres", ping),
+            )
+        ]
+        try:
+            await asyncio.gather(
+                supervise("reading exchanges", reader.read_once, stop),
+                supervise("reading tallies", intake.take_once, stop),
+            )
+            await reader.flush()
+            await stages.drained()
+        finally:
+            end.set()
+            for task in behind:
+                task.cancel()
+            await asyncio.gather(*behind, return_exceptions=True)
+
+
+def _load_references(config: Config) -> References:
+    def load(reference: Reference) -> ReferenceRuntime:
+        return OnnxRuntime(
+            Path(reference.path),
+            provider=config.shadow.provider,
+            threads=config.shadow.threads,
+            allow_reduced_precision=reference.allow_reduced_precision,
+        )
+
+    return References(config.models, load)
+
+
+async def _when_there(connect: Callable[[], Awaitable[Found]], stop: Stop) -> Found | None:
+    """Call `connect` until the server is there; return None where the end was asked for first."""
+    while not stop.is_set():
+        try:
+            return await connect()
+        except RetryError as error:
+            _LOG.warning("%s: again in %g s", error, _CONNECT_PAUSE_S)
+            await stop.wait(_CONNECT_PAUSE_S)
+    return None

@@ -1,0 +1,156 @@
+"""What a shadow worker hands to the writer: one record per compared exchange, not one per column."""
+
+from datetime import datetime
+
+import msgspec
+
+from quantdrift.core.errors import QuarantineReason
+from quantdrift.core.records import Exchange
+from quantdrift.core.slices import SliceKey
+
+
+class VersionKey(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate version with its reference.
+
+    Parameters
+    ----------
+    model, candidate_version
+        As the exchange names them.
+    reference_digest
+        Empty where the version has no reference.
+    """
+
+    model: str
+    candidate_version: str
+    reference_digest: str
+
+
+class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The divergence of one item; None where it is undefined.
+
+    Parameters
+    ----------
+    slices
+        Every slice it belongs to.
+    features
+        Input features that slices use, finite ones only.
+    flip, topk
+        Whether the top class, and the set of the k top classes, differ.
+    js, kl
+        Nats; `kl` may be infinite.
+    margin, candidate_margin, reference_margin
+        Change of the gap of the two top probabilities, and that gap on either side.
+    detail
+        What else the comparator says, as the text of a JSON object, or None.
+    """
+
+    slices: tuple[SliceKey, ...]
+    features: dict[str, float]
+    flip: bool | None
+    topk: bool | None
+    js: float | None
+    kl: float | None
+    margin: float | None
+    candidate_margin: float | None
+    reference_margin: float | None
+    detail: str | None
+
+
+class ComparedExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """One exchange that was replayed.
+
+    Parameters
+    ----------
+    stream_sequence, payload
+        Its place in the stream and its wire form, in case it has to be quarantined.
+    exchange
+        As captured.
+    version
+        Candidate and reference.
+    items
+        One entry per item, in order.
+    """
+
+    stream_sequence: int
+    payload: bytes
+    exchange: Exchange
+    version: VersionKey
+    items: tuple[ComparedItem, ...]
+
+
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is set aside.
+
+    Parameters
+    ----------
+    stream_sequence, payload
+        Its place in the stream and the message itself, which the writer may leave out.
+    reason, detail
+        Why, and in words without any payload.
+    exchange_id, model, captured_at
+        Where they could be read.
+    """
+
+    stream_sequence: int
+    payload: bytes
+    reason: QuarantineReason
+    detail: str
+    exchange_id: str | None = None
+    model: str = ""
+    captured_at: datetime | None = None
+
+
+class Unreferenced(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange whose candidate version has no reference: it is counted, not compared.
+
+    Parameters
+    ----------
+    version
+        With an empty digest.
+    captured_at
+        When it was captured.
+    """
+
+    version: VersionKey
+    captured_at: datetime
+
+
+class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """What one transaction stores.
+
+    Parameters
+    ----------
+    worker
+        The shadow worker.
+    at
+        When it was read from the stream: stands in where nothing in it tells a capture time.
+    compared, quarantined, unreferenced
+        What became of the exchanges.
+    references
+        Per reference digest what the reference is, as the text of a JSON object.
+    provenance
+        What replayed it, as the text of a JSON object.
+    """
+
+    worker: str
+    at: datetime
+    compared: tuple[ComparedExchange, ...] = ()
+    quarantined: tuple[Quarantined, ...] = ()
+    unreferenced: tuple[Unreferenced, ...] = ()
+    references: dict[str, str] = {}
+    provenance: str = "{}"
+
+
+class Written(msgspec.Struct, frozen=True, kw_only=True):
+    """What a transaction changed.
+
+    Parameters
+    ----------
+    n_rows
+        Rows that were not there before.
+    too_late
+        Indices into `compared` of exchanges that no partition takes any more.
+    """
+
+    n_rows: int
+    too_late: frozenset[int] = frozenset()

@@ -1,0 +1,335 @@
+"""The shadow's door to the record: one transaction per batch, written by COPY, safe to repeat.
+
+Nothing is acknowledged to the stream before the transaction has committed, so everything here may be asked to
+store what is stored already: rows, quarantined messages and tallies are there once, whatever happens.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import delete, insert, select, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import MIB
+from quantdrift.core.errors import OperatorError, QuarantineReason
+from quantdrift.core.records import Policy, Predicate, Tally
+from quantdrift.core.slices import SliceKey
+from storage import tables
+from storage.bulk import comparison_rows, day_of, insert_comparisons
+from storage.database import Database
+from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
+
+PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
+_HOUR_S: Final = 3600.0
+_UNDEFINED_TABLE: Final = "42P01"
+_NO_REFERENCE: Final = "no_reference"
+
+
+class Writer:
+    """Stores what a shadow worker compared. One task uses it.
+
+    Ids of policies, candidate versions and slices are remembered once their transaction has committed.
+
+    Parameters
+    ----------
+    database
+        Where to.
+    clock
+        For the allowance of payloads: a wrong configuration sets everything aside, and must not fill the disk.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
+        self._versions: dict[VersionKey, int] = {}
+        self._policies: dict[str, int] = {}
+        self._slices: dict[tuple[str, str], int] = {}
+
+    async def slices(self) -> list[SliceKey]:
+        """Return every slice the record knows, oldest first.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away.
+        OperatorError
+            The database has no schema yet.
+        """
+        wanted = select(
+            tables.Slice.model, tables.Slice.name, tables.Slice.predicate, tables.Slice.definition
+        )
+        try:
+            async with self._database.begin() as connection:
+                rows = (await connection.execute(wanted.order_by(tables.Slice.id))).all()
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", "") != _UNDEFINED_TABLE:
+                raise
+            raise OperatorError(
+                "the database has no quantdrift schema: run `quantdrift db upgrade`"
+            ) from error
+        return [
+            SliceKey(
+                model=row.model,
+                name=row.name,
+                predicate=row.predicate,
+                where=msgspec.convert(row.definition["where"], tuple[Predicate, ...]),
+            )
+            for row in rows
+        ]
+
+    async def store(self, batch: StoreBatch) -> Written:
+        """Store a batch in one transaction: what its rows point to, one `batch` row, its comparisons.
+
+        A batch of which nothing is new leaves no `batch` row. Exchanges without a reference are counted every
+        time they come: nothing of them is kept that would tell a second time from the first.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away or busy: nothing is stored, the same call may succeed later.
+        """
+        async with self._database.begin() as connection:
+            versions, policies, slices = await self._ids(connection, batch)
+            skipped = Counter(await _quarantine(connection, batch.quarantined, self._payloads))
+            if batch.unreferenced:
+                skipped[_NO_REFERENCE] = len(batch.unreferenced)
+            expected = sum(len(compared.items) for compared in batch.compared)
+            batch_id = await _open_batch(connection, batch, expected, skipped)
+            rows = [
+                row
+                for compared in batch.compared
+                for row in comparison_rows(
+                    compared,
+                    batch_id,
+                    versions[compared.version],
+                    policies[compared.exchange.sampling.policy.epoch],
+                    slices,
+                )
+            ]
+            n_rows, days = await insert_comparisons(connection, rows)
+            late = frozenset(
+                i for i, c in enumerate(batch.compared) if day_of(c.exchange.captured_at) in days
+            )
+            too_late = [_too_late(batch.compared[index]) for index in sorted(late)]
+            skipped.update(await _quarantine(connection, too_late, self._payloads))
+            if n_rows != expected or not (n_rows or skipped):
+                await _correct_batch(connection, batch_id, n_rows, skipped)
+        self._versions, self._policies, self._slices = versions, policies, slices
+        return Written(n_rows=n_rows, too_late=late)
+
+    async def store_tallies(self, worker: str, tallies: Sequence[Tally]) -> Written:
+        """Store tallies, each once, in one transaction with one `batch` row.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away or busy: nothing is stored, the same call may succeed later.
+        """
+        if not any(tally.strata for tally in tallies):
+            return Written(n_rows=0)
+        expected = sum(len(tally.strata) for tally in tallies)
+        async with self._database.begin() as connection:
+            batch_id = await connection.scalar(
+                insert(tables.Batch)
+                .values(
+                    kind="tally",
+                    worker=worker,
+                    captured_from=min(tally.at for tally in tallies),
+                    captured_to=max(tally.at for tally in tallies),
+                    n_rows=expected,
+                )
+                .returning(tables.Batch.id)
+            )
+            assert batch_id is not None
+            stored = await connection.scalars(
+                upsert(tables.Tally)
+                .values([row for tally in tallies for row in _tally_rows(tally, batch_id)])
+                .on_conflict_do_nothing()
+                .returning(tables.Tally.sequence)
+            )
+            n_rows = len(stored.all())
+            if n_rows != expected:
+                await _correct_batch(connection, batch_id, n_rows, Counter())
+        return Written(n_rows=n_rows)
+
+    async def _ids(
+        self, connection: AsyncConnection, batch: StoreBatch
+    ) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
+        """Return all known ids, having made those that the batch needs and that are not known yet."""
+        keys = {*(c.version for c in batch.compared), *(u.version for u in batch.unreferenced)}
+        versions = dict(self._versions)
+        for key in sorted(keys - set(versions), key=msgspec.structs.astuple):
+            versions[key] = await _id_of(
+                connection,
+                tables.ModelVersion.__table__,
+                {
+                    "model": key.model,
+                    "candidate_version": key.candidate_version,
+                    "reference_digest": key.reference_digest,
+                },
+                {"reference": msgspec.json.decode(batch.references.get(key.reference_digest, "{}"))},
+            )
+        policies = dict(self._policies)
+        wanted: dict[str, Policy] = {
+            c.exchange.sampling.policy.epoch: c.exchange.sampling.policy for c in batch.compared
+        }
+        for epoch in sorted(set(wanted) - set(policies)):
+            policies[epoch] = await _id_of(
+                connection,
+                tables.Policy.__table__,
+                {"epoch": epoch},
+                {"definition": msgspec.to_builtins(wanted[epoch])},
+            )
+        slices = dict(self._slices)
+        met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+        # In one order everywhere, so that two workers never wait for each other.
+        for name in sorted(set(met) - set(slices)):
+            slices[name] = await _id_of(
+                connection,
+                tables.Slice.__table__,
+                {"model": name[0], "predicate": name[1]},
+                {
+                    "name": met[name].name,
+                    "definition": {"where": msgspec.to_builtins(met[name].where)},
+                },
+            )
+        return versions, policies, slices
+
+
+async def _id_of(connection: AsyncConnection, table: Any, key: dict[str, Any], more: dict[str, Any]) -> int:
+    """Return the id of the row with this key, having inserted it where it was missing."""
+    same = [table.c[name] == value for name, value in key.items()]
+    found = await connection.scalar(select(table.c.id).where(*same))
+    if found is None:
+        found = await connection.scalar(
+            upsert(table).values(**key, **more).on_conflict_do_nothing().returning(table.c.id)
+        )
+    if found is None:  # another worker was faster, and has committed by now
+        found = await connection.scalar(select(table.c.id).where(*same))
+    assert isinstance(found, int)
+    return found
+
+
+class _Allowance:
+    """So many bytes per hour."""
+
+    def __init__(self, bytes_per_hour: int, clock: Clock) -> None:
+        self._bytes_per_hour = bytes_per_hour
+        self._clock = clock
+        self._left = bytes_per_hour
+        self._since_s = clock.monotonic_s()
+
+    def grants(self, n_bytes: int) -> bool:
+        """Return whether `n_bytes` are left of this hour, and take them."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._since_s >= _HOUR_S:
+            self._left, self._since_s = self._bytes_per_hour, now_s
+        granted = n_bytes <= self._left
+        if granted:
+            self._left -= n_bytes
+        return granted
+
+
+async def _quarantine(
+    connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Allowance
+) -> list[str]:
+    """Set messages aside; return the reasons of those that were not there before."""
+    if not messages:
+        return []
+    stored = await connection.scalars(
+        upsert(tables.Quarantine)
+        .values(
+            [
+                {
+                    "stream_sequence": message.stream_sequence,
+                    "exchange_id": message.exchange_id,
+                    "model": message.model,
+                    "captured_at": message.captured_at,
+                    "reason": message.reason.value,
+                    "detail": message.detail.replace("\0", ""),
+                    "payload": message.payload if payloads.grants(len(message.payload)) else None,
+                }
+                for message in messages
+            ]
+        )
+        .on_conflict_do_nothing()
+        .returning(tables.Quarantine.reason)
+    )
+    return list(stored)
+
+
+async def _open_batch(
+    connection: AsyncConnection, batch: StoreBatch, n_rows: int, skipped: Counter[str]
+) -> int:
+    """Insert the `batch` row. COPY relies on a statement before it: the adapter begins lazily."""
+    times = [
+        *(c.exchange.captured_at for c in batch.compared),
+        *(u.captured_at for u in batch.unreferenced),
+        *(q.captured_at for q in batch.quarantined if q.captured_at is not None),
+    ] or [batch.at]
+    batch_id = await connection.scalar(
+        insert(tables.Batch)
+        .values(
+            kind="comparison",
+            worker=batch.worker,
+            captured_from=min(times),
+            captured_to=max(times),
+            n_rows=n_rows,
+            provenance=msgspec.json.decode(batch.provenance),
+            skipped=dict(skipped),
+        )
+        .returning(tables.Batch.id)
+    )
+    assert isinstance(batch_id, int)
+    return batch_id
+
+
+async def _correct_batch(
+    connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str]
+) -> None:
+    """State what the batch really holds, or take its row back where that is nothing."""
+    same = tables.Batch.id == batch_id
+    if n_rows or skipped:
+        await connection.execute(
+            update(tables.Batch).where(same).values(n_rows=n_rows, skipped=dict(skipped))
+        )
+    else:
+        await connection.execute(delete(tables.Batch).where(same))
+
+
+def _tally_rows(tally: Tally, batch_id: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": tally.source,
+            "boot": tally.boot,
+            "stratum": stratum.stratum,
+            "sequence": tally.sequence,
+            "at": tally.at,
+            "batch_id": batch_id,
+            "offered": stratum.offered,
+            "taken": stratum.taken,
+            "thinned": stratum.thinned,
+            "published": stratum.published,
+            "lost": {reason.value: n for reason, n in stratum.lost.items()},
+            "blind_connections": tally.blind_connections,
+        }
+        for stratum in tally.strata
+    ]
+
+
+def _too_late(compared: ComparedExchange) -> Quarantined:
+    exchange = compared.exchange
+    return Quarantined(
+        stream_sequence=compared.stream_sequence,
+        payload=compared.payload,
+        reason=QuarantineReason.TOO_LATE,
+        detail=f"no partition takes {exchange.captured_at.isoformat()}",
+        exchange_id=exchange.id,
+        model=exchange.model,
+        captured_at=exchange.captured_at,
+    )

@@ -1,0 +1,330 @@
+"""The shadow worker with a real stream and a real database."""
+
+import asyncio
+import os
+import signal
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import numpy as np
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process import Stop
+from quantdrift.core.records import Exchange, StratumCount, Tally
+from shadow.holding import Holding
+from shadow.worker import serve
+from storage.embedded import PostgresServer
+from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def config(tmp_path: Path, nats_url: str) -> Config:
+    """Return a configuration with one model and a stream of its own."""
+    return Config(
+        stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
+        shadow=Shadow(
+            provider=Provider.CPU,
+            threads=1,
+            nice=0,
+            batch_items=8,
+            batch_delay_s=0.05,
+            ack_wait_s=2.0,
+            max_deliveries=2,
+            admin="127.0.0.1:0",
+        ),
+        models=(
+            Model(
+                name="digits",
+                top_k=2,
+                references=(
+                    Reference(path=str(saved(linear_model(), tmp_path / "linear.onnx")), versions=("int8*",)),
+                ),
+            ),
+        ),
+        slices=(
+            Slice(name="scanner", header="x-scanner"),
+            Slice(name="norm", feature="norm", edges=(1.0,)),
+        ),
+    )
+
+
+@asynccontextmanager
+async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
+    """Run a worker; yield a queue to publish to; stop it and see that it ends well."""
+    queue = await Queue.connect(config.stream, client_name="test")
+    stop = Stop()
+    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
+    try:
+        yield queue
+    finally:
+        stop.set()
+        await queue.close()
+        assert await asyncio.wait_for(worker, DEADLINE_S) == 0
+
+
+async def _publish(queue: Queue, *exchanges: Exchange) -> None:
+    """Publish each until it is acknowledged; the stream drops what it has already."""
+    for exchange in exchanges:
+
+        async def published(exchange: Exchange = exchange) -> bool:
+            try:
+                await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+            except RetryError:
+                return False
+            return True
+
+        await _until(published)
+
+
+async def _until(ask: Callable[[], Awaitable[bool]]) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not await ask():
+        assert time.monotonic() < deadline_s, "it did not happen in time"
+        await asyncio.sleep(0.02)
+
+
+async def _until_counted(dsn: str, table: str, count: int) -> None:
+    connection = await asyncpg.connect(dsn)
+    try:
+
+        async def there() -> bool:
+            return bool(await connection.fetchval(f"select count(*) >= {count} from {table}"))
+
+        await _until(there)
+    finally:
+        await connection.close()
+
+
+async def _fetch(dsn: str, query: str) -> list[Any]:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return list(await connection.fetch(query))
+    finally:
+        await connection.close()
+
+
+async def _until_empty(queue: Queue, config: Config) -> None:
+    consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
+
+    async def empty() -> bool:
+        return await consumer.pending() == 0
+
+    await _until(empty)
+
+
+async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str) -> None:
+    """Every item is replayed, compared, put into its slices and stored; the stream is empty afterwards."""
+    x = inputs_of(3)
+    outputs = logits_of(x)
+    outputs[1] = outputs[1][::-1]
+    changed = exchange_of(x, outputs, attributes={"header.x-scanner": "faint\0"})
+    async with _serving(config, postgres_dsn) as queue:
+        await _publish(queue, changed, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
+        await _until_counted(postgres_dsn, "comparison", 23)
+        await _until_empty(queue, config)
+    rows = await _fetch(
+        postgres_dsn, f"select * from comparison where exchange_id = '{changed.id}' order by item"
+    )
+    flipped = bool(logits_of(x)[1].argmax() != outputs[1].argmax())
+    assert [row["flip"] for row in rows] == [False, flipped, False]
+    assert rows[0]["kl"] == pytest.approx(0, abs=1e-9)
+    assert rows[1]["kl"] > 0.01
+    assert msgspec.json.decode(rows[0]["features"])["feature.norm"] == pytest.approx(
+        float(np.linalg.norm(x[0]))
+    )
+    names = await _fetch(postgres_dsn, f"select name from slice where id = any(array{rows[0]['slice_ids']})")
+    assert {"all", "scanner=faint\N{REPLACEMENT CHARACTER}"} < {name["name"] for name in names}
+    batches = await _fetch(postgres_dsn, "select * from batch")
+    assert sum(batch["n_rows"] for batch in batches) == 23
+    assert msgspec.json.decode(batches[0]["provenance"])["provider"] == "CPUExecutionProvider"
+
+
+async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postgres_dsn: str) -> None:
+    """Undecodable, misshapen, labelled and late exchanges get their reason; a version without a reference counts."""
+    good, x = exchange_of(inputs_of(1)), inputs_of(1)
+    late = exchange_of(x, captured_at=datetime.now(UTC) - timedelta(days=400))
+    async with _serving(config, postgres_dsn) as queue:
+        await queue.publish_exchange("digits", "x", b"no exchange")
+        await _publish(
+            queue,
+            exchange_of(x[:, :2], logits_of(x)),
+            exchange_of(x, logits_of(x)[:, :2]),
+            late,
+            exchange_of(x, version="fp4"),
+            exchange_of(x, model="unheard-of"),
+            good,
+        )
+        await _until_counted(postgres_dsn, "quarantine", 4)
+        await _until_counted(postgres_dsn, "comparison", 1)
+        await _until_empty(queue, config)
+    aside = await _fetch(postgres_dsn, "select reason, payload from quarantine order by reason")
+    assert [row["reason"] for row in aside] == ["decode", "output", "schema", "too_late"]
+    assert aside[3]["payload"] == encode(late)
+    skipped: dict[str, int] = {}
+    for row in await _fetch(postgres_dsn, "select skipped from batch"):
+        for reason, count in msgspec.json.decode(row["skipped"]).items():
+            skipped[reason] = skipped.get(reason, 0) + count
+    assert skipped == {"decode": 1, "output": 1, "schema": 1, "too_late": 1, "no_reference": 2}
+    versions = await _fetch(postgres_dsn, "select * from model_version where reference_digest = ''")
+    assert {(row["model"], row["candidate_version"]) for row in versions} == {
+        ("digits", "fp4"),
+        ("unheard-of", "int8"),
+    }
+
+
+async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poison(
+    config: Config, postgres_dsn: str
+) -> None:
+    """A worker that died left messages behind.
+
+    They are replayed alone, each in a batch of its own, and stored once; one beyond its last try is quarantined.
+    """
+    queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
+    poison, *again = (exchange_of(inputs_of(1, seed)) for seed in range(6))
+    await _publish(queue, poison)
+    consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
+    for _ in range(config.shadow.max_deliveries):
+        (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=10)
+        await delivery.nak(0)
+    await _publish(queue, *again)
+    for delivery in await consumer.fetch(6, max_bytes=1 << 20, timeout_s=1):
+        await delivery.nak(0)
+    await queue.close()
+    async with _serving(config, postgres_dsn) as queue:
+        await _until_counted(postgres_dsn, "comparison", 5)
+        await _until_counted(postgres_dsn, "quarantine", 1)
+        await _until_empty(queue, config)
+    (row,) = await _fetch(postgres_dsn, "select * from quarantine")
+    assert (row["reason"], row["payload"], row["exchange_id"]) == ("poison", encode(poison), None)
+    batches = await _fetch(postgres_dsn, "select n_rows from batch where n_rows > 0")
+    assert [batch["n_rows"] for batch in batches] == [1] * 5
+
+
+async def test_what_is_in_hand_is_kept_alive(config: Config) -> None:
+    """A delivery that is held longer than `ack_wait_s` is given to nobody else, until it is let go."""
+    queue = await Queue.connect(config.stream, client_name="test")
+    consumer = await queue.consumer("exchange", ack_wait_s=1.0)
+    await _publish(queue, exchange_of(inputs_of(1)))
+    (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=DEADLINE_S)
+    holding = Holding()
+    holding.take(delivery)
+    until_s = time.monotonic() + 2.5
+    while time.monotonic() < until_s:
+        await holding.beat()
+        assert await consumer.fetch(1, max_bytes=1 << 20, timeout_s=0.3) == []
+    holding.release([delivery])
+    await holding.beat()
+    (again,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=DEADLINE_S)
+    assert (again.sequence, again.n_delivered) == (delivery.sequence, 2)
+    await queue.close()
+
+
+async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
+    config: Config, postgres_dsn: str
+) -> None:
+    """A sidecar that publishes again after the window of deduplication doubles nothing."""
+    exchange = exchange_of(inputs_of(2))
+    async with _serving(config, postgres_dsn) as queue:
+        await queue.publish_exchange("digits", "first", encode(exchange))
+        await queue.publish_exchange("digits", "second", encode(exchange))
+        await _until_counted(postgres_dsn, "comparison", 2)
+        await _until_empty(queue, config)
+    assert len(await _fetch(postgres_dsn, "select 1 from comparison")) == 2
+    assert [row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")] == [2]
+
+
+async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
+    """A tally becomes rows; one that cannot be read is dropped and holds nothing up."""
+    stratum = StratumCount(stratum="default", offered=9, taken=5, thinned=1, published=4)
+    tally = Tally(
+        source="pod",
+        boot="f" * 32,
+        sequence=1,
+        at=datetime.now(UTC),
+        strata=(stratum,),
+        blind_connections=0,
+    )
+    async with _serving(config, postgres_dsn) as queue:
+        await queue.publish_tally("other", "0" * 32, 1, b"no tally")
+        await queue.publish_tally("pod", tally.boot, 1, encode(tally))
+        await _until_counted(postgres_dsn, "tally", 1)
+    (row,) = await _fetch(postgres_dsn, "select kind, n_rows from batch")
+    assert tuple(row) == ("tally", 1)
+
+
+@pytest.mark.fault
+async def test_postgres_may_go_and_come_back(config: Config, postgres_server: PostgresServer) -> None:
+    """While Postgres is away nothing is acknowledged; when it is back everything is stored, once."""
+    dsn = postgres_server.dsn
+    async with _serving(config, dsn) as queue:
+        await _publish(queue, exchange_of(inputs_of(1)))
+        await _until_counted(dsn, "comparison", 1)
+        postgres_server.kill()
+        await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(40)))
+        consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
+        assert await consumer.pending() == 40
+        postgres_server.start()
+        await _until_counted(dsn, "comparison", 41)
+        await _until_empty(queue, config)
+    assert len(await _fetch(dsn, "select 1 from comparison")) == 41
+    assert sum(row["n_rows"] for row in await _fetch(dsn, "select n_rows from batch")) == 41
+
+
+@pytest.mark.fault
+async def test_a_worker_ends_while_postgres_is_away(config: Config, postgres_server: PostgresServer) -> None:
+    """What cannot be stored is given back, and the next worker stores it."""
+    dsn = postgres_server.dsn
+    async with _serving(config, dsn) as queue:
+        await _publish(queue, exchange_of(inputs_of(1)))
+        await _until_counted(dsn, "comparison", 1)
+        postgres_server.kill()
+        await _publish(queue, exchange_of(inputs_of(1)))
+    postgres_server.start()
+    async with _serving(config, dsn):
+        await _until_counted(dsn, "comparison", 2)
+
+
+@pytest.mark.fault
+async def test_nats_may_go_and_come_back(config: Config, postgres_dsn: str, tmp_path: Path) -> None:
+    """The worker connects again, and what the stream delivers anew is stored once."""
+    server = NatsServer.start(tmp_path / "nats")
+    config = msgspec.structs.replace(config, stream=msgspec.structs.replace(config.stream, url=server.url))
+    try:
+        async with _serving(config, postgres_dsn) as queue:
+            await queue.ensure()
+            await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
+            os.kill(server.pid, signal.SIGKILL)
+            server.stop()
+            server = NatsServer.start(tmp_path / "nats", port=server.port)
+            await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
+            await _until_counted(postgres_dsn, "comparison", 40)
+            await _until_empty(queue, config)
+    finally:
+        server.stop()
+    assert len(await _fetch(postgres_dsn, "select 1 from comparison")) == 40
+    assert sum(row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")) == 40
+
+
+async def test_a_missing_reference_is_the_operators_to_mend(config: Config, postgres_dsn: str) -> None:
+    """The worker does not start, and says what to check."""
+    model = msgspec.structs.replace(config.models[0], references=(Reference(path="/nowhere.onnx"),))
+    with pytest.raises(OperatorError, match=r"models\.references\.path"):
+        await serve(msgspec.structs.replace(config, models=(model,)), Secrets(dsn=postgres_dsn), Stop())

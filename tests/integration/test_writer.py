@@ -1,0 +1,224 @@
+"""The bulk writer against a real Postgres."""
+
+import uuid
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from quantdrift.core.clock import ManualClock, SystemClock
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import OperatorError, QuarantineReason
+from quantdrift.core.records import Loss, Policy, StratumCount, Tally
+from quantdrift.core.slices import SliceKey, everything
+from storage.database import Database
+from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, Unreferenced, VersionKey
+from storage.writer import Writer
+from tests.onnx_models import POLICY, exchange_of, inputs_of
+
+pytestmark = pytest.mark.integration
+
+VERSION = VersionKey(model="digits", candidate_version="int8", reference_digest="d" * 64)
+ALL = everything("digits")
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return a door to a fresh database."""
+    async with Database(postgres_dsn, Storage()) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Return a plain connection to look at what was stored."""
+    connection = await asyncpg.connect(postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+def _item(**changes: Any) -> ComparedItem:
+    item = ComparedItem(
+        slices=(ALL,),
+        features={"feature.mean": 0.5},
+        flip=True,
+        topk=False,
+        js=0.25,
+        kl=float("inf"),
+        margin=0.125,
+        candidate_margin=0.5,
+        reference_margin=0.625,
+        detail='{"candidate_top":1,"reference_top":2}',
+    )
+    return msgspec.structs.replace(item, **changes)
+
+
+def _compared(
+    sequence: int, *, n_items: int = 1, captured_at: datetime | None = None, **changes: Any
+) -> ComparedExchange:
+    exchange = exchange_of(
+        inputs_of(n_items), captured_at=captured_at, attributes={"header.x-scanner": "faint"}
+    )
+    return ComparedExchange(
+        stream_sequence=sequence,
+        payload=b"wire",
+        exchange=exchange,
+        version=VERSION,
+        items=tuple(_item(**changes) for _ in range(n_items)),
+    )
+
+
+def _batch(**parts: Any) -> StoreBatch:
+    return StoreBatch(
+        worker="w",
+        at=datetime.now(UTC),
+        references={VERSION.reference_digest: '{"path":"reference.onnx"}'},
+        provenance='{"runtime":"linear"}',
+        **parts,
+    )
+
+
+async def test_a_batch_is_stored_whole(database: Database, record: asyncpg.Connection) -> None:
+    """Every value comes back, what rows point to is there, and one batch row says how many there are."""
+    slices = (ALL, SliceKey(model="digits", name="scanner=faint", predicate='header.x-scanner = "faint"'))
+    compared = _compared(7, n_items=3, slices=slices)
+    written = await Writer(database, SystemClock()).store(_batch(compared=(compared,)))
+    assert written.n_rows == 3
+    batch = await record.fetchrow("select * from batch")
+    assert (batch["kind"], batch["n_rows"], batch["worker"], batch["fold_seq"]) == (
+        "comparison",
+        3,
+        "w",
+        None,
+    )
+    assert batch["captured_from"] == batch["captured_to"] == compared.exchange.captured_at
+    assert msgspec.json.decode(batch["provenance"]) == {"runtime": "linear"}
+    row = await record.fetchrow("select * from comparison where item = 2")
+    assert row["exchange_id"] == uuid.UUID(compared.exchange.id)
+    assert (row["n_items"], row["flip"], row["topk"], row["kl"]) == (3, True, False, float("inf"))
+    assert (row["js"], row["margin"], row["pi1"], row["pi2"]) == (0.25, 0.125, 0.5, 1.0)
+    assert msgspec.json.decode(row["attributes"]) == {"header.x-scanner": "faint"}
+    assert msgspec.json.decode(row["features"]) == {"feature.mean": 0.5}
+    assert msgspec.json.decode(row["detail"])["reference_top"] == 2
+    assert row["batch_id"] == batch["id"]
+    names = await record.fetch("select name from slice where id = any($1::int[])", row["slice_ids"])
+    assert {name["name"] for name in names} == {"all", "scanner=faint"}
+    version = await record.fetchrow("select * from model_version where id = $1", row["model_version_id"])
+    assert version["reference_digest"] == VERSION.reference_digest
+    assert msgspec.json.decode(version["reference"]) == {"path": "reference.onnx"}
+    definition = await record.fetchval("select definition from policy where id = $1", row["policy_id"])
+    assert msgspec.json.decode(definition, type=Policy) == POLICY
+
+
+async def test_storing_again_changes_nothing(database: Database, record: asyncpg.Connection) -> None:
+    """A redelivered batch leaves no row and no batch; a mixed one adds what is new, and says how many that is."""
+    first, second = _compared(1, n_items=2), _compared(2)
+    writer = Writer(database, SystemClock())
+    await writer.store(_batch(compared=(first,)))
+    again = await Writer(database, SystemClock()).store(_batch(compared=(first,)))
+    mixed = await writer.store(_batch(compared=(first, second, second)))
+    assert (again.n_rows, mixed.n_rows) == (0, 1)
+    assert await record.fetchval("select count(*) from comparison") == 3
+    assert [row["n_rows"] for row in await record.fetch("select n_rows from batch order by id")] == [2, 1]
+    assert await record.fetchval("select count(*) from model_version") == 1
+
+
+async def test_a_failed_transaction_leaves_nothing(database: Database, record: asyncpg.Connection) -> None:
+    """What is no inclusion probability breaks the COPY: nothing of the batch stays, and no id is remembered."""
+    good, bad = _compared(1), _compared(2)
+    sampling = msgspec.structs.replace(bad.exchange.sampling, pi1=2.0)
+    exchange = msgspec.structs.replace(bad.exchange, sampling=sampling)
+    writer = Writer(database, SystemClock())
+    with pytest.raises(asyncpg.CheckViolationError):
+        await writer.store(_batch(compared=(good, msgspec.structs.replace(bad, exchange=exchange))))
+    for table in ("comparison", "batch", "slice", "model_version", "policy"):
+        assert await record.fetchval(f"select count(*) from {table}") == 0, table
+    assert (await writer.store(_batch(compared=(good,)))).n_rows == 1
+
+
+async def test_what_no_partition_takes_is_quarantined(database: Database, record: asyncpg.Connection) -> None:
+    """Exchanges of days without a partition are set aside `too_late`, once; the others are stored."""
+    old = _compared(1, n_items=2, captured_at=datetime.now(UTC) - timedelta(days=400))
+    new = _compared(2)
+    writer = Writer(database, SystemClock())
+    for n_rows in (1, 0):
+        written = await writer.store(_batch(compared=(old, new)))
+        assert (written.n_rows, written.too_late) == (n_rows, frozenset({0}))
+    row = await record.fetchrow("select * from quarantine")
+    assert (row["reason"], row["stream_sequence"], row["payload"]) == ("too_late", 1, b"wire")
+    assert row["exchange_id"] == uuid.UUID(old.exchange.id)
+    batch = await record.fetchrow("select n_rows, skipped from batch")
+    assert (batch["n_rows"], msgspec.json.decode(batch["skipped"])) == (1, {"too_late": 1})
+
+
+async def test_what_is_skipped_is_counted_by_reason(database: Database, record: asyncpg.Connection) -> None:
+    """Quarantined messages count once however often they come; a version without a reference becomes known."""
+    key = VersionKey(model="digits", candidate_version="new", reference_digest="")
+    aside = Quarantined(
+        stream_sequence=5, payload=b"?", reason=QuarantineReason.DECODE, detail="not an\0 exchange"
+    )
+    missing = Unreferenced(version=key, captured_at=datetime(2026, 1, 2, tzinfo=UTC))
+    writer = Writer(database, SystemClock())
+    await writer.store(_batch(quarantined=(aside,), unreferenced=(missing, missing)))
+    await writer.store(_batch(quarantined=(aside,)))
+    batch = await record.fetchrow("select * from batch")
+    assert msgspec.json.decode(batch["skipped"]) == {"decode": 1, "no_reference": 2}
+    assert (batch["n_rows"], batch["captured_from"]) == (0, missing.captured_at)
+    assert await record.fetchval("select reference_digest from model_version") == ""
+    assert await record.fetchval("select detail from quarantine") == "not an exchange"
+
+
+async def test_tallies_are_stored_once(database: Database, record: asyncpg.Connection) -> None:
+    """A tally has one row per stratum and comes in a batch of its own kind; the second time nothing happens."""
+    strata = tuple(
+        StratumCount(stratum=name, offered=9, taken=5, thinned=1, published=3, lost={Loss.DECODE: 1})
+        for name in ("faint", "default")
+    )
+    tally = Tally(
+        source="pod", boot="f" * 32, sequence=3, at=datetime.now(UTC), strata=strata, blind_connections=2
+    )
+    later = msgspec.structs.replace(tally, sequence=4)
+    writer = Writer(database, SystemClock())
+    assert (await writer.store_tallies("w", [tally])).n_rows == 2
+    assert (await writer.store_tallies("w", [tally])).n_rows == 0
+    assert (await writer.store_tallies("w", [tally, later])).n_rows == 2
+    batches = await record.fetch("select kind, n_rows from batch order by id")
+    assert [tuple(batch) for batch in batches] == [("tally", 2), ("tally", 2)]
+    row = await record.fetchrow("select * from tally where stratum = 'faint' and sequence = 4")
+    assert msgspec.json.decode(row["lost"]) == {"decode": 1}
+    assert row["blind_connections"] == 2
+
+
+async def test_known_slices_come_back(database: Database) -> None:
+    """What was stored as a slice is read again with its predicate."""
+    await Writer(database, SystemClock()).store(_batch(compared=(_compared(1),)))
+    assert await Writer(database, SystemClock()).slices() == [ALL]
+
+
+async def test_a_database_without_a_schema_is_the_operators_to_mend(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The error says which command brings the schema."""
+    await record.execute("drop table slice cascade")
+    with pytest.raises(OperatorError, match="quantdrift db upgrade"):
+        await Writer(database, SystemClock()).slices()
+
+
+async def test_payloads_of_a_flood_are_left_out(
+    database: Database, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the hourly allowance messages are set aside without their payload; an hour later it is there again."""
+    monkeypatch.setattr("storage.writer.PAYLOAD_BYTES_PER_HOUR", 5)
+    clock = ManualClock(datetime.now(UTC))
+    writer = Writer(database, clock)
+    for sequence in range(3):
+        aside = Quarantined(
+            stream_sequence=sequence, payload=b"four", reason=QuarantineReason.DECODE, detail="no exchange"
+        )
+        await writer.store(_batch(quarantined=(aside,)))
+        clock.advance(1800)
+    payloads = await record.fetch("select payload from quarantine order by stream_sequence")
+    assert [row["payload"] for row in payloads] == [b"four", None, b"four"]

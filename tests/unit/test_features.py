@@ -1,0 +1,66 @@
+"""Input features of items."""
+
+import numpy as np
+import pytest
+
+from quantdrift.core.config.schema import Slice
+from shadow.features import features_of
+from shadow.runtime import Array
+
+pytestmark = pytest.mark.unit
+
+NAMES = ("length", "rank", "size", "norm", "mean", "contrast", "missing")
+RULES = [Slice(name=name, feature=name, edges=(1.0,)) for name in NAMES]
+
+
+def test_features_are_those_of_each_item() -> None:
+    """Each agrees with its definition, item by item."""
+    array = np.random.default_rng(2).normal(size=(3, 4, 5)).astype(np.float32)
+    for item, found in zip(array.astype(np.float64), features_of(RULES, {"x": array}), strict=True):
+        expected = {
+            "length": 4,
+            "rank": 2,
+            "size": 20,
+            "norm": np.linalg.norm(item),
+            "mean": item.mean(),
+            "contrast": item.std(),
+            "missing": 0,
+        }
+        assert found == pytest.approx({f"feature.{name}": value for name, value in expected.items()})
+
+
+def test_what_is_missing_is_left_out() -> None:
+    """Not a number counts as missing and enters nothing else; an item of nothing else has only its shape."""
+    array = np.array([[3.0, np.nan, 4.0, np.nan], [np.nan] * 4, [np.inf, 1, 1, 1]], np.float32)
+    some, none, infinite = features_of(RULES, {"x": array})
+    assert (some["feature.missing"], some["feature.norm"], some["feature.mean"]) == (0.5, 5.0, 3.5)
+    assert some["feature.contrast"] == 0.5
+    assert set(none) == {"feature.length", "feature.rank", "feature.size", "feature.missing"}
+    assert set(infinite) == set(none)
+
+
+def test_an_input_is_chosen_by_name_or_is_the_first() -> None:
+    """The key says which; an input that is not there gives no feature."""
+    rules = [
+        Slice(name="a", feature="mean", edges=(1.0,)),
+        Slice(name="b", feature="mean", input="y", edges=(1.0,)),
+        Slice(name="c", feature="mean", input="z", edges=(1.0,)),
+        Slice(name="d", header="x-scanner"),
+    ]
+    inputs: dict[str, Array] = {"x": np.ones((1, 2), np.float32), "y": np.full((1, 2), 7, np.uint8)}
+    assert features_of(rules, inputs) == [{"feature.mean": 1.0, "feature.mean(y)": 7.0}]
+
+
+def test_the_length_of_text_is_its_characters() -> None:
+    """Text has a length and a shape, and no numbers."""
+    texts = np.array([["ab", "cde"], ["", "ü"]], dtype=object)
+    found = features_of(RULES, {"t": texts})
+    assert [item["feature.length"] for item in found] == [5, 1]
+    assert set(found[0]) == {"feature.length", "feature.rank", "feature.size"}
+
+
+def test_scalars_are_items_too() -> None:
+    """An item without dimensions has length and size 1."""
+    (found,) = features_of(RULES, {"x": np.array([2.0], np.float32)})
+    assert (found["feature.length"], found["feature.rank"], found["feature.size"]) == (1, 0, 1)
+    assert found["feature.norm"] == 2.0

@@ -1,0 +1,167 @@
+"""Replaying and comparing a batch."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange, Tensor
+from shadow.classification import ClassificationComparator
+from shadow.comparator import Divergences
+from shadow.linear import LinearRuntime
+from shadow.references import Judge
+from shadow.replay import Outcome, Prepared, compare_batch
+from shadow.runtime import Array, ReferenceRuntime, TensorSpec
+from shadow.tensor import fit_inputs
+from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
+
+pytestmark = pytest.mark.unit
+
+BAD = 1e6
+
+
+class _Fussy(LinearRuntime):
+    """Fails on any batch that holds a value of BAD, and takes only `size` items at a time."""
+
+    def __init__(self, size: int | None = None) -> None:
+        super().__init__(WEIGHT, BIAS)
+        self.sizes: list[int] = []
+        if size is not None:
+            float32 = np.dtype(np.float32)
+            self.inputs = (TensorSpec(name="x", dtype=float32, shape=(size, 4)),)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        self.sizes.append(len(inputs["x"]))
+        if np.any(inputs["x"] == BAD):
+            raise QuarantineError(QuarantineReason.REPLAY, "too large")
+        return super().run(inputs)
+
+
+class _Unbatched(LinearRuntime):
+    """Takes one item without a batch dimension."""
+
+    def __init__(self) -> None:
+        super().__init__(WEIGHT, BIAS)
+        self.inputs = (TensorSpec(name="x", dtype=np.dtype(np.float32), shape=(4,)),)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        return {"logits": super().run({"x": inputs["x"][np.newaxis]})["logits"][0]}
+
+
+def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) -> Prepared:
+    model = Model(name="digits", top_k=2, **options)  # type: ignore[arg-type]  # options of the test's own
+    judge = Judge(
+        model=model, runtime=runtime, comparator=ClassificationComparator(OutputKind.LOGITS, model.top_k)
+    )
+    return Prepared(
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange,
+        judge=judge,
+        inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=model.batched),
+    )
+
+
+def _kl(outcome: Outcome) -> npt.NDArray[np.float64]:
+    assert isinstance(outcome, Divergences)
+    return outcome.kl
+
+
+def test_every_exchange_gets_its_own_divergences() -> None:
+    """A batch is replayed at once, and each exchange's items come back to it in order."""
+    runtime = _Fussy()
+    x = inputs_of(3)
+    other = logits_of(x)[::-1].copy()
+    batch = [
+        _prepared(exchange_of(inputs_of(2, 1)), runtime),
+        _prepared(exchange_of(x, other), runtime),
+        _prepared(exchange_of(inputs_of(1, 2)), runtime),
+    ]
+    first, second, third = compare_batch(batch)
+    assert runtime.sizes == [6]
+    np.testing.assert_allclose(_kl(first), [0, 0], atol=1e-9)
+    np.testing.assert_allclose(_kl(third), [0], atol=1e-9)
+    alone = _kl(compare_batch([batch[1]])[0])
+    np.testing.assert_allclose(_kl(second), alone)
+    assert alone[0] > 0.01
+    assert alone[1] == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("n_bad", [1, 2, 5])
+def test_only_what_fails_alone_is_set_aside(n_bad: int) -> None:
+    """A failing batch is halved down to the culprits; all others are compared."""
+    runtime = _Fussy()
+    batch = []
+    for seed in range(9):
+        x = inputs_of(1, seed)
+        if seed < n_bad:
+            x[0, 0] = BAD
+        batch.append(_prepared(exchange_of(x), runtime))
+    outcomes = compare_batch(batch)
+    assert [isinstance(outcome, QuarantineError) for outcome in outcomes] == [i < n_bad for i in range(9)]
+    first = outcomes[0]
+    assert isinstance(first, QuarantineError)
+    assert first.reason is QuarantineReason.REPLAY
+
+
+@pytest.mark.parametrize(("size", "steps"), [(1, 5), (2, 3), (8, 1)])
+def test_a_reference_with_a_fixed_number_of_items_gets_that_number(size: int, steps: int) -> None:
+    """Items are replayed in that size, filled up at the end, and the filling is thrown away."""
+    runtime = _Fussy(size)
+    batch = [_prepared(exchange_of(inputs_of(n, n)), runtime) for n in (3, 2)]
+    outcomes = compare_batch(batch)
+    assert runtime.sizes == [size] * steps
+    assert [len(_kl(outcome)) for outcome in outcomes] == [3, 2]
+    np.testing.assert_allclose(np.concatenate([_kl(outcome) for outcome in outcomes]), 0, atol=1e-9)
+
+
+def test_a_model_without_batches_is_replayed_one_by_one() -> None:
+    """Exchanges are single items, with or without a first dimension of one in the candidate's output."""
+    runtime = _Unbatched()
+    x = inputs_of(2)
+    batch = [
+        _prepared(exchange_of(x[0], logits_of(x[0])), runtime, batched=False),
+        _prepared(exchange_of(x[1], logits_of(x[1:])), runtime, batched=False),
+    ]
+    for outcome in compare_batch(batch):
+        np.testing.assert_allclose(_kl(outcome), [0], atol=1e-9)
+
+
+def test_the_output_is_the_configured_one_or_the_first_on_both_sides() -> None:
+    """Without a common output, or without the configured one, both sides are named."""
+    runtime = _Fussy()
+    exchange = exchange_of(inputs_of(1))
+    other = Tensor(name="other", datatype="FP32", shape=(1, 3), data=bytes(12))
+    both = msgspec.structs.replace(exchange, outputs=(other, *exchange.outputs))
+    none = msgspec.structs.replace(exchange, outputs=(other,))
+    outcomes = compare_batch(
+        [_prepared(both, runtime), _prepared(none, runtime), _prepared(both, runtime, output="other")]
+    )
+    np.testing.assert_allclose(_kl(outcomes[0]), [0], atol=1e-9)
+    for outcome in outcomes[1:]:
+        assert isinstance(outcome, QuarantineError)
+        assert outcome.reason is QuarantineReason.OUTPUT
+        assert "'logits'" in outcome.detail
+        assert "'other'" in outcome.detail
+
+
+def test_outputs_that_cannot_be_compared_harm_no_neighbour() -> None:
+    """Labels, too few classes, too few items and cut bytes are set aside one by one."""
+    runtime = _Fussy()
+    x = inputs_of(2)
+    exchange = exchange_of(x)
+    outputs = [
+        tensor("logits", np.zeros((2, 3), np.int64), "INT64"),
+        tensor("logits", logits_of(x)[:, :2].copy()),
+        tensor("logits", logits_of(x)[:1].copy()),
+        Tensor(name="logits", datatype="FP32", shape=(2, 3), data=b""),
+        tensor("logits", logits_of(x)),
+    ]
+    batch = [_prepared(msgspec.structs.replace(exchange, outputs=(output,)), runtime) for output in outputs]
+    *bad, good = compare_batch(batch)
+    np.testing.assert_allclose(_kl(good), [0, 0], atol=1e-9)
+    for outcome in bad:
+        assert isinstance(outcome, QuarantineError)
+        assert outcome.reason is QuarantineReason.OUTPUT
