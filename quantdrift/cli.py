@@ -272,7 +272,7 @@ def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
         click.echo("\n".join(f"{statement};" for statement in statements()))
         return
     _, secrets = _role(config_path, Role.MIGRATE, data)
-    apply(secrets.dsn)
+    asyncio.run(apply(secrets.dsn))
     click.echo("roles applied")
 
 

@@ -2,20 +2,32 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Self
-from urllib.parse import urlsplit
+from typing import Any, Final, Self
 
 import asyncpg
-from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
+from sqlalchemy import URL, make_url, text
+from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from quantdrift.core.config.schema import Storage
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
+from storage.driver import connection_class
 
-_PASSING = (OperationalError, InterfaceError, OSError, TimeoutError)
-# Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict.
-_PASSING_STATES = ("08", "53", "57", "40", "55")
+# Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict,
+# locks; and two single ones: a standby that is not yet the primary, and a transaction ended for idling.
+_PASSING_STATES: Final = ("08", "53", "57", "40", "55", "25006", "25P03")
+_OPERATOR_STATES: Final = {
+    "28": "check user and password in the Postgres address, and the server's pg_hba.conf",
+    "3D000": "create it, or correct the name at the end of the Postgres address",
+    "42501": "grant what is missing: `quantdrift db roles` prints the statements",
+    "42P01": "run `quantdrift db upgrade`",
+    "42703": "run `quantdrift db upgrade`",
+}
+# How long a statement may be overdue on our own clock before the network is taken to be dead.
+_NETWORK_GRACE_S: Final = 5.0
+# The server notices within half a minute that a client's machine is gone, and lets go of its locks.
+_KEEPALIVE: Final = {"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 
 
 class Database:
@@ -30,21 +42,19 @@ class Database:
     """
 
     def __init__(self, dsn: str, storage: Storage) -> None:
-        if urlsplit(dsn).scheme not in {"postgresql", "postgres"}:
-            raise OperatorError("the Postgres address must begin with postgresql://")
-        self._engine: AsyncEngine = create_async_engine(
-            "postgresql+asyncpg" + dsn[dsn.index(":") :],
+        timeout_ms = int(storage.statement_timeout_s * 1000)
+        self._engine = make_engine(
+            dsn,
+            command_timeout_s=storage.statement_timeout_s + _NETWORK_GRACE_S,
+            settings={
+                "application_name": "quantdrift",
+                "statement_timeout": str(timeout_ms),
+                "idle_in_transaction_session_timeout": str(2 * timeout_ms),
+            },
             pool_size=storage.pool_size,
             max_overflow=0,
+            pool_timeout=storage.statement_timeout_s,
             pool_pre_ping=True,
-            connect_args={
-                "timeout": 10,
-                "server_settings": {
-                    "application_name": "quantdrift",
-                    "statement_timeout": str(int(storage.statement_timeout_s * 1000)),
-                    "timezone": "UTC",
-                },
-            },
         )
 
     @asynccontextmanager
@@ -54,7 +64,10 @@ class Database:
         Raises
         ------
         RetryError
-            Postgres is away, overloaded or resolved a conflict: the same work may succeed later.
+            Postgres is away, overloaded or resolved a conflict: the same work may succeed later. Where the
+            connection was lost during the commit itself, it may even have succeeded: the work must be idempotent.
+        OperatorError
+            The address, a right or the schema is wrong; the message says what to do.
         """
         async with translated(), self._engine.begin() as connection:
             yield connection
@@ -64,8 +77,8 @@ class Database:
 
         Raises
         ------
-        RetryError
-            There is none.
+        RetryError, OperatorError
+            As `begin`.
         """
         async with self.begin() as connection:
             await connection.execute(text("select 1"))
@@ -81,20 +94,93 @@ class Database:
         await self.close()
 
 
+def address_of(dsn: str) -> URL:
+    """Return a Postgres address in parts, for the driver we use.
+
+    Raises
+    ------
+    OperatorError
+        It is not of the form `postgresql://user:password@host:port/name`.
+    """
+    try:
+        url = make_url(dsn)
+    except (ArgumentError, ValueError) as error:
+        # Not chained to what it says: the parser's message repeats the address, password and all.
+        raise OperatorError(
+            f"the Postgres address cannot be read ({type(error).__name__}):"
+            " it has the form postgresql://user:password@host:port/name"
+        ) from None
+    if url.drivername not in {"postgresql", "postgres"}:
+        raise OperatorError("the Postgres address must begin with postgresql://")
+    return url.set(drivername="postgresql+asyncpg")
+
+
+def make_engine(
+    dsn: str, *, settings: dict[str, str], command_timeout_s: float | None = None, **options: Any
+) -> AsyncEngine:
+    """Return an engine on `dsn` in UTC, which never shows the values of a statement in an error or a log.
+
+    Parameters
+    ----------
+    settings
+        Server settings of each session.
+    command_timeout_s
+        Longest wait for an answer on our own clock; None waits for the server's own timeout.
+    options
+        For SQLAlchemy's `create_async_engine`.
+    """
+    return create_async_engine(
+        address_of(dsn),
+        hide_parameters=True,
+        connect_args={
+            "timeout": 10,
+            "command_timeout": command_timeout_s,
+            "connection_class": connection_class(command_timeout_s),
+            "server_settings": {"timezone": "UTC"} | _KEEPALIVE | settings,
+        },
+        **options,
+    )
+
+
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Turn passing database errors into `RetryError`; all others are bugs and go through."""
+    """Turn database errors into `RetryError` (they pass) or `OperatorError` (a person must act).
+
+    All others are bugs and go through unchanged.
+    """
     try:
         yield
-    except _PASSING as error:
-        raise RetryError(f"Postgres is not available: {type(error).__name__}") from error
-    except DBAPIError as error:
-        if (getattr(error.orig, "sqlstate", None) or "")[:2] in _PASSING_STATES:
-            raise RetryError(f"Postgres could not do it now: {type(error.orig).__name__}") from error
+    except QuantdriftError:
         raise
-    except asyncpg.PostgresError as error:
-        if (error.sqlstate or "")[:2] in _PASSING_STATES:
-            raise RetryError(f"Postgres could not do it now: {type(error).__name__}") from error
-        raise
-    except asyncpg.InterfaceError as error:
-        raise RetryError(f"Postgres is not available: {type(error).__name__}") from error
+    except (OSError, TimeoutError, PoolTimeoutError) as error:
+        raise RetryError(f"Postgres is not available: {type(error).__name__}: {error}") from error
+    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
+        found = _in_our_words(error)
+        if found is None:
+            raise
+        raise found from error
+
+
+def _in_our_words(error: Exception) -> QuantdriftError | None:
+    lost = isinstance(error, DBAPIError) and error.connection_invalidated
+    driver = _driver_error(error)
+    if isinstance(driver, asyncpg.PostgresError):
+        state, said = driver.sqlstate or "", driver.args[0] if driver.args else ""
+        if lost or state.startswith(_PASSING_STATES):
+            return RetryError(f"Postgres could not do it now: {said} ({state})")
+        for prefix, advice in _OPERATOR_STATES.items():
+            if state.startswith(prefix):
+                return OperatorError(f"Postgres refuses: {said} ({state}): {advice}")
+        return None
+    # The driver's own errors are bugs of ours (a wrong type, two statements at once), but for a lost connection.
+    if lost or "connection is closed" in str(driver) or "connection_lost" in str(driver):
+        return RetryError(f"Postgres is not available: {type(driver).__name__}: {driver}")
+    return None
+
+
+def _driver_error(error: Exception) -> BaseException:
+    """Return asyncpg's error under the layers that SQLAlchemy puts around it."""
+    found: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        found = error.orig.__cause__ or error.orig
+    return found

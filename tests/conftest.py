@@ -1,1 +1,74 @@
 """Fixtures that every test may use."""
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+
+import asyncpg
+import pytest
+
+from examples.otlp_receiver import OtlpReceiver
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.nats_server import NatsServer
+from storage.embedded import PostgresServer
+from storage.migrate import upgrade
+from storage.throwaway import throwaway_server
+
+
+@pytest.fixture(scope="session")
+def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Return the address of a real JetStream server that all tests of this process share.
+
+    Each test uses a stream name of its own.
+    """
+    server = NatsServer.start(tmp_path_factory.mktemp("nats"))
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture(scope="session")
+def postgres_cluster() -> Iterator[PostgresServer]:
+    """Return a real Postgres server that all tests of this process share; its own database is migrated.
+
+    Nobody connects to that database but `postgres_dsn`, which copies it.
+    """
+    with throwaway_server() as server:
+        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        yield server
+
+
+_NUMBER = itertools.count()
+
+
+@pytest.fixture
+async def postgres_dsn(postgres_cluster: PostgresServer) -> AsyncIterator[str]:
+    """Return the address of a fresh database with the newest schema, which is dropped after the test."""
+    template = postgres_cluster.dsn.rpartition("/")[2]
+    base = postgres_cluster.dsn.rpartition("/")[0]
+    name = f"test_{os.getpid()}_{next(_NUMBER)}"
+    admin = await asyncpg.connect(f"{base}/postgres")
+    try:
+        await admin.execute(f"create database {name} template {template}")
+        yield f"{base}/{name}"
+        await admin.execute(f"drop database {name} with (force)")
+    finally:
+        await admin.close()
+
+
+@pytest.fixture
+def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """Return a migrated server of the test's own, to be killed and started again.
+
+    It keeps its promises about durability, as in production.
+    """
+    with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
+        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        yield server
+
+
+@pytest.fixture
+def otlp_receiver() -> Iterator[OtlpReceiver]:
+    """Return a real OTLP collector over gRPC on a free port; `endpoint` says where."""
+    with OtlpReceiver() as receiver:
+        yield receiver

@@ -40,4 +40,5 @@ def setup_logs(level: str, *, as_json: bool, role: str) -> None:
     )
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("nats").setLevel(logging.ERROR)  # it logs every reconnect; ours says it once
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)

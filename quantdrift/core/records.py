@@ -52,6 +52,7 @@ class Loss(StrEnum):
     STREAM_FULL = "stream_full"  # capture: the stream itself refused it, being full
     PUBLISH = "publish"  # capture: the stream could not be reached or did not acknowledge in time
     CAPTURE_ERROR = "capture_error"  # capture: an error of our own
+    FRAMING = "framing"  # relay: its connection could no longer be followed in the middle of it
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,104 @@
+"""The account a Postgres server runs under: Postgres refuses to be root, and must die with its owner."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import msgspec
+
+from quantdrift.core.errors import OperatorError
+
+_NOBODY = 65534
+# The kernel sends it when the owner is gone, however it died: fast shutdown.
+_DIE_WITH_OWNER = ("--pdeathsig", "INT")
+
+
+class Account(msgspec.Struct, frozen=True, kw_only=True):
+    """How to start a program so that it is not root and ends with its owner.
+
+    Parameters
+    ----------
+    prefix
+        Command that ends by executing, under the same process id, the one appended to it.
+    uid, gid
+        Owner that its files need, as this process sees it.
+    """
+
+    prefix: tuple[str, ...]
+    uid: int
+    gid: int
+
+
+def choose_account(directory: Path, program: str) -> Account:
+    """Return the account for a server whose files are under `directory`.
+
+    A process that is not root stays what it is. Root becomes the owner of `directory`; where that is root
+    itself, `nobody`; and where `nobody` cannot reach `directory` or `program` (a 0700 home), root in a user
+    namespace of its own, in which it is called `nobody`.
+
+    Parameters
+    ----------
+    directory
+        Exists. Owned by root and not empty means that the user namespace was chosen before.
+    program
+        The server, run with `--version` to see whether the account can reach it.
+
+    Raises
+    ------
+    OperatorError
+        No account works here; the message says what to do.
+    """
+    setpriv = _tool("setpriv")
+    found = directory.stat()
+    if os.geteuid() != 0:
+        return Account(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
+    accounts = []
+    if found.st_uid != 0:
+        accounts.append(_user(setpriv, found.st_uid, found.st_gid))
+    else:
+        if not any(directory.iterdir()):
+            accounts.append(_user(setpriv, _NOBODY, _NOBODY))
+        accounts.append(_namespace(setpriv))
+    for account in accounts:
+        if _reaches(account, directory, program):
+            return account
+    raise OperatorError(
+        f"Postgres does not run as root, and no other account can reach both {directory} and {program}: put the"
+        " data directory and the environment where every user may enter the directories above them, or run"
+        " as an ordinary user"
+    )
+
+
+def _user(setpriv: str, uid: int, gid: int) -> Account:
+    who = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
+    return Account(prefix=(setpriv, *who, *_DIE_WITH_OWNER, "--"), uid=uid, gid=gid)
+
+
+def _namespace(setpriv: str) -> Account:
+    # The death signal last: a change of credentials clears it.
+    users = ("-U", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "--")
+    return Account(prefix=(_tool("unshare"), *users, setpriv, *_DIE_WITH_OWNER, "--"), uid=0, gid=0)
+
+
+def _reaches(account: Account, directory: Path, program: str) -> bool:
+    script = 'test -x "$1" && exec "$0" --version'
+    tried = subprocess.run(  # noqa: S603 - our own command
+        [*account.prefix, "/bin/sh", "-c", script, program, directory.parent],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        cwd="/",
+        timeout=30,
+    )
+    return tried.returncode == 0
+
+
+def _tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        raise OperatorError(
+            f"the embedded Postgres needs `{name}`, so that it never outlives its owner: install util-linux, or"
+            " set QUANTDRIFT_DSN to the address of a server you run"
+        )
+    return path

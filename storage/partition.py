@@ -1,0 +1,83 @@
+"""Daily partitions of `comparison`: made ahead, dropped when old, without stopping anybody who reads or writes."""
+
+import re
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Final
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_LOCK: Final = 0x7175616E70617274  # "quanpart" as a number: makers and droppers take turns
+_NAME: Final = re.compile(r"comparison_(\d{8})")
+_OWNERS: Final = text("""
+    select pg_get_userbyid(relowner), current_user
+    from pg_class
+    where oid = 'comparison'::regclass
+""")
+_PARTITIONS: Final = text("""
+    select child.relname
+    from pg_inherits
+    join pg_class child on child.oid = inhrelid
+    where inhparent = 'comparison'::regclass
+    order by child.relname
+""")
+
+
+def partition_name(day: date) -> str:
+    """Return the name of the partition of one UTC day."""
+    return f"comparison_{day:%Y%m%d}"
+
+
+async def partition_days(connection: AsyncConnection) -> list[date]:
+    """Return the UTC days that have a partition, in order."""
+    names = (await connection.execute(_PARTITIONS)).scalars()
+    return [
+        datetime.strptime(match[1], "%Y%m%d").replace(tzinfo=UTC).date()
+        for name in names
+        if (match := _NAME.fullmatch(name))
+    ]
+
+
+async def ensure_partitions(connection: AsyncConnection, first: date, last: date) -> list[date]:
+    """Make the missing partitions of the days `first` to `last`, both included, and return those days.
+
+    Belongs to the caller's transaction. Several at once take turns, and find what the first one made. Writers
+    and readers are not held up: the table is made beside `comparison` and then attached, which, unlike
+    `create table ... partition of`, does not lock `comparison` against them.
+    """
+    await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    there = set(await partition_days(connection))
+    days = (first + timedelta(days=n) for n in range((last - first).days + 1))
+    made = [day for day in days if day not in there]
+    owner, user = (await connection.execute(_OWNERS)).one()
+    for day in made:
+        name = partition_name(day)
+        begin = datetime.combine(day, time(), UTC)
+        end = begin + timedelta(days=1)
+        await connection.execute(text(f"create table {name} (like comparison including all)"))
+        await connection.execute(
+            text(f"comment on table {name} is 'Comparisons captured on {day:%Y-%m-%d}, UTC.'")
+        )
+        await connection.execute(
+            text(
+                f"alter table comparison attach partition {name}"
+                f" for values from ('{begin.isoformat()}') to ('{end.isoformat()}')"
+            )
+        )
+        if owner != user:  # whoever drops it one day must own it
+            await connection.execute(text(f'alter table {name} owner to "{owner}"'))
+    return made
+
+
+async def drop_partition(connection: AsyncConnection, day: date, *, lock_timeout_s: float) -> None:
+    """Drop the comparisons of one UTC day, in the caller's transaction.
+
+    Raises
+    ------
+    RetryError
+        Through `Database.begin`: somebody reads or writes `comparison` and did not finish in time. Until then
+        others wait behind this, so the time should be short.
+    """
+    await connection.execute(text(f"set local lock_timeout = {int(lock_timeout_s * 1000)}"))
+    await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    await connection.execute(text(f"drop table if exists {partition_name(day)}"))

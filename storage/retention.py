@@ -1,0 +1,133 @@
+"""What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten."""
+
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import CursorResult, text
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import RetryError
+from storage.database import Database
+from storage.partition import drop_partition, ensure_partitions, partition_days
+
+_CHUNK: Final = 10_000  # rows per transaction: none is long, and an interrupted run has lost nothing
+_DROP_TIMEOUT_S: Final = 2.0
+
+# Counts are cumulative: the last tally before the border is what the first one after it is measured against.
+_OLD_TALLIES: Final = """
+    delete from tally where (source, boot, stratum, sequence) in (
+        select old.source, old.boot, old.stratum, old.sequence
+        from tally old
+        left join lateral (
+            select t.at from tally t
+            where t.source = old.source and t.boot = old.boot and t.stratum = old.stratum
+                and t.sequence > old.sequence
+            order by t.sequence
+            limit 1
+        ) next on true
+        where old.at < :before and (next.at is null or next.at < :before)
+        limit :chunk
+    )
+"""
+_OLD_BATCHES: Final = """
+    delete from batch where id in (
+        select id from batch
+        where stored_at < :before and not exists (select from tally where tally.batch_id = batch.id)
+        limit :chunk
+    )
+"""
+_OLD_PAYLOADS: Final = """
+    update quarantine set payload = null where id in (
+        select id from quarantine where quarantined_at < :before and payload is not null limit :chunk
+    )
+"""
+_OLD_QUARANTINE: Final = """
+    delete from quarantine where id in (
+        select id from quarantine where quarantined_at < :before limit :chunk
+    )
+"""
+
+
+class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
+    """What one round of maintenance did.
+
+    Parameters
+    ----------
+    partitions_made, partitions_dropped
+        UTC days whose partition of `comparison` was made or dropped.
+    partitions_busy
+        Days that are due but were in use; the next round tries again.
+    n_tallies, n_batches, n_quarantined
+        Rows deleted.
+    n_payloads
+        Quarantined exchanges that lost their payload.
+    """
+
+    partitions_made: tuple[date, ...]
+    partitions_dropped: tuple[date, ...]
+    partitions_busy: tuple[date, ...]
+    n_tallies: int
+    n_batches: int
+    n_quarantined: int
+    n_payloads: int
+
+
+async def maintain(database: Database, storage: Storage, now: datetime) -> Maintenance:
+    """Do one round of maintenance: daily is enough. Idempotent, in short transactions.
+
+    Partitions are made first, so that whatever fails later, samples find their place.
+
+    Parameters
+    ----------
+    storage
+        How far ahead partitions are made and how long rows and payloads are kept.
+    now
+        Aware.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy: what was done stays done.
+    """
+    today = now.astimezone(UTC).date()
+    kept_from = now - timedelta(days=storage.retention_days)
+    async with database.begin() as connection:
+        made = await ensure_partitions(
+            connection, today - timedelta(days=1), today + timedelta(days=storage.partitions_ahead_days)
+        )
+        days = await partition_days(connection)
+    # A day goes when all of it is too old.
+    due = [day for day in days if day < kept_from.astimezone(UTC).date()]
+    dropped = [day for day in due if await _dropped(database, day)]
+    payloads_from = now - timedelta(days=storage.quarantine_days)
+    return Maintenance(
+        partitions_made=tuple(made),
+        partitions_dropped=tuple(dropped),
+        partitions_busy=tuple(day for day in due if day not in dropped),
+        n_tallies=await _in_chunks(database, _OLD_TALLIES, kept_from),
+        n_batches=await _in_chunks(database, _OLD_BATCHES, kept_from),
+        n_payloads=await _in_chunks(database, _OLD_PAYLOADS, payloads_from),
+        n_quarantined=await _in_chunks(database, _OLD_QUARANTINE, kept_from),
+    )
+
+
+async def _dropped(database: Database, day: date) -> bool:
+    try:
+        async with database.begin() as connection:
+            await drop_partition(connection, day, lock_timeout_s=_DROP_TIMEOUT_S)
+    except RetryError:
+        return False
+    return True
+
+
+async def _in_chunks(database: Database, statement: str, before: datetime) -> int:
+    n_rows = 0
+    while True:
+        async with database.begin() as connection:
+            done: CursorResult[Any] = await connection.execute(
+                text(statement), {"before": before, "chunk": _CHUNK}
+            )
+        n_rows += done.rowcount
+        if done.rowcount < _CHUNK:
+            return n_rows

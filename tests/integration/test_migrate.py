@@ -1,0 +1,203 @@
+"""The schema that migrations build, and what an upgrade promises."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection
+from sqlalchemy.pool import NullPool
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import OperatorError, RetryError
+from storage import migrate
+from storage.database import make_engine
+from storage.embedded import PostgresServer
+from storage.migrate import alembic_config, current, head, upgrade
+from storage.tables import Base
+
+pytestmark = pytest.mark.integration
+
+# What autogenerate does not compare, and what it does, straight from the catalog.
+CATALOG = {
+    "columns": """
+        select c.relname, a.attname, format_type(atttypid, atttypmod), attnotnull, attidentity, attnum,
+            pg_get_expr(adbin, adrelid), col_description(c.oid, attnum)
+        from pg_attribute a
+        join pg_class c on c.oid = attrelid
+        left join pg_attrdef d on adrelid = c.oid and adnum = attnum
+        where {ours} and relkind in ('r', 'p') and attnum > 0
+        order by 1, 2
+    """,
+    "tables": """
+        select relname, relkind::text, pg_get_partkeydef(c.oid), obj_description(c.oid, 'pg_class')
+        from pg_class c where {ours} and relkind in ('r', 'p') order by 1
+    """,
+    "constraints": """
+        select relname, conname, contype::text, pg_get_constraintdef(o.oid)
+        from pg_constraint o join pg_class c on c.oid = conrelid where {ours} order by 1, 2
+    """,
+    "indexes": """
+        select tablename, indexname, indexdef
+        from pg_indexes join pg_class c on c.oid = (quote_ident(schemaname) || '.' || quote_ident(tablename))::regclass
+        where {ours} order by 1, 2
+    """,
+}
+OURS = "c.relnamespace = 'public'::regnamespace and not c.relispartition and c.relname <> 'alembic_version'"
+
+
+def quiet(_line: str) -> None:
+    """Hear of progress and say nothing."""
+
+
+async def run_sync(dsn: str, work: Any, *args: Any) -> Any:
+    """Run `work` on a synchronous connection and commit."""
+    engine = make_engine(dsn, settings={}, poolclass=NullPool)
+    try:
+        async with engine.begin() as connection:
+            return await connection.run_sync(work, *args)
+    finally:
+        await engine.dispose()
+
+
+async def catalog(dsn: str) -> dict[str, Sequence[tuple[Any, ...]]]:
+    """Return everything the catalog says of our tables."""
+    connection = await asyncpg.connect(dsn)
+    try:
+        return {
+            name: [tuple(row) for row in await connection.fetch(query.format(ours=OURS))]
+            for name, query in CATALOG.items()
+        }
+    finally:
+        await connection.close()
+
+
+async def empty_database(dsn: str) -> str:
+    """Make a second database beside the test's own, and return its address."""
+    connection = await asyncpg.connect(dsn)
+    name = f"{dsn.rpartition('/')[2]}_empty"
+    await connection.execute(f"create database {name}")
+    await connection.close()
+    return f"{dsn.rpartition('/')[0]}/{name}"
+
+
+async def test_migrations_build_what_the_tables_declare(postgres_dsn: str) -> None:
+    """Alembic finds no difference between a migrated database and `storage.tables`."""
+
+    def difference(connection: Connection) -> Any:
+        options = {
+            "compare_type": True,
+            "compare_server_default": True,
+            "include_name": lambda name, kind, _: kind != "table" or not name.startswith("comparison_"),
+        }
+        return compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata)
+
+    assert await run_sync(postgres_dsn, difference) == []
+
+
+async def test_migrations_and_create_all_leave_the_same_catalog(postgres_dsn: str) -> None:
+    """Types, defaults, constraints with their names, indexes, partitioning and comments are equal."""
+    declared = await empty_database(postgres_dsn)
+    await run_sync(declared, Base.metadata.create_all)
+    by_migration, by_metadata = await catalog(postgres_dsn), await catalog(declared)
+    for part, rows in by_metadata.items():
+        assert by_migration[part] == rows, part
+    assert all(row[-1] for row in by_metadata["columns"] + by_metadata["tables"]), "a comment is missing"  # type: ignore[operator]
+
+
+async def test_every_view_and_each_of_its_columns_is_commented(postgres_dsn: str) -> None:
+    """Whoever looks at a view in psql is told what it means."""
+    connection = await asyncpg.connect(postgres_dsn)
+    rows = await connection.fetch("""
+        select relname, attname, obj_description(c.oid, 'pg_class') as of_view, col_description(c.oid, attnum) as said
+        from pg_class c join pg_attribute on attrelid = c.oid
+        where relnamespace = 'public'::regnamespace and relkind = 'v' and attnum > 0
+    """)
+    await connection.close()
+    assert {row["relname"] for row in rows} == {"slice_now", "slice_history", "coverage_hour"}
+    assert all(row["of_view"] and row["said"] for row in rows)
+
+
+async def test_downgrade_takes_everything_back_and_upgrade_brings_the_same(postgres_dsn: str) -> None:
+    """Down to nothing and up again gives the same schema."""
+    before = await catalog(postgres_dsn)
+
+    def down(connection: Connection) -> None:
+        config = alembic_config()
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+
+    await run_sync(postgres_dsn, down)
+    assert not any((await catalog(postgres_dsn)).values())
+    assert await current(postgres_dsn) is None
+    assert await upgrade(postgres_dsn, Storage(), progress=quiet) == ["0001", "0002"]
+    assert await catalog(postgres_dsn) == before
+
+
+async def test_a_second_upgrade_does_nothing(postgres_dsn: str) -> None:
+    """An upgrade of the newest schema applies nothing and says so."""
+    said: list[str] = []
+    assert await upgrade(postgres_dsn, Storage(), progress=said.append) == []
+    assert said == [f"schema is at {head()}, newest is {head()}", "partitions are there"]
+    assert await current(postgres_dsn) == head()
+
+
+async def test_two_upgrades_at_once_take_turns(postgres_dsn: str) -> None:
+    """Each revision is applied once, whoever comes first."""
+    fresh = await empty_database(postgres_dsn)
+    applied = await asyncio.gather(*(upgrade(fresh, Storage(), progress=quiet) for _ in range(3)))
+    assert sorted(applied) == [[], [], ["0001", "0002"]]
+
+
+async def test_an_upgrade_does_not_wait_for_ever_for_its_turn(
+    postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While another upgrade hangs, this one ends with an error that says it may be tried again."""
+    monkeypatch.setattr(migrate, "_TURN_TIMEOUT_S", 0.05)
+    other = await asyncpg.connect(postgres_dsn)
+    await other.execute("select pg_advisory_lock($1)", migrate._LOCK)
+    with pytest.raises(RetryError, match="lock timeout"):
+        await upgrade(postgres_dsn, Storage(), progress=quiet)
+    await other.close()
+
+
+async def test_a_schema_of_a_newer_release_is_left_alone(postgres_dsn: str) -> None:
+    """An older release says that it does not know the schema, and touches nothing."""
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute("update alembic_version set version_num = '9999'")
+    with pytest.raises(OperatorError, match=r"9999.*newer quantdrift"):
+        await upgrade(postgres_dsn, Storage(), progress=quiet)
+    assert await connection.fetchval("select version_num from alembic_version") == "9999"
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda dsn: dsn.replace("quantdrift:", "quantdrift:wrong"),
+            OperatorError,
+            "check user and password",
+        ),
+        (lambda dsn: dsn.rpartition("/")[0] + "/nothing", OperatorError, "create it"),
+        (lambda _: "postgresql://u:p@127.0.0.1:1/x", RetryError, "not available: ConnectionRefused"),
+        (lambda _: "postgresql://u:p@host.invalid:1/x", RetryError, "not available"),
+        (
+            lambda _: "postgresql://u:secret@127.0.0.1:port/x",
+            OperatorError,
+            "form postgresql://user:password",
+        ),
+        (lambda _: "mysql://u:p@127.0.0.1/x", OperatorError, "begin with postgresql://"),
+    ],
+)
+async def test_what_is_wrong_with_the_address_is_said(
+    postgres_cluster: PostgresServer, change: Any, error: type[Exception], message: str
+) -> None:
+    """Whoever must act learns what to do, and no message repeats the password."""
+    with pytest.raises(error, match=message) as caught:
+        await upgrade(change(postgres_cluster.dsn), Storage(), progress=quiet)
+    assert "secret" not in str(caught.value)

@@ -1,0 +1,95 @@
+"""Daily partitions, while others read and write."""
+
+import asyncio
+from datetime import UTC, date, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import RetryError
+from storage.database import Database
+from storage.partition import drop_partition, ensure_partitions, partition_days, partition_name
+
+pytestmark = pytest.mark.integration
+
+FIRST, LAST = date(2031, 12, 30), date(2032, 1, 2)
+DAYS = [FIRST + timedelta(days=n) for n in range(4)]
+INSERT = text("""
+    insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id, slice_ids, n_items,
+        source, header_stratum, body_stratum, pi1, pi2, attributes, features, trace)
+    values (:at, gen_random_uuid(), 0, 1, 1, 1, '{1}', 1, 's', 'h', 'b', 1, 1, '{}', '{}', '')
+""")
+
+
+async def insert(connection: AsyncConnection, at: datetime) -> None:
+    """Store one comparison captured at `at`."""
+    await connection.execute(INSERT, {"at": at})
+
+
+async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -> None:
+    """What is captured from now on finds its place, as does what was captured around midnight."""
+    async with Database(postgres_dsn, Storage()) as database, database.begin() as connection:
+        days = await partition_days(connection)
+    today = datetime.now(UTC).date()
+    assert days[0] in {today - timedelta(days=1), today - timedelta(days=2)}
+    assert len(days) == Storage().partitions_ahead_days + 2
+    assert days == [days[0] + timedelta(days=n) for n in range(len(days))]
+
+
+async def test_each_day_takes_exactly_its_rows(postgres_dsn: str) -> None:
+    """A partition begins at midnight UTC and ends before the next; it has the keys and checks of the whole."""
+    async with Database(postgres_dsn, Storage()) as database:
+        async with database.begin() as connection:
+            assert await ensure_partitions(connection, FIRST, LAST) == DAYS
+            assert await ensure_partitions(connection, FIRST, LAST) == []
+            midnight = datetime(2032, 1, 1, tzinfo=UTC)
+            await insert(connection, midnight)
+            await insert(connection, midnight - timedelta(microseconds=1))
+            for day in (date(2031, 12, 31), date(2032, 1, 1)):
+                n_rows = await connection.scalar(text(f"select count(*) from {partition_name(day)}"))
+                assert n_rows == 1
+        with pytest.raises(Exception, match="no partition of relation"):
+            async with database.begin() as connection:
+                await insert(connection, datetime(2032, 1, 3, tzinfo=UTC))
+
+
+async def test_several_makers_at_once_make_each_day_once(postgres_dsn: str) -> None:
+    """Two monitors and an upgrade do not get into each other's way."""
+    async with Database(postgres_dsn, Storage()) as database:
+
+        async def make() -> list[date]:
+            async with database.begin() as connection:
+                return await ensure_partitions(connection, FIRST, LAST)
+
+        made = await asyncio.gather(*(make() for _ in range(4)))
+    assert sorted(made) == [[], [], [], DAYS]
+
+
+async def test_making_one_does_not_wait_for_writers_and_readers(postgres_dsn: str) -> None:
+    """A partition is made while a writer and a reader are in the middle of a transaction."""
+    async with (
+        Database(postgres_dsn, Storage()) as database,
+        database.begin() as writer,
+        database.begin() as reader,
+    ):
+        await insert(writer, datetime.now(UTC))
+        await reader.execute(text("select count(*) from comparison"))
+        async with asyncio.timeout(10), database.begin() as maker:
+            assert await ensure_partitions(maker, FIRST, LAST) == DAYS
+
+
+async def test_dropping_one_gives_way_to_whoever_uses_it(postgres_dsn: str) -> None:
+    """While a reader is in the middle of a transaction the drop gives up soon, and succeeds later."""
+    async with Database(postgres_dsn, Storage()) as database:
+        async with database.begin() as connection:
+            await ensure_partitions(connection, FIRST, LAST)
+        async with database.begin() as reader:
+            await reader.execute(text("select count(*) from comparison"))
+            with pytest.raises(RetryError, match="lock timeout"):
+                async with database.begin() as connection:
+                    await drop_partition(connection, FIRST, lock_timeout_s=0.05)
+        async with database.begin() as connection:
+            await drop_partition(connection, FIRST, lock_timeout_s=5)
+            assert FIRST not in await partition_days(connection)

@@ -1,0 +1,196 @@
+"""SQL roles: each can do its work and nothing else."""
+
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+
+import asyncpg
+import pytest
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import OperatorError, QuarantineReason
+from quantdrift.core.records import Loss, StratumCount, Tally
+from quantdrift.core.slices import everything
+from storage.database import Database
+from storage.fold import claim, load_catalog, resume
+from storage.migrate import upgrade
+from storage.retention import maintain
+from storage.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
+from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
+from storage.tables import Base
+from storage.writer import Writer
+from tests.onnx_models import exchange_of, inputs_of
+
+pytestmark = pytest.mark.integration
+
+Login = Callable[[str], Awaitable[str]]
+AT = datetime.now(UTC)
+VERSION = VersionKey(model="digits", candidate_version="1", reference_digest="d" * 64)
+ITEM = ComparedItem(
+    slices=(everything("digits"),),
+    features={},
+    flip=True,
+    topk=True,
+    js=0.1,
+    kl=0.1,
+    margin=0.1,
+    candidate_margin=0.5,
+    reference_margin=0.6,
+    detail=None,
+)
+TALLY = Tally(
+    source="pod",
+    boot="f" * 32,
+    sequence=1,
+    at=AT,
+    strata=(
+        StratumCount(stratum="default", offered=9, taken=5, thinned=1, published=3, lost={Loss.DECODE: 1}),
+    ),
+    blind_connections=0,
+)
+
+
+@pytest.fixture
+async def login(postgres_dsn: str) -> Login:
+    """Apply the roles; return what makes a user in one of them and returns its address."""
+    await apply(postgres_dsn)
+
+    async def user_in(role: str) -> str:
+        place, _, name = postgres_dsn.rpartition("/")
+        user = f"{role}_{name}"
+        connection = await asyncpg.connect(postgres_dsn)
+        await connection.execute(f"create user {user} password 'p' in role {role}")
+        await connection.close()
+        return f"postgresql://{user}:p@{place.rpartition('@')[2]}/{name}"
+
+    return user_in
+
+
+def batch(sequence: int) -> StoreBatch:
+    """Return a batch with a comparison and a quarantined message."""
+    compared = ComparedExchange(
+        stream_sequence=sequence,
+        payload=b"wire",
+        exchange=exchange_of(inputs_of(1), captured_at=AT),
+        version=VERSION,
+        items=(ITEM,),
+    )
+    bad = Quarantined(
+        stream_sequence=sequence + 1, payload=b"secret", reason=QuarantineReason.DECODE, detail="no"
+    )
+    return StoreBatch(worker="w", at=AT, compared=(compared,), quarantined=(bad,))
+
+
+async def refused(dsn: str, *queries: str) -> None:
+    """Assert that the server refuses each statement."""
+    connection = await asyncpg.connect(dsn)
+    for query in queries:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(query)
+    await connection.close()
+
+
+async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) -> None:
+    """It stores batches, twice as well, and tallies; it deletes no comparison and raises no alert."""
+    dsn = await login(SHADOW)
+    async with Database(dsn, Storage()) as database:
+        writer = Writer(database, SystemClock())
+        one = batch(1)
+        assert (await writer.store(one)).n_rows == 1
+        assert (await Writer(database, SystemClock()).store(one)).n_rows == 0
+        assert (await writer.store_tallies("w", [TALLY])).n_rows == 1
+        assert (await writer.store_tallies("w", [TALLY])).n_rows == 0
+        assert await writer.slices() == [everything("digits")]
+    await refused(
+        dsn,
+        "delete from comparison",
+        "update comparison set flip = false",
+        "delete from tally",
+        "select payload from quarantine",
+        "update batch set fold_seq = 1",
+        "select * from alert",
+        "drop table comparison",
+        "create table mine (n int)",
+    )
+
+
+async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
+    postgres_dsn: str, login: Login
+) -> None:
+    """It numbers batches, makes and drops partitions and forgets payloads; it cannot invent a tally or a policy."""
+    dsn = await login(MONITOR)
+    async with Database(postgres_dsn, Storage()) as database:
+        await Writer(database, SystemClock()).store(batch(1))
+    # Partitions that a later upgrade makes, by another user, belong to the monitor as well.
+    await upgrade(postgres_dsn, Storage(partitions_ahead_days=20), progress=lambda _: None)
+    async with Database(dsn, Storage()) as database:
+        async with database.begin() as connection:
+            position = (await resume(connection)).position
+            await load_catalog(connection)
+            assert len(await claim(connection, position.fold_seq, 10)) == 1
+        made = await maintain(database, Storage(partitions_ahead_days=30), AT)
+        assert len(made.partitions_made) == 10
+        dropped = await maintain(database, Storage(), datetime(2199, 1, 1, tzinfo=UTC))
+        assert (len(dropped.partitions_dropped), dropped.partitions_busy) == (32, ())
+        assert (dropped.n_batches, dropped.n_quarantined) == (1, 1)
+    await refused(
+        dsn,
+        "insert into tally select * from tally",
+        "update policy set definition = '{}'",
+        "delete from model_version",
+        "drop table alert",
+    )
+
+
+async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: Login) -> None:
+    """A data scientist reads every table and view, not production traffic, and writes nowhere."""
+    dsn = await login(READER)
+    connection = await asyncpg.connect(dsn)
+    for name in {*Base.metadata.tables, "slice_now", "slice_history", "coverage_hour"} - {"quarantine"}:
+        await connection.execute(f"select * from {name}")
+        assert not await connection.fetchval(
+            "select has_table_privilege($1, 'insert, update, delete, truncate')", name
+        )
+    await connection.execute("select id, reason, detail from quarantine")
+    await connection.close()
+    await refused(
+        dsn,
+        "select payload from quarantine",
+        "delete from quarantine",
+        "insert into report_run (kind) values ('week')",
+        "create table mine (n int)",
+    )
+
+
+async def test_a_report_reads_and_notes_that_it_was_written(login: Login) -> None:
+    """The report's role adds its own run, and nothing else."""
+    dsn = await login(REPORT)
+    connection = await asyncpg.connect(dsn)
+    await connection.execute(
+        "insert into report_run (kind, from_at, to_at, path, figures) values ('week', now(), now(), 'x', '{}')"
+    )
+    await connection.execute("select * from slice_now")
+    await connection.close()
+    await refused(dsn, "delete from report_run", "delete from alert")
+
+
+async def test_roles_can_be_applied_again(postgres_dsn: str, login: Login) -> None:
+    """What an older release granted too much is taken back."""
+    dsn = await login(READER)
+    connection = await asyncpg.connect(postgres_dsn)
+    await connection.execute(f"grant delete on alert to {READER}")
+    await connection.close()
+    await apply(postgres_dsn)
+    await refused(dsn, "delete from alert")
+
+
+async def test_an_ordinary_user_cannot_make_roles(login: Login) -> None:
+    """Whoever may not make roles is told so."""
+    with pytest.raises(OperatorError, match="permission denied"):
+        await apply(await login(READER))
+
+
+def test_the_statements_can_be_printed() -> None:
+    """Each is one statement without its semicolon, and none makes a user that can log in."""
+    assert all(not statement.rstrip().endswith(";") for statement in statements())
+    assert not any(" login" in statement.replace("nologin", "") for statement in statements())

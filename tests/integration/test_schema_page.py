@@ -1,0 +1,43 @@
+"""The page that describes the database."""
+
+import asyncio
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from quantdrift.core.config.schema import Storage
+from storage.binaries import find_binaries
+from storage.embedded import PostgresServer
+from storage.migrate import upgrade
+from storage.schema_page import describe
+
+pytestmark = pytest.mark.integration
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "database.md"
+
+
+async def test_the_page_says_what_the_database_says(postgres_dsn: str) -> None:
+    """docs/reference/database.md is what the newest schema says of itself."""
+    assert PAGE.read_text(encoding="utf-8") == await describe(postgres_dsn), "stale: run `make docs`"
+
+
+async def test_the_queries_on_the_page_run(postgres_dsn: str) -> None:
+    """Each example can be pasted into psql."""
+    examples = [part.split("```")[0] for part in PAGE.read_text(encoding="utf-8").split("```sql")[1:]]
+    connection = await asyncpg.connect(postgres_dsn)
+    for example in examples:
+        assert await connection.fetch(example) == []
+    await connection.close()
+    assert len(examples) == 3
+
+
+def test_the_oldest_server_we_know_describes_itself_the_same(tmp_path: Path) -> None:
+    """The schema and its views are the same on Postgres 16 as on the newest."""
+    newest = find_binaries().directory
+    older = newest.parent.parent / "pginstall" / "bin"
+    if older == newest or not older.is_dir():
+        pytest.skip("only one version of Postgres is installed")
+    with PostgresServer(tmp_path / "server", binaries=older, durable=False) as server:
+        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        assert PAGE.read_text(encoding="utf-8") == asyncio.run(describe(server.dsn))
