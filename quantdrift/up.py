@@ -4,8 +4,6 @@ import asyncio
 import fcntl
 import logging
 import os
-import shutil
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +11,11 @@ from pathlib import Path
 
 import aiohttp
 import click
-import msgspec
 
+from quantdrift.core.child import Child
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.leash import leashed
 from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from storage.embedded import PostgresServer
@@ -33,19 +32,21 @@ class _Servers:
 
     def __init__(self, data: Path) -> None:
         self._data = data
-        self._postgres: PostgresServer | None = None
-        self._nats: NatsServer | None = None
+        self._postgres = PostgresServer(data / "postgres")
+        self._nats = NatsServer(data / "nats")
+        self._wanted: list[PostgresServer | NatsServer] = []
 
     def start_postgres(self) -> str:
         """Start Postgres and return its address, which `dsn` in the data directory tells to other commands."""
-        self._postgres = PostgresServer(self._data / "postgres")
+        self._wanted.append(self._postgres)
         self._postgres.start()
         _write(self._data / "dsn", self._postgres.dsn)
         return self._postgres.dsn
 
     def start_nats(self) -> str:
         """Start NATS and return its address, which `nats.url` in the data directory tells to people."""
-        self._nats = NatsServer.start(self._data / "nats")
+        self._wanted.append(self._nats)
+        self._nats.start()
         _write(self._data / "nats.url", self._nats.url)
         return self._nats.url
 
@@ -54,34 +55,15 @@ class _Servers:
 
         On the main thread by need: the kernel ends a server with the thread that started it.
         """
-        if self._postgres is not None and self._postgres.pid is None:
-            _LOG.error("postgres is gone: starting it again on its data")
-            self._postgres.start()
-        if self._nats is not None and not self._nats.alive():
-            _LOG.error("nats is gone: starting it again on its data")
-            self._nats = NatsServer.start(self._data / "nats", self._nats.port)
+        for server in self._wanted:
+            if not server.alive():
+                _LOG.error("%s is gone: starting it again on its data", type(server).__name__)
+                server.start()
 
     def stop(self) -> None:
-        """End what runs."""
-        if self._nats is not None:
-            self._nats.stop()
-        if self._postgres is not None:
-            self._postgres.stop()
-
-
-class _Role(msgspec.Struct, kw_only=True):
-    """A role's process and how often it failed of late."""
-
-    name: str
-    admin: str
-    environment: dict[str, str]
-    process: asyncio.subprocess.Process | None = None
-    failures: int = 0
-
-    def end(self) -> None:
-        """Ask the process to finish, if there is one."""
-        if self.process is not None and self.process.returncode is None:
-            self.process.send_signal(signal.SIGTERM)
+        """End what runs, the last started first."""
+        for server in reversed(self._wanted):
+            server.stop()
 
 
 async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop) -> int:
@@ -113,7 +95,7 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
         try:
             environment = _environment(config, servers)
             await _migrate(config_path, environment, stop)
-            return await _supervise(config_path, _roles(config, environment, only), servers, stop)
+            return await _supervise(config, _roles(config_path, environment, only), servers, stop)
         finally:
             servers.stop()
 
@@ -148,11 +130,16 @@ def _write(path: Path, secret: str) -> None:
     path.write_text(secret + "\n", encoding="utf-8")
 
 
-def _roles(config: Config, environment: dict[str, str], only: tuple[str, ...]) -> list[_Role]:
-    admin = {"sidecar": config.sidecar.admin, "shadow": config.shadow.admin, "monitor": config.monitor.admin}
+def _roles(config_path: Path, environment: dict[str, str], only: tuple[str, ...]) -> list[Child]:
     without_dsn = {name: value for name, value in environment.items() if name != "QUANTDRIFT_DSN"}
     return [
-        _Role(name=name, admin=admin[name], environment=without_dsn if name == "sidecar" else environment)
+        Child(
+            name,
+            "quantdrift",
+            [name, "--config", str(config_path)],
+            environment=without_dsn if name == "sidecar" else environment,
+            final=_OPERATOR,
+        )
         for name in _ROLES
         if not only or name in only
     ]
@@ -162,7 +149,10 @@ async def _migrate(config_path: Path, environment: dict[str, str], stop: Stop) -
     """Run `db upgrade`; a database that is not there yet is waited for."""
     pause_s = 0.5
     while not stop.is_set():
-        process = await _start(["db", "upgrade", "--config", str(config_path)], environment)
+        command = [sys.executable, "-m", "quantdrift", "db", "upgrade", "--config", str(config_path)]
+        process = await asyncio.create_subprocess_exec(
+            *leashed(command), env=environment, start_new_session=True
+        )
         code = await process.wait()
         if code == 0:
             return
@@ -173,53 +163,29 @@ async def _migrate(config_path: Path, environment: dict[str, str], stop: Stop) -
         pause_s = min(pause_s * 2, _MOST_PAUSE_S)
 
 
-async def _supervise(config_path: Path, roles: list[_Role], servers: _Servers, stop: Stop) -> int:
-    command = ["--config", str(config_path)]
-    watches = {role.name: asyncio.create_task(_keep(role, command, stop)) for role in roles}
-    keep_servers = asyncio.create_task(_keep_servers(servers, stop))
-    announce = asyncio.create_task(_announce(roles, stop))
-    codes = []
+async def _supervise(config: Config, roles: list[Child], servers: _Servers, stop: Stop) -> int:
+    tasks = [asyncio.create_task(_keep(role, stop)) for role in roles]
+    tasks.append(asyncio.create_task(_keep_servers(servers, stop)))
+    announce = asyncio.create_task(_announce(config, [role.name for role in roles], stop))
     try:
         await stop.wait()
-        for role in roles:
-            role.end()
-            codes.append(await watches[role.name])
-        codes.append(await keep_servers)
+        for role, task in zip(roles, tasks, strict=False):
+            role.terminate()
+            await task
+        codes = await asyncio.gather(*tasks)
     finally:
         for role in roles:
-            role.end()
+            role.terminate()
         announce.cancel()
-    return _OPERATOR if _OPERATOR in codes else max(codes, default=0)
+    return _OPERATOR if _OPERATOR in codes else max(codes)
 
 
-async def _keep(role: _Role, command: list[str], stop: Stop) -> int:
-    """Run a role until `stop`; start it again when it dies; return its last exit code."""
-    loop = asyncio.get_running_loop()
-    while True:
-        started = loop.time()
-        role.process = await _start([role.name, *command], role.environment)
-        if stop.is_set():  # asked for while it was being started
-            role.end()
-        code = await role.process.wait()
-        if stop.is_set():
-            return code
-        if code == _OPERATOR:
-            _LOG.error("%s cannot run: see the line above", role.name)
-            stop.set()
-            return code
-        role.failures = 0 if loop.time() - started > 60 else role.failures + 1
-        pause_s = min(0.2 * 2**role.failures, _MOST_PAUSE_S)
-        _LOG.error("%s ended with %s: again in %g s", role.name, code, pause_s)
-        if await stop.wait(pause_s):
-            return 0
-
-
-async def _start(arguments: list[str], environment: dict[str, str]) -> asyncio.subprocess.Process:
-    command = [sys.executable, "-m", "quantdrift", *arguments]
-    if setpriv := shutil.which("setpriv"):  # an `up` that is killed takes its roles along
-        command = [setpriv, "--pdeathsig", "TERM", *command]
-    # A session of its own: Ctrl-C reaches `up` alone, which ends the roles in their order.
-    return await asyncio.create_subprocess_exec(*command, env=environment, start_new_session=True)
+async def _keep(role: Child, stop: Stop) -> int:
+    code = await role.run()
+    if not stop.is_set():
+        _LOG.error("%s cannot run: see the line above", role.name)
+        stop.set()
+    return code
 
 
 async def _keep_servers(servers: _Servers, stop: Stop) -> int:
@@ -235,24 +201,23 @@ async def _keep_servers(servers: _Servers, stop: Stop) -> int:
     return 0
 
 
-async def _announce(roles: list[_Role], stop: Stop) -> None:
+async def _announce(config: Config, names: list[str], stop: Stop) -> None:
     """Say once that every role is ready, and where."""
-    timeout = aiohttp.ClientTimeout(total=2)
-    async with aiohttp.ClientSession(timeout=timeout) as client:
-        waiting = {role.name: role.admin for role in roles}
+    admin = {"sidecar": config.sidecar.admin, "shadow": config.shadow.admin, "monitor": config.monitor.admin}
+    urls = {name: f"http://{_reachable(admin[name])}" for name in names}
+    waiting = dict(urls)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
         while waiting and not stop.is_set():
-            for name, admin in list(waiting.items()):
+            for name, url in list(waiting.items()):
                 try:
-                    async with client.get(f"http://{_reachable(admin)}/readyz") as answer:
+                    async with client.get(f"{url}/readyz") as answer:
                         if answer.status == 200:
                             del waiting[name]
                 except (aiohttp.ClientError, TimeoutError):
                     pass
             await stop.wait(0.1)
     if not waiting:
-        click.echo(
-            "quantdrift is up: " + ", ".join(f"{role.name} http://{_reachable(role.admin)}" for role in roles)
-        )
+        click.echo("quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items()))
 
 
 def _reachable(address: str) -> str:

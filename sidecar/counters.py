@@ -26,6 +26,7 @@ class Gauge(IntEnum):
     QUEUE_BYTES = 7  # waiting now for hand-off (relay) or for the stream (capture)
     FORWARDED_BYTES = 8  # passed through, both directions
     SEQUENCE = 9  # capture: number of the last tally
+    SERVING = 10  # relay: 1 while it accepts connections
 
 
 class Count(IntEnum):

@@ -22,9 +22,8 @@ def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     Each test uses a stream name of its own.
     """
-    server = NatsServer.start(tmp_path_factory.mktemp("nats"))
-    yield server.url
-    server.stop()
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="session")

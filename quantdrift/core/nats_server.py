@@ -1,11 +1,5 @@
-"""The embedded NATS JetStream server: the real one, started as a child of this process.
+"""The embedded NATS JetStream server: the real one, started as a child that dies with its owner."""
 
-It dies with its owner: the child asks the kernel for SIGTERM at the death of its parent (PR_SET_PDEATHSIG) before
-it becomes the server. The kernel means the parent's thread: start servers from a thread that lives as long as the
-process, which is the main thread.
-"""
-
-import os
 import secrets
 import shutil
 import socket
@@ -19,21 +13,11 @@ import msgspec
 
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.leash import leashed
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0
 _STOP_S = 10.0
-
-# Runs before the server in the child's place: no Python code may run between fork and exec of a threaded parent.
-# argv: parent's pid, program, its arguments. A parent that died meanwhile is noticed by its pid.
-_LEASH = """\
-import ctypes, os, sys
-prctl = getattr(ctypes.CDLL(None), "prctl", None)
-if prctl is not None:
-    prctl(1, 15, 0, 0, 0)
-if os.getppid() == int(sys.argv[1]):
-    os.execv(sys.argv[2], sys.argv[2:])
-"""
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -50,86 +34,103 @@ class _Ports(msgspec.Struct, frozen=True):
 
 
 class NatsServer:
-    """A running server. Use `start`.
+    """An embedded NATS server with JetStream.
+
+    A server that was killed is started again by `start`, on the same port and store: messages it had acknowledged
+    are there. All methods belong to the main thread: the kernel ends the server when the thread that started it
+    ends.
 
     Parameters
     ----------
-    process
-        The child.
-    port
-        Where it listens on 127.0.0.1.
+    directory
+        Its configuration, log and store; made, readable by its owner alone, when absent.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self._process = process
-        self.port = port
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.port = 0
+        self._process: subprocess.Popen[bytes] | None = None
 
-    @classmethod
-    def start(cls, data_dir: Path, port: int = 0) -> Self:
-        """Start a server and return it once it answers.
-
-        A directory that a killed server left is recovered; messages it had acknowledged are there.
+    def start(self, port: int = 0) -> None:
+        """Start it and return when it answers. Nothing happens while it runs.
 
         Parameters
         ----------
-        data_dir
-            Its configuration, log and store; created readable by its owner alone.
         port
-            0 takes a free one. Pass `port` of an earlier server to come back at the same address.
+            0 takes the port it had before, or at first a free one.
 
         Raises
         ------
         OperatorError
             There is no server to start, or it does not start; its last words are in the message.
         """
+        if self.alive():
+            return
         program = find_program()
-        data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for stale in data_dir.glob("*.ports"):
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for stale in self.directory.glob("*.ports"):
             stale.unlink()
         name = f"quantdrift-{secrets.token_hex(8)}"
-        config = data_dir / "nats.conf"
-        config.write_text(_configuration(data_dir, port, name), encoding="utf-8")
-        log = data_dir / "nats.log"
+        config = self.directory / "nats.conf"
+        config.write_text(_configuration(self.directory, port or self.port, name), encoding="utf-8")
+        log = self.directory / "nats.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
-                [sys.executable, "-I", "-S", "-c", _LEASH, str(os.getpid()), str(program), "-c", str(config)],
+                leashed([str(program), "-c", str(config)]),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # Ctrl-C is for the owner, which ends the server in its own time
             )
         deadline = time.monotonic() + _START_S
-        while (found := _answering(data_dir, process.pid, name)) is None:
+        while (found := _answering(self.directory, process.pid, name)) is None:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
                 words = log.read_text(encoding="utf-8", errors="replace")[-500:]
-                raise OperatorError(f"the NATS server in {data_dir} does not start:\n{words}")
+                raise OperatorError(f"the NATS server in {self.directory} does not start:\n{words}")
             time.sleep(0.005)
-        return cls(process, found)
+        self._process, self.port = process, found
 
     @property
     def url(self) -> str:
-        """Its address for clients."""
+        """Its address for clients; valid from the first `start` on, restarts included."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def pid(self) -> int | None:
+        """Process id while it runs, else None."""
+        return self._process.pid if self._process is not None and self.alive() else None
 
     def alive(self) -> bool:
-        """Return whether the process still runs."""
-        return self._process.poll() is None
+        """Return whether the process runs."""
+        return self._process is not None and self._process.poll() is None
 
     def stop(self) -> None:
-        """End it and wait until it is gone; its store stays. Nothing happens when it is gone already."""
-        self._process.terminate()
+        """End it and wait until it is gone; its store stays. Nothing happens when it does not run."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
         try:
-            self._process.wait(_STOP_S)
+            process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
+
+    def kill(self) -> None:
+        """End it as kill -9 would, for tests of what that costs."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
 
 def find_program() -> Path:

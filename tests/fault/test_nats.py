@@ -45,29 +45,11 @@ def exchange(number: int, n_bytes: int = 1000) -> Exchange:
     )
 
 
-class Servers:
-    """One server after the other on the same port and directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self.now = NatsServer.start(directory)
-
-    def kill(self) -> None:
-        """Kill -9 and wait until it is gone."""
-        os.kill(self.now.pid, signal.SIGKILL)
-        self.now.stop()
-
-    def again(self) -> None:
-        """Start on the same port and directory."""
-        self.now = NatsServer.start(self._directory, self.now.port)
-
-
 @pytest.fixture
-def servers(tmp_path: Path) -> Iterator[Servers]:
+def server(tmp_path: Path) -> Iterator[NatsServer]:
     """Return a server of this test's own, to be killed."""
-    made = Servers(tmp_path / "nats")
-    yield made
-    made.now.stop()
+    with NatsServer(tmp_path / "nats") as made:
+        yield made
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
@@ -77,11 +59,11 @@ async def until(condition: Callable[[], bool], timeout_s: float = 20) -> None:
             await asyncio.sleep(0.005)  # another process changes what is waited for
 
 
-async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(servers: Servers) -> None:
+async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(server: NatsServer) -> None:
     """Publishing goes on through kill -9 and restart; the stream holds every acknowledged id once."""
     config = Config(
         models=(Model(name="m"),),
-        stream=Stream(url=servers.now.url, publish_timeout_s=1.0),
+        stream=Stream(url=server.url, publish_timeout_s=1.0),
         sampling=Sampling(max_exchanges_per_s=1e6),
     )
     counters = Counters.create(1, 1)
@@ -94,8 +76,8 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(servers: S
         publisher.put(exchange(number), 0)
         if number in (500, 1000):
             await until(lambda number=number: slot.count(0, Count.PUBLISHED) > number - 300)  # type: ignore[misc]
-            servers.kill()
-            servers.again()
+            server.kill()
+            server.start()
         await asyncio.sleep(0)
     assert await publisher.drained(30)
     stop.set()
@@ -115,19 +97,19 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(servers: S
     assert len(found) == len(set(found)) == n_offered
 
 
-async def test_a_consumer_outlives_the_server(servers: Servers) -> None:
+async def test_a_consumer_outlives_the_server(server: NatsServer) -> None:
     """While the server is away a fetch says so; afterwards the same consumer takes what waits."""
-    queue = await Queue.connect(Stream(url=servers.now.url), client_name="test")
+    queue = await Queue.connect(Stream(url=server.url), client_name="test")
     consumer = await queue.consumer("exchange", ack_wait_s=1.5)
     for i in range(3):
         await queue.publish_exchange("m", str(i), str(i).encode())
     (held,) = await consumer.fetch(1, max_bytes=1000, timeout_s=1)
-    servers.kill()
+    server.kill()
     with pytest.raises(RetryError):
         await consumer.fetch(1, max_bytes=1000, timeout_s=0.1)
     with pytest.raises(RetryError):
         await held.ack()
-    servers.again()
+    server.start()
     await asyncio.wait_for(queue.wait_connected(), 10)
     seen: set[bytes] = set()
     deadline = time.monotonic() + 20
@@ -141,11 +123,12 @@ async def test_a_consumer_outlives_the_server(servers: Servers) -> None:
 
 async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp_path: Path) -> None:
     """From the start: nothing blocks, what does not fit is `queue_full`; the server comes, and the queue empties."""
-    first = NatsServer.start(tmp_path / "nats")
-    first.stop()
+    server = NatsServer(tmp_path / "nats")
+    server.start()
+    server.stop()
     config = Config(
         models=(Model(name="m"),),
-        stream=Stream(url=first.url),
+        stream=Stream(url=server.url),
         sidecar=Sidecar(queue_bytes=50_000, max_exchange_bytes=10_000),
         sampling=Sampling(max_exchanges_per_s=1e6),
     )
@@ -162,25 +145,25 @@ async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp
     assert 50 < n_full < 70
     assert 40_000 < slot.gauge(Gauge.QUEUE_BYTES) <= 50_000
     assert not await publisher.drained(0.05)
-    again = NatsServer.start(tmp_path / "nats", first.port)
+    server.start()
     assert await publisher.drained(20)
     assert slot.count(0, Count.PUBLISHED) == 100 - n_full
     assert slot.gauge(Gauge.QUEUE_BYTES) == 0
     stop.set()
     await running
     await publisher.close()
-    again.stop()
+    server.stop()
 
 
-async def test_what_waits_at_the_end_is_counted_as_lost(servers: Servers) -> None:
+async def test_what_waits_at_the_end_is_counted_as_lost(server: NatsServer) -> None:
     """With the server gone for good, each queued exchange ends as `publish`."""
-    config = Config(stream=Stream(url=servers.now.url))
+    config = Config(stream=Stream(url=server.url))
     slot = Counters.create(1, 1).slot(0)
     publisher = Publisher(config, slot, SystemClock())
     stop = Stop()
     running = asyncio.create_task(publisher.run(stop))
     await until(lambda: publisher.queue is not None)
-    servers.kill()
+    server.kill()
     for number in range(30):
         publisher.put(exchange(number), 0)
     assert not await publisher.drained(0.1)
@@ -191,19 +174,19 @@ async def test_what_waits_at_the_end_is_counted_as_lost(servers: Servers) -> Non
     assert slot.gauge(Gauge.QUEUE_BYTES) == 0
 
 
-async def test_a_server_that_hangs_costs_one_more_try(servers: Servers) -> None:
+async def test_a_server_that_hangs_costs_one_more_try(server: NatsServer) -> None:
     """What is not acknowledged twice in the time allowed is lost as `publish`; nothing waits for ever."""
-    config = Config(stream=Stream(url=servers.now.url, publish_timeout_s=1.0))
+    config = Config(stream=Stream(url=server.url, publish_timeout_s=1.0))
     slot = Counters.create(1, 1).slot(0)
     publisher = Publisher(config, slot, SystemClock())
     stop = Stop()
     running = asyncio.create_task(publisher.run(stop))
     publisher.put(exchange(0), 0)
     assert await publisher.drained(10)
-    os.kill(servers.now.pid, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     publisher.put(exchange(1), 0)
     assert await publisher.drained(10)
-    os.kill(servers.now.pid, signal.SIGCONT)
+    os.kill(server.pid, signal.SIGCONT)
     assert slot.lost_count(0, Loss.PUBLISH) == 1
     publisher.put(exchange(2), 0)
     assert await publisher.drained(10)
@@ -242,7 +225,7 @@ def test_the_server_dies_with_its_owner(tmp_path: Path) -> None:
     """A killed owner leaves no server behind, and the directory can be used again."""
     code = (
         "import sys; from pathlib import Path; from quantdrift.core.nats_server import NatsServer\n"
-        "server = NatsServer.start(Path(sys.argv[1])); print(server.pid, flush=True); sys.stdin.read()"
+        "server = NatsServer(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); sys.stdin.read()"
     )
     directory = tmp_path / "nats"
     with subprocess.Popen(
@@ -253,11 +236,12 @@ def test_the_server_dies_with_its_owner(tmp_path: Path) -> None:
         owner.kill()
     server.wait(timeout=10)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
-    NatsServer.start(directory).stop()
+    with NatsServer(directory):
+        pass
 
 
-def test_a_server_that_cannot_start_says_why(servers: Servers, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_says_why(server: NatsServer, tmp_path: Path) -> None:
     """Somebody else's port is not taken for ours; the server's last words are in the message."""
     with pytest.raises(OperatorError, match="address already in use"):
-        NatsServer.start(tmp_path / "other", servers.now.port)
-    assert servers.now.alive()
+        NatsServer(tmp_path / "other").start(server.port)
+    assert server.alive()

@@ -1,8 +1,6 @@
 """The shadow worker with a real stream and a real database."""
 
 import asyncio
-import os
-import signal
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -305,15 +303,15 @@ async def test_a_worker_ends_while_postgres_is_away(config: Config, postgres_ser
 @pytest.mark.fault
 async def test_nats_may_go_and_come_back(config: Config, postgres_dsn: str, tmp_path: Path) -> None:
     """The worker connects again, and what the stream delivers anew is stored once."""
-    server = NatsServer.start(tmp_path / "nats")
+    server = NatsServer(tmp_path / "nats")
+    server.start()
     config = msgspec.structs.replace(config, stream=msgspec.structs.replace(config.stream, url=server.url))
     try:
         async with _serving(config, postgres_dsn) as queue:
             await queue.ensure()
             await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
-            os.kill(server.pid, signal.SIGKILL)
-            server.stop()
-            server = NatsServer.start(tmp_path / "nats", port=server.port)
+            server.kill()
+            server.start()
             await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
             await _until_counted(postgres_dsn, "comparison", 40)
             await _until_empty(queue, config)

@@ -9,6 +9,7 @@ pytestmark = pytest.mark.unit
 
 @pytest.fixture(scope="module")
 def sets() -> tuple[Scans, Scans]:
+    """Give the pages to learn from and those that are held out."""
     return Scans.bundled()
 
 

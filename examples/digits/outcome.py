@@ -1,0 +1,52 @@
+"""Whether the run went as it must: decided from what came over OTLP and what the database says."""
+
+import msgspec
+
+from examples.digits.watch import ALL, ARCHIVE, Snapshot
+from examples.otlp_receiver import Event
+
+SLICE = "quantdrift.slice"
+VERDICT = "quantdrift.verdict"
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """The end of a run.
+
+    Parameters
+    ----------
+    events
+        Everything that came over OTLP.
+    snapshot
+        What quantdrift said last.
+    failed
+        Requests that got no proper answer.
+    """
+
+    events: tuple[Event, ...]
+    snapshot: Snapshot
+    failed: int
+
+    def problems(self) -> list[str]:
+        """Return what is not as it must be, in words; empty when the run proved its point."""
+        fired = {slice_of(event) for event in self.events if is_page(event)}
+        found = []
+        if ARCHIVE not in fired:
+            found.append(f"{ARCHIVE} did not fire")
+        if others := fired - {ARCHIVE}:
+            found.append(f"fired without a reason: {', '.join(sorted(others))}")
+        aggregate = self.snapshot.slice(ALL)
+        if aggregate is None or aggregate.verdict != "ok":
+            found.append(f"the aggregate is {aggregate.verdict if aggregate else 'not known'}, not ok")
+        if self.failed:
+            found.append(f"{self.failed} requests got no proper answer")
+        return found
+
+
+def is_page(event: Event) -> bool:
+    """Return whether `event` says that a slice began to fire."""
+    return event.attributes.get(VERDICT) == "firing"
+
+
+def slice_of(event: Event) -> str:
+    """Return the slice that `event` speaks of."""
+    return str(event.attributes.get(SLICE, ""))

@@ -1,0 +1,282 @@
+"""What the demo shows: live on a terminal, plain lines elsewhere."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Self
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from examples.digits.model import Quality
+from examples.digits.watch import SliceState, Snapshot
+from examples.otlp_receiver import Event
+
+_COLOURS = {"ok": "green", "warning": "yellow", "firing": "bold red", "unknown": "dim"}
+_BAR_CELLS = 18
+_BAR_DECADES = 7  # the bar is logarithmic: evidence grows by factors
+_LINE_EVERY_S = 5.0
+_LOG_WIDTH = 140
+_STALE = "  (something does not answer: this is the last known state)"
+_FIRST = (
+    *("model", "version", "slice", "predicate", "from_verdict", "verdict", "reason"),
+    *("metric", "unit", "budget", "mean", "low", "high", "before", "after", "onset"),
+    *("n_groups", "n_recent", "n_since_onset", "evidence", "threshold"),
+    *("aggregate_verdict", "aggregate_mean", "aggregate_low", "aggregate_high", "advice"),
+)
+_ERROR = 17  # the severity number of a page
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of the run.
+
+    Parameters
+    ----------
+    phase
+        What is going on, in words.
+    elapsed_s
+        Since the traffic began.
+    snapshot
+        What quantdrift says.
+    failed
+        Requests that got no proper answer.
+    """
+
+    phase: str
+    elapsed_s: float
+    snapshot: Snapshot
+    failed: int
+
+
+class Screen:
+    """Shows the run; used as a context manager around everything that is live.
+
+    Parameters
+    ----------
+    console
+        Decides by itself whether it is a terminal; where it is none, lines may be longer.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        if not console.is_terminal:
+            console.width = max(console.width, _LOG_WIDTH)
+        self._live: Live | None = None
+        self._last_line_s = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+
+    @contextmanager
+    def step(self, what: str) -> Iterator[Callable[[str, float], None]]:
+        """Show a step while it lasts; yields a function that tells its detail and the share that is done."""
+        started = time.monotonic()
+        if not self.console.is_terminal:
+            yield lambda _detail, _share: None
+        else:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(24),
+                TextColumn("[dim]{task.fields[detail]}"),
+                TimeElapsedColumn(),
+            )
+            with Progress(*columns, console=self.console, transient=True) as progress:
+                task = progress.add_task(what, total=None, detail="")
+
+                def tell(detail: str, share: float) -> None:
+                    progress.update(task, total=1.0, completed=share, detail=detail)
+
+                yield tell
+        self.console.print(
+            f"[green]✓[/] {what} [dim]({time.monotonic() - started:.1f} s)[/]", highlight=False
+        )
+
+    def say(self, text: str) -> None:
+        """Print a line of text, with markup."""
+        self.console.print(text, highlight=False)
+
+    def show(self, view: View) -> None:
+        """Show the state of this moment: the live table, or now and then a line."""
+        if self.console.is_terminal:
+            if self._live is None:
+                self._live = Live(console=self.console, auto_refresh=False)
+                self._live.start()
+            self._live.update(_table(view), refresh=True)
+        elif view.elapsed_s - self._last_line_s >= _LINE_EVERY_S:
+            self._last_line_s = view.elapsed_s
+            self.console.print(_line(view), highlight=False, soft_wrap=True)
+
+    def settle(self) -> None:
+        """Leave the live table as it is and go on below it."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def event(self, event: Event) -> None:
+        """Show an event as the collector received it: a page with everything in it, any other in a line."""
+        if event.severity < _ERROR:
+            self.console.print(Text(f"OTLP event {event.name}: {event.body}", style="dim"), soft_wrap=True)
+            return
+        grid = Table.grid(padding=(0, 2))
+        for name, value in sorted(event.attributes.items(), key=lambda pair: _place(pair[0])):
+            if value not in ([], ""):
+                grid.add_row(Text(name, style="dim"), Text(_plain(value)))
+        at = datetime.fromtimestamp(event.time_unix_nano / 1e9, UTC)
+        self.console.print(
+            Panel(
+                Group(Text(event.body, style="bold"), Text(), grid),
+                title=f"OTLP event {event.name}, severity {event.severity}, {at:%H:%M:%S} UTC",
+                border_style="red",
+            )
+        )
+
+    def verdicts(self, slices: Sequence[SliceState]) -> None:
+        """Show the verdicts beside each other."""
+        table = Table(title="What quantdrift says", title_justify="left", title_style="bold")
+        for name in ("slice", "verdict", "answers changed", "95 % interval", "accepted", "replayed"):
+            table.add_column(name, justify="left" if name in {"slice", "verdict"} else "right")
+        for state in slices:
+            table.add_row(
+                state.slice,
+                Text(state.verdict, style=_COLOURS[state.verdict]),
+                _percent(state.flip_mean),
+                _interval(state),
+                _percent(state.flip_budget),
+                f"{state.n_groups:,}",
+            )
+        self.console.print(table)
+
+    def quality(self, title: str, rows: Sequence[Quality]) -> None:
+        """Show both models against the true labels."""
+        table = Table(title=title, title_justify="left", title_style="bold")
+        for name in (
+            "scanner",
+            "pages",
+            "FP32 right",
+            "INT8 right",
+            "difference",
+            "answers changed",
+            "KL, nats",
+        ):
+            table.add_column(name, justify="left" if name == "scanner" else "right")
+        for row in rows:
+            change = row.candidate_accuracy - row.reference_accuracy
+            table.add_row(
+                row.scanner.value,
+                f"{row.n:,}",
+                f"{row.reference_accuracy:.1%}",
+                f"{row.candidate_accuracy:.1%}",
+                Text(f"{100 * change:+.1f}", style="red" if change < -0.01 else ""),
+                _percent(row.flip),
+                f"{row.kl:.4f}",
+            )
+        self.console.print(table)
+
+
+def _place(attribute: str) -> tuple[int, str]:
+    """Where, what, since when, how sure, and then the rest."""
+    name = attribute.removeprefix("quantdrift.")
+    return (_FIRST.index(name) if name in _FIRST else len(_FIRST), name)
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def evidence_bar(ratio: float | None) -> str:
+    """Return a bar of 18 cells: empty at 1e-7 of what pages, full at 1; logarithmic.
+
+    Parameters
+    ----------
+    ratio
+        Evidence over its threshold, >= 0, or None.
+    """
+    decades = math.log10(ratio) if ratio else -math.inf
+    share = min(1.0, max(0.0, 1.0 + decades / _BAR_DECADES))
+    full = round(share * _BAR_CELLS)
+    return "█" * full + "·" * (_BAR_CELLS - full)
+
+
+def _table(view: View) -> Group:
+    snapshot = view.snapshot
+    counts = Table.grid(padding=(0, 3))
+    counts.add_row(
+        f"[bold]{view.elapsed_s:4.0f} s[/]",
+        f"offered [bold]{snapshot.offered:,}[/]",
+        f"sampled [bold]{snapshot.taken:,}[/]",
+        f"replayed [bold]{snapshot.replayed:,}[/]",
+        f"lost [bold]{snapshot.lost:,}[/]",
+        f"failed requests [bold]{view.failed:,}[/]",
+    )
+    table = Table()
+    for name in (
+        "slice",
+        "replayed",
+        "answers changed",
+        "95 % interval",
+        "KL, nats",
+        "evidence to page",
+        "verdict",
+    ):
+        table.add_column(
+            name, justify="right" if name in {"replayed", "answers changed", "KL, nats"} else "left"
+        )
+    for state in snapshot.slices:
+        colour = _COLOURS[state.verdict]
+        table.add_row(
+            Text(state.slice, style="bold" if state.slice == "all" else ""),
+            f"{state.n_groups:,}",
+            _percent(state.flip_mean),
+            _interval(state),
+            "" if state.kl_mean is None else f"{state.kl_mean:.4f}",
+            _evidence(state),
+            Text(state.verdict, style=colour),
+            end_section=state.slice == "all",
+        )
+    phase = Text(view.phase, style="bold")
+    if snapshot.stale:
+        phase.append(_STALE, style="yellow")
+    return Group(phase, counts, table)
+
+
+def _evidence(state: SliceState) -> Text:
+    if state.verdict == "firing":  # the detector has begun anew since; what paged is what counts
+        return Text(evidence_bar(1.0), style="red")
+    return Text(evidence_bar(state.evidence_ratio), style="cyan")
+
+
+def _line(view: View) -> str:
+    snapshot = view.snapshot
+    states = ", ".join(
+        f"{state.slice.removeprefix('scanner=')} {state.verdict} {_percent(state.flip_mean)}"
+        + (f" {_interval(state)}" if _interval(state) else "")
+        for state in snapshot.slices
+    )
+    return (
+        f"{view.elapsed_s:4.0f} s  offered {snapshot.offered:,}  sampled {snapshot.taken:,}"
+        f"  replayed {snapshot.replayed:,}  lost {snapshot.lost:,}  failed {view.failed:,}"
+        f"{_STALE if snapshot.stale else ''} | {states}"
+    ).replace("[", r"\[")
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{value:.2%}"
+
+
+def _interval(state: SliceState) -> str:
+    if state.flip_low is None or state.flip_high is None:
+        return ""
+    return f"{state.flip_low:.2%} to {state.flip_high:.2%}"

@@ -1,0 +1,332 @@
+"""The run itself: build, serve, send, wait for the alert, check it against the true labels, report."""
+
+import asyncio
+import fcntl
+import math
+import shutil
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import msgspec
+
+from examples.digits.model import Built, Quality, Step, compare
+from examples.digits.outcome import Outcome, is_page, slice_of
+from examples.digits.scans import Scanner, Scans
+from examples.digits.screen import Screen, View
+from examples.digits.services import ServiceError, Services, child, services
+from examples.digits.traffic import Traffic, stack
+from examples.digits.watch import ARCHIVE, Snapshot, Watch
+from examples.otlp_receiver import Event, OtlpReceiver
+
+_HERE = Path(__file__).parent
+_LOOK_S = 1.0
+_MODELS = "models"
+_REPORT = "report.html"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sent, and how long anything is waited for.
+
+    Parameters
+    ----------
+    rate_per_s
+        Requests per second.
+    healthy_share, drifted_share
+        The archive's share of the traffic before and after it starts to digitise its old pages.
+    healthy_s
+        Shortest healthy phase; it lasts until every other slice has a verdict.
+    settle_s
+        Longest wait for these verdicts.
+    drift_s
+        Longest wait for the alert.
+    after_s
+        How long it goes on after the alert: long enough for another slice to fire if it were to.
+    """
+
+    rate_per_s: float = 300.0
+    healthy_share: float = 0.005
+    drifted_share: float = 0.04
+    healthy_s: float = 20.0
+    settle_s: float = 120.0
+    drift_s: float = 120.0
+    after_s: float = 10.0
+
+    @classmethod
+    def fast(cls) -> "Plan":
+        """Return the plan for a machine that waits: the same story with more drifted pages."""
+        return cls(drifted_share=0.06, healthy_s=5.0, after_s=5.0)
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asked for.
+
+    Parameters
+    ----------
+    out
+        Directory that everything is written to.
+    seed
+        Of training and traffic.
+    plan
+        What is sent.
+    keep
+        Leave everything running until interrupted.
+    """
+
+    out: Path
+    seed: int
+    plan: Plan
+    keep: bool
+
+
+async def run(options: Options, screen: Screen) -> int:
+    """Run the demo; return 0 if the archive's slice fired, no other did, and the aggregate is fine; else 1."""
+    with _alone(options.out), OtlpReceiver() as receiver:
+        _prepare(options.out)
+        with screen.step("train an FP32 digit reader, export it, quantise it to INT8") as tell:
+            built = await _build(options, tell)
+        screen.quality("Both models on held-out pages, checked offline", built.quality)
+        _, held_out = Scans.bundled()
+        async with _started(options.out, receiver, screen) as running, Watch(running) as watch:
+            traffic = Traffic(
+                f"http://127.0.0.1:{running.ports.sidecar}",
+                held_out,
+                options.seed,
+                rate_per_s=options.plan.rate_per_s,
+                archive_share=options.plan.healthy_share,
+            )
+            run_ = _Run(options.plan, screen, receiver, watch, traffic)
+            async with _background(traffic.run()):
+                await run_.healthy()
+                await run_.drift()
+                code = await _conclude(options, screen, running, run_)
+                if options.keep:
+                    await run_.until_interrupted(running)
+            return code
+
+
+class _Run:
+    """The phases, seen from where the clients and the collector are."""
+
+    def __init__(
+        self, plan: Plan, screen: Screen, receiver: OtlpReceiver, watch: Watch, traffic: Traffic
+    ) -> None:
+        self._plan, self._screen, self._receiver = plan, screen, receiver
+        self._watch, self.traffic = watch, traffic
+        self._clock = asyncio.get_running_loop().time
+        self._began = self._clock()
+        self._shown = 0
+        self.snapshot = Snapshot()
+
+    async def healthy(self) -> None:
+        """Send sound traffic until every slice but the archive's has its verdict."""
+        self._screen.say(
+            f"\n[bold]1. Healthy:[/] {self._plan.rate_per_s:g} requests/s from five scanners,"
+            f" the archive sends {self._plan.healthy_share:.1%} of them"
+        )
+        began = self._clock()
+
+        def settled(snapshot: Snapshot) -> bool:
+            others = [state for state in snapshot.slices if state.slice != ARCHIVE]
+            return (
+                self._clock() - began >= self._plan.healthy_s
+                and len(others) == len(Scanner)
+                and all(state.verdict == "ok" for state in others)
+            )
+
+        if not await self._until(settled, self._plan.settle_s, "1. healthy"):
+            raise ServiceError(f"no verdict on every slice after {self._plan.settle_s:g} s of sound traffic")
+
+    async def drift(self) -> None:
+        """Send more of the archive's pages until its alert comes, and a little longer."""
+        self._screen.settle()
+        self._screen.say(
+            f"\n[bold]2. Drift:[/] the archive digitises its old pages and now sends"
+            f" {self._plan.drifted_share:.1%} of the traffic. Nothing is wrong with four scanners in five."
+        )
+        self.traffic.archive_share = self._plan.drifted_share
+        began, sent = self._clock(), self.traffic.sent[Scanner.ARCHIVE]
+
+        def paged(_: Snapshot) -> bool:
+            return any(is_page(event) and slice_of(event) == ARCHIVE for event in self._receiver.events)
+
+        if await self._until(paged, self._plan.drift_s, "2. drift"):
+            self._screen.say(
+                f"[bold red]Paged[/] {self._clock() - began:.0f} s and"
+                f" {self.traffic.sent[Scanner.ARCHIVE] - sent:,} archive pages after the traffic changed"
+            )
+            await self._until(lambda _: False, self._plan.after_s, "after the alert")
+        self._screen.settle()
+
+    def outcome(self) -> Outcome:
+        """Return what there is to judge."""
+        return Outcome(
+            events=tuple(self._receiver.events),
+            snapshot=self.snapshot,
+            failed=self.traffic.failed.total(),
+        )
+
+    async def until_interrupted(self, running: Services) -> None:
+        """Go on until the task is cancelled; that is the end that was asked for, and no failure."""
+        ports = running.ports
+        self._screen.say(
+            f"\n[bold]Still running[/] (Ctrl-C ends it)\n"
+            f"  sidecar       http://127.0.0.1:{ports.sidecar}\n"
+            f"  the model     http://127.0.0.1:{ports.model}\n"
+            f"  metrics       sidecar http://127.0.0.1:{ports.sidecar_admin}/metrics,"
+            f" shadow :{ports.shadow_admin}, monitor :{ports.monitor_admin}\n"
+            f"  Postgres      address in {running.data}/dsn\n"
+            f"  NATS          {(running.data / 'nats.url').read_text(encoding='utf-8').strip()}"
+        )
+        try:
+            await self._until(lambda _: False, math.inf, "running")
+        except asyncio.CancelledError:
+            if task := asyncio.current_task():
+                task.uncancel()
+        self._screen.settle()
+
+    async def _until(self, done: Callable[[Snapshot], bool], longest_s: float, phase: str) -> bool:
+        deadline = self._clock() + longest_s
+        while True:
+            self.snapshot = await self._watch.look()
+            self._screen.show(
+                View(
+                    phase=phase,
+                    elapsed_s=self._clock() - self._began,
+                    snapshot=self.snapshot,
+                    failed=self.traffic.failed.total(),
+                )
+            )
+            for event in self._new_events():
+                self._screen.settle()
+                self._screen.event(event)
+            if done(self.snapshot):
+                return True
+            if self._clock() >= deadline:
+                return False
+            await asyncio.sleep(_LOOK_S)
+
+    def _new_events(self) -> list[Event]:
+        events = self._receiver.events[self._shown :]
+        self._shown += len(events)
+        return events
+
+
+async def _conclude(options: Options, screen: Screen, running: Services, run_: _Run) -> int:
+    outcome = run_.outcome()
+    report = options.out / _REPORT
+    with screen.step("write the weekly report"):
+        place = ["--config", str(running.config), "--data", str(running.data)]
+        command = ["quantdrift", "report", "--week", *place, "--out", str(report)]
+        log = options.out / "logs" / "report.log"
+        async with child("quantdrift report", command, log, running.environment) as writing:
+            await writing.finish()
+    served = await asyncio.to_thread(_check_served, options.out / _MODELS, run_.traffic)
+    screen.say("")
+    screen.verdicts(outcome.snapshot.slices)
+    screen.quality("Was the alert right? Every page that was served, against its true label", served)
+    problems = outcome.problems()
+    for problem in problems:
+        screen.say(f"[bold red]Not as it must be:[/] {problem}")
+    if not problems:
+        screen.say(
+            "[bold green]The archive's slice fired; no other did, and the average over all traffic is fine.[/]"
+        )
+    psql = f"psql \"$(cat {running.data}/dsn)\" -x -c 'table slice_now'"
+    again = (
+        ""
+        if options.keep
+        else "make demo DEMO=--keep     # the same, left running; then in another terminal:\n  "
+    )
+    screen.say(
+        f"\n[bold]The report:[/] {report}\n"
+        f"[bold]What next:[/]\n"
+        f"  {again}{psql}\n"
+        f"  .venv/bin/quantdrift config check --config {running.config} --requests-per-s 300\n"
+        f"  docs/quick-start.md       # the same with your own model"
+    )
+    return 1 if problems else 0
+
+
+def _check_served(models: Path, traffic: Traffic) -> list[Quality]:
+    """Judge the answers that the clients really got, beside the reference's on the same pages."""
+    rows = []
+    for scanner in Scanner:
+        if pages := traffic.served(scanner):
+            right = sum(page.answer == page.label for page in pages) / len(pages)
+            offline = compare(models, scanner, *stack(pages))
+            rows.append(msgspec.structs.replace(offline, candidate_accuracy=right))
+    return rows
+
+
+async def _build(options: Options, tell: Callable[[str, float], None]) -> Built:
+    """Build in a process of its own: torch shall not stay in this one."""
+    command = [
+        "-m",
+        "examples.digits.model",
+        "--out",
+        str(options.out / _MODELS),
+        "--seed",
+        str(options.seed),
+    ]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *command, stdout=asyncio.subprocess.PIPE, start_new_session=True
+    )
+    assert process.stdout is not None
+    result = None
+    try:
+        async for line in process.stdout:
+            message = msgspec.json.decode(line, type=Step | Built)
+            if isinstance(message, Built):
+                result = message
+            else:
+                tell(message.what, message.done)
+        if await process.wait() or result is None:
+            raise ServiceError("the models could not be built: see above")
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return result
+
+
+@asynccontextmanager
+async def _started(out: Path, receiver: OtlpReceiver, screen: Screen) -> AsyncIterator[Services]:
+    async with AsyncExitStack() as stack:
+        with screen.step("start the INT8 server, Postgres, NATS, sidecar, shadow and monitor"):
+            running = await stack.enter_async_context(services(out, receiver.endpoint))
+        try:
+            yield running
+        finally:
+            with screen.step("stop everything in order"):
+                await stack.aclose()
+
+
+@asynccontextmanager
+async def _background(work: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Run `work` while the block runs; its failure ends the block."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            task = group.create_task(work)
+            yield
+            task.cancel()
+    except BaseExceptionGroup as failures:  # the first is the cause, the others followed from it
+        raise failures.exceptions[0] from failures
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ServiceError(f"another demo writes to {out}: give --out another directory") from error
+        yield
+
+
+def _prepare(out: Path) -> None:
+    for name in ("data", "logs"):
+        shutil.rmtree(out / name, ignore_errors=True)
+    shutil.copy(_HERE / "config.toml", out / "config.toml")

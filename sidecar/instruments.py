@@ -1,0 +1,61 @@
+"""The sidecar's instruments, read from the shared counters at each collection."""
+
+from collections.abc import Iterable, Sequence
+
+from quantdrift.core import telemetry as t
+from quantdrift.core.config.schema import Sidecar
+from quantdrift.core.records import StratumCount
+from sidecar.counters import Counters, Gauge
+
+_TOTALS = {
+    t.IGNORED: Gauge.IGNORED,
+    t.CONNECTIONS: Gauge.CONNECTIONS,
+    t.OPEN_CONNECTIONS: Gauge.OPEN,
+    t.BLIND: Gauge.BLIND,
+    t.BACKEND_FAILED: Gauge.BACKEND_FAILED,
+    t.OBSERVER_ERRORS: Gauge.OBSERVER_ERRORS,
+    t.FORWARDED: Gauge.FORWARDED_BYTES,
+    t.HELD: Gauge.HELD_BYTES,
+    t.QUEUED: Gauge.QUEUE_BYTES,
+}
+
+
+def observe(telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], sidecar: Sidecar) -> None:
+    """Have every instrument of the sidecar read from `counters`.
+
+    Parameters
+    ----------
+    telemetry
+        The supervisor's meter.
+    counters
+        Written by the relay workers and the capture process.
+    strata
+        Names of the header strata, in the policy's order.
+    sidecar
+        Its bounds add up to what may be held and wait.
+    """
+    for instrument, gauge in _TOTALS.items():
+        telemetry.observe(instrument, _total(counters, gauge))
+
+    def counts() -> tuple[StratumCount, ...]:
+        return counters.strata(list(strata))
+
+    telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.PUBLISHED, lambda: [(c.published, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(
+        t.LOST,
+        lambda: [
+            (n, {"stratum": c.stratum, "reason": loss.value}) for c in counts() for loss, n in c.lost.items()
+        ],
+    )
+    limit = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes) + sidecar.queue_bytes
+    telemetry.observe(t.QUEUE_LIMIT, lambda: [(limit, {})])
+
+
+def _total(counters: Counters, gauge: Gauge) -> t.Read:
+    def read() -> Iterable[tuple[float, t.Labels]]:
+        return [(counters.gauge(gauge), {})]
+
+    return read

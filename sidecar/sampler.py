@@ -1,0 +1,146 @@
+"""The first sampling phase: which stratum an inference request is in, and whether it is taken."""
+
+import os
+import re
+from collections.abc import Callable
+
+import msgspec
+
+from quantdrift.core.config.schema import Sampling
+from quantdrift.core.records import HeaderStratum
+from sidecar.policy import epoch_salt, policy_at, uniform
+
+_MASK = (1 << 64) - 1
+_ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
+
+
+class Draw(msgspec.Struct, frozen=True, gc=False):
+    """What was decided on one request.
+
+    Parameters
+    ----------
+    stratum
+        Index of its header stratum in the policy.
+    taken
+        Whether the first phase took it.
+    pi1
+        With which probability it takes a request like this.
+    epoch
+        Whose rates and salt decided.
+    id
+        32 hexadecimal digits, minted for the exchange.
+    """
+
+    stratum: int
+    taken: bool
+    pi1: float
+    epoch: str
+    id: str
+
+
+class Mint:
+    """Makes identifiers of 32 hexadecimal digits: no two are equal, over processes and restarts.
+
+    Parameters
+    ----------
+    entropy
+        Returns so many random bytes: the half that tells processes apart, and where the other half's count begins.
+    """
+
+    def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
+        self._prefix = entropy(8).hex()
+        self._count = int.from_bytes(entropy(8), "big")
+
+    def __call__(self) -> str:
+        """Return the next identifier."""
+        self._count += 1
+        return f"{self._prefix}{self._count * _ODD & _MASK:016x}"
+
+
+class _Rule:
+    """A header stratum, ready to be asked."""
+
+    __slots__ = ("_headers", "_method", "_path_prefix", "rate")
+
+    def __init__(self, stratum: HeaderStratum) -> None:
+        self.rate = stratum.rate
+        self._method = stratum.method.encode()
+        self._path_prefix = stratum.path_prefix.encode()
+        self._headers = [(name.encode(), value.encode()) for name, value in stratum.headers.items()]
+
+    def takes(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> bool:
+        if self._method and method != self._method:
+            return False
+        if not path.startswith(self._path_prefix):
+            return False
+        for name, value in self._headers:  # noqa: SIM110 - a generator costs more than the loop
+            if headers.get(name) != value:
+                return False
+        return True
+
+
+class Sampler:
+    """Decides on requests by the policy in force.
+
+    Parameters
+    ----------
+    sampling
+        The configuration's rates.
+    secret
+        Key of the salts.
+    mint
+        Makes identifiers.
+    now_s
+        Seconds since 1970, UTC.
+    """
+
+    def __init__(self, sampling: Sampling, secret: bytes, mint: Mint, now_s: float) -> None:
+        self._sampling = sampling
+        self._secret = secret
+        self._mint = mint
+        self._sticky = sampling.sticky_header.lower().encode()
+        names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
+        names |= {self._sticky} - {b""}
+        # No part of it can backtrack: a hostile head costs linear time.
+        self._fields = (
+            re.compile(rb"\r\n(" + b"|".join(map(re.escape, sorted(names))) + rb"):([^\r\n]*)", re.IGNORECASE)
+            if names
+            else None
+        )
+        self._epoch = ""
+        self._salt = b""
+        self._rules: list[_Rule] = []
+        self.refresh(now_s)
+
+    def refresh(self, now_s: float) -> None:
+        """Go over to the epoch of `now_s`, if it is another. Called about once a second."""
+        policy = policy_at(self._sampling, now_s)
+        if policy.epoch == self._epoch:
+            return
+        self._epoch = policy.epoch
+        self._salt = epoch_salt(self._secret, policy.epoch, 1)
+        self._rules = [_Rule(stratum) for stratum in policy.header_strata]
+
+    def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
+        """Return what becomes of the request whose head is `data[start:stop]`.
+
+        Its identifier decides, or the sticky header's value where there is one.
+        """
+        headers = {} if self._fields is None else self._headers(data, start, stop)
+        index = 0
+        while not self._rules[index].takes(method, path, headers):
+            index += 1  # the last rule, `default`, takes everything
+        rate = self._rules[index].rate
+        identifier = self._mint()
+        taken = rate > 0.0 and (
+            rate >= 1.0 or uniform(headers.get(self._sticky) or identifier.encode(), self._salt) < rate
+        )
+        return Draw(index, taken, rate, self._epoch, identifier)
+
+    def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
+        assert self._fields is not None
+        found: dict[bytes, bytes] = {}
+        for match in self._fields.finditer(data, start, stop - 2):
+            name, value = match[1].lower(), match[2].strip(b" \t")
+            found[name] = found[name] + b", " + value if name in found else value
+        return found

@@ -1,0 +1,107 @@
+"""A relay worker's process: accepts on the socket it inherited, relays, observes, hands over.
+
+The supervisor starts it as `python -m sidecar.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
+"""
+
+import argparse
+import asyncio
+import gc
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config import Config, Role, Secrets, load, load_secrets
+from quantdrift.core.logs import setup_logs
+from quantdrift.core.process import Stop, run, supervise
+from sidecar.counters import Counters, Gauge, Slot
+from sidecar.drain import Deadlines
+from sidecar.handout import Handout
+from sidecar.observer import Scope
+from sidecar.relay import Relay
+from sidecar.sampler import Mint, Sampler
+
+_TICK_S = 1.0
+
+
+async def serve(
+    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket, handoff: str
+) -> int:
+    """Relay until `stop`, then drain; return the exit code.
+
+    Parameters
+    ----------
+    config, secrets
+        Of the sidecar.
+    stop
+        Asks for the end. For `drain_delay_s` new connections are still accepted; then a connection is closed once it
+        is between exchanges, and what is left some time before `grace_s`.
+    slot
+        This worker's counts.
+    listener
+        Listening socket, shared with the other workers.
+    handoff
+        Path of the Unix socket that the capture process listens on.
+    """
+    loop = asyncio.get_running_loop()
+    clock = SystemClock()
+    bounds = config.sidecar
+    for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
+        slot.set(gauge, 0)  # a predecessor may have been killed
+    handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
+    handout.connect()
+    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp())
+    host, _, port = bounds.backend.rpartition(":")
+    relay = Relay(host.strip("[]"), int(port), Scope(bounds, sampler, handout.offer, slot, clock), loop)
+    server = await loop.create_server(relay.accept, sock=listener, backlog=bounds.backlog)
+
+    async def tick() -> None:
+        await ended.wait(_TICK_S)
+        sampler.refresh(clock.now().timestamp())
+        relay.tick()
+
+    ended = Stop()
+    ticking = asyncio.create_task(supervise("the tick", tick, ended))
+    gc.freeze()  # what is there by now stays: the collector need not look at it again
+    slot.set(Gauge.SERVING, 1)
+    await stop.wait()
+    deadlines = Deadlines.of(bounds)
+    await asyncio.sleep(deadlines.accept_s)
+    slot.set(Gauge.SERVING, 0)
+    server.close()
+    try:
+        async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
+            await relay.drain()
+    except TimeoutError:
+        relay.abort()
+    await handout.finish(deadlines.handout_s - deadlines.drain_s)
+    ended.set()
+    await ticking
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process that the supervisor started; return its exit code."""
+    parser = argparse.ArgumentParser(prog="sidecar.worker", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--listen-fd", type=int, required=True)
+    parser.add_argument("--counters-fd", type=int, required=True)
+    parser.add_argument("--n-slots", type=int, required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--handoff", required=True)
+    given = parser.parse_args(arguments)
+    config = load(given.config)
+    secrets = load_secrets(config, Role.SIDECAR)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {given.slot}")
+    counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
+    listener = socket.socket(fileno=given.listen_fd)
+
+    async def process(stop: Stop) -> int:
+        slot = counters.slot(given.slot)
+        return await serve(config, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
+
+    return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,155 @@
+"""An observer that fails, wherever it fails: the bytes flow, and what it costs is counted."""
+
+import asyncio
+import contextlib
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from quantdrift.core.records import Loss
+from sidecar import observer as observing
+from sidecar.counters import Count, Gauge
+from sidecar.framing import Delimiter
+from sidecar.observer import Observer, Scope
+from sidecar.sampler import Sampler
+from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
+
+pytestmark = pytest.mark.fault
+
+REQUESTS = [post(b"one"), post(b"two" * 250_000), post(b"three")]
+RESPONSES = [answer(b"1" * 700_000), answer(b"2"), b"HTTP/1.1 200 OK\r\n\r\nuntil the end"]
+
+# Everything that is called back while a connection is observed.
+POINTS: list[tuple[Any, str]] = [
+    (Observer, "__init__"),
+    (Observer, "request"),
+    (Observer, "response"),
+    (Observer, "response_eof"),
+    (Observer, "close"),
+    (Observer, "_request_head"),
+    (Observer, "_request_piece"),
+    (Observer, "_request_end"),
+    (Observer, "_response_head"),
+    (Observer, "_response_piece"),
+    (Observer, "_response_end"),
+    (Observer, "_take"),
+    (Observer, "_keep"),
+    (Observer, "_release"),
+    (Observer, "_hand_over"),
+    (Delimiter, "__init__"),
+    (Delimiter, "feed"),
+    (Delimiter, "eof"),
+    (Delimiter, "_head"),
+    (Delimiter, "_end"),
+    (Sampler, "draw"),
+    (Scope, "hold"),
+    (observing, "parse_request"),
+    (observing, "parse_response"),
+    (observing, "frame"),
+]
+
+
+async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+    """Answer three requests, the last until the end."""
+    for request, response in zip(REQUESTS, RESPONSES, strict=True):
+        assert await reader.readexactly(len(request)) == request
+        writer.write(response)
+        await writer.drain()
+
+
+def failing(original: Callable[..., Any], nth: int, error: type[BaseException]) -> Callable[..., Any]:
+    """Return `original`, but its `nth` call and every later one raises."""
+    calls = 0
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls >= nth:
+            raise error("planted")
+        return original(*arguments, **named)
+
+    return call
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize(("owner", "name"), POINTS, ids=[f"{o.__name__}.{n}" for o, n in POINTS])
+@on_both_loops
+async def test_bytes_flow_wherever_the_observer_raises(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, nth: int
+) -> None:
+    """At its first call or later: both sides get every byte, and the error is counted."""
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), nth, RuntimeError))
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
+        monkeypatch.undo()
+        await at.quiet()
+        n_errors = bench.slot.gauge(Gauge.OBSERVER_ERRORS)
+        # A connection has one observer and one close: the second call is the next connection's.
+        assert n_errors >= 1 or (nth == 2 and name in {"__init__", "close", "eof", "response_eof"})
+        bench.slot.set(Gauge.HELD_BYTES, 0)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "draw"), (observing, "frame")],
+    ids=lambda value: getattr(value, "__name__", value),
+)
+@on_both_loops
+async def test_what_a_failing_observer_held_is_lost_and_counted(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str
+) -> None:
+    """Every exchange that was taken is handed over or counted under `observer_error`; memory is given back."""
+    monkeypatch.setattr(owner, name, failing(getattr(owner, name), 2, RuntimeError))
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
+        await at.quiet()
+    assert bench.balance() == 0
+    assert bench.lost(Loss.OBSERVER_ERROR) + len(bench.taken) == bench.slot.count(0, Count.TAKEN) > 0
+    assert bench.scope.held_bytes == 0
+    assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 1
+    assert bench.slot.gauge(Gauge.BLIND) == 1
+
+
+@on_both_loops
+async def test_a_hand_off_that_raises_costs_its_exchange_alone_and_the_connection() -> None:
+    """The next connection is observed again."""
+    bench = Bench()
+    take = bench.scope.offer
+    bench.scope.offer = failing(take, 1, ValueError)
+    async with rig(bench, serve) as at:
+        assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
+        await at.quiet()
+        bench.scope.offer = take
+        assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
+        await at.quiet()
+    assert bench.pairs == list(zip(REQUESTS, RESPONSES, strict=True))
+    assert bench.balance() == 0
+
+
+@on_both_loops
+async def test_draining_survives_an_observer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot say whether a connection is idle, the connection stays until it is cut."""
+
+    def fail(_: Observer) -> bool:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Observer, "is_idle", property(fail))
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(REQUESTS[0])
+        assert await reader.readexactly(len(RESPONSES[0])) == RESPONSES[0]
+        draining = asyncio.create_task(at.relay.drain())
+        writer.write(REQUESTS[1])
+        assert await reader.readexactly(len(RESPONSES[1])) == RESPONSES[1]
+        assert not draining.done()
+        at.relay.abort()
+        await draining
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        await end(writer)
+    assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 1

@@ -1,0 +1,483 @@
+"""The relay on real sockets: what a client and a backend see of it, which is nothing."""
+
+import asyncio
+import contextlib
+import hashlib
+import random
+import socket
+import struct
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Callable
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from quantdrift.core.records import Loss
+from sidecar.counters import Count, Gauge
+from tests.relay_rig import DEADLINE_S, Bench, Serve, answer, end, on_both_loops, post, rig, until
+
+pytestmark = pytest.mark.integration
+
+MIB = 1 << 20
+# What sockets' own buffers may hold on the way, and the relay.
+IN_FLIGHT_BYTES = 24 * MIB
+
+
+def script(*turns: tuple[bytes, bytes]) -> Serve:
+    """Return a backend that waits for exactly the first of each pair, then sends the second, and at last closes."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        for expected, reply in turns:
+            assert await reader.readexactly(len(expected)) == expected
+            writer.write(reply)
+            await writer.drain()
+
+    return serve
+
+
+@on_both_loops
+async def test_a_connection_is_kept_alive() -> None:
+    """Many exchanges on one connection, one backend connection behind it, each taken byte for byte."""
+    turns = [(post(b"q%d" % n * n), answer(b"a%d" % n * n)) for n in range(50)]
+    bench = Bench()
+    async with rig(bench, script(*turns)) as at:
+        reader, writer = await at.client()
+        for request, response in turns:
+            writer.write(request)
+            assert await reader.readexactly(len(response)) == response
+        assert await reader.read() == b""
+        await end(writer)
+        await at.quiet()
+    assert bench.pairs == turns
+    assert bench.slot.gauge(Gauge.CONNECTIONS) == 1
+    assert bench.slot.gauge(Gauge.FORWARDED_BYTES) == sum(len(a) + len(b) for a, b in turns)
+
+
+@on_both_loops
+async def test_requests_may_be_pipelined() -> None:
+    """Sent at once, answered at once, told apart all the same."""
+    turns = [(post(b"q%d" % n), answer(b"a%d" % n)) for n in range(50)]
+    requests, responses = (b"".join(part) for part in zip(*turns, strict=True))
+    bench = Bench()
+    async with rig(bench, script((requests, responses))) as at:
+        assert await at.talk(requests) == responses
+    assert bench.pairs == turns
+
+
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n4;x=y\r\nabcd\r\n1\r\ne\r\n0\r\nT: u\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("request_", "response"),
+    [
+        (b"POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\n" + CHUNKED, b"HTTP/1.1 200 OK\r\n" + CHUNKED),
+        (post(b"x"), b"HTTP/1.1 200 OK\r\n\r\nuntil the end"),
+        (post(b"x"), b"HTTP/1.0 200 OK\r\n\r\nuntil the end"),
+        (post(b"x"), b"HTTP/1.1 204 None\r\n\r\n"),
+        (post(b"x"), b"HTTP/1.1 103 Early\r\nA: b\r\n\r\n" + answer(b"late")),
+    ],
+    ids=["chunked", "until close", "HTTP/1.0", "no content", "interim"],
+)
+@on_both_loops
+async def test_every_kind_of_body_passes(request_: bytes, response: bytes) -> None:
+    """Bytes are unchanged in both directions, and what is taken is what passed (interim responses left out)."""
+    bench = Bench()
+    async with rig(bench, script((request_, response))) as at:
+        assert await at.talk(request_[:30], request_[30:]) == response
+        await at.quiet()
+    assert len(bench.pairs) == 1
+    assert bench.pairs[0][0] == request_
+    assert response.endswith(bench.pairs[0][1])
+
+
+@on_both_loops
+async def test_a_head_request_has_no_body() -> None:
+    """The length in its response announces nothing, so the next exchange is told apart."""
+    head, response = b"HEAD / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n"
+    bench = Bench()
+    async with rig(bench, script((head, response), (post(b"q"), answer(b"a")))) as at:
+        assert await at.talk(head + post(b"q")) == response + answer(b"a")
+    assert bench.pairs == [(post(b"q"), answer(b"a"))]
+
+
+@on_both_loops
+async def test_a_client_may_wait_for_100_continue() -> None:
+    """The interim response comes through at once, the body after it."""
+    request = post(b"body", fields=b"Expect: 100-continue\r\n")
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    bench = Bench()
+    async with rig(bench, script((request[:-4], interim), (b"body", answer(b"ok")))) as at:
+        reader, writer = await at.client()
+        writer.write(request[:-4])
+        assert await reader.readexactly(len(interim)) == interim
+        writer.write(request[-4:])
+        assert await reader.read() == answer(b"ok")
+        await end(writer)
+    assert bench.pairs == [(request, answer(b"ok"))]
+
+
+@on_both_loops
+async def test_an_upgraded_connection_passes_through() -> None:
+    """After 101 anything flows, in both directions, unobserved; that is not blindness."""
+    request = b"GET /ws HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    response = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n\r\n"
+    noise = random.Random(1).randbytes(300_000)
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readexactly(len(request))
+        writer.write(response)
+        while data := await reader.read(65_536):
+            writer.write(data)
+            await writer.drain()
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(request)
+        assert await reader.readexactly(len(response)) == response
+        sending = asyncio.create_task(_send(writer, noise))
+        assert await reader.read() == noise
+        await sending
+        await end(writer)
+    assert bench.slot.gauge(Gauge.BLIND) == 0
+
+
+async def _send(writer: StreamWriter, data: bytes) -> None:
+    writer.write(data)
+    await writer.drain()
+    writer.write_eof()
+
+
+@on_both_loops
+async def test_a_client_may_close_its_half() -> None:
+    """The backend sees the end of the request and can still answer."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        everything = await reader.read()
+        writer.write(answer(hashlib.sha256(everything).digest()))
+
+    request = post(b"x" * MIB)
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        assert await at.talk(request) == answer(hashlib.sha256(request).digest())
+    assert len(bench.pairs) == 1
+
+
+@on_both_loops
+async def test_a_backend_may_close_its_half() -> None:
+    """The client sees the end of the response and can still send the rest of its request."""
+    received = bytearray()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        received.extend(await reader.readexactly(10))
+        writer.write(answer(b"enough", b"413 No"))
+        writer.write_eof()
+        received.extend(await reader.read())
+
+    request = post(b"x" * MIB)
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(request[:1000])
+        assert await reader.read() == answer(b"enough", b"413 No")
+        await _send(writer, request[1000:])
+        await until(lambda: len(received) == len(request))
+        await end(writer)
+        await at.quiet()
+    assert bytes(received) == request
+    assert bench.pairs == [(request, answer(b"enough", b"413 No"))]
+
+
+@on_both_loops
+async def test_a_client_that_does_not_read_stops_the_backend() -> None:
+    """What it has not taken stays with the backend; the relay holds a bounded amount, and nothing is lost."""
+    sent = 0
+    block = bytes(MIB)
+    total = 64
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (total * MIB))
+        for _ in range(total):
+            writer.write(block)
+            await writer.drain()
+            sent += MIB
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        writer.write(post(b""))
+        await _stuck(lambda: sent)
+        assert 0 < sent < IN_FLIGHT_BYTES
+        connection = next(iter(at.relay.connections))
+        assert connection.client.waiting_bytes <= MIB
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        for _ in range(total):
+            assert await reader.readexactly(MIB) == block
+        await end(writer)
+    assert bench.lost(Loss.HELD_BYTES) == 1
+
+
+@on_both_loops
+async def test_a_backend_that_does_not_read_stops_the_client() -> None:
+    """The other direction likewise."""
+    go_on = asyncio.Event()
+    digest = hashlib.sha256()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await go_on.wait()
+        reader._transport.resume_reading()  # type: ignore[attr-defined]
+        while data := await reader.read(MIB):
+            digest.update(data)
+        writer.write(answer(b"ok"))
+
+    request = post(bytes(64 * MIB))
+    taken = 0
+    async with rig(Bench(), serve) as at:
+        reader, writer = await at.client()
+
+        async def send() -> None:
+            nonlocal taken
+            for pos in range(0, len(request), MIB):
+                writer.write(request[pos : pos + MIB])
+                await writer.drain()
+                taken += MIB
+            writer.write_eof()
+
+        sending = asyncio.create_task(send())
+        await _stuck(lambda: taken)
+        assert 0 < taken < IN_FLIGHT_BYTES
+        assert next(iter(at.relay.connections)).backend.waiting_bytes <= MIB
+        go_on.set()
+        await sending
+        assert await reader.read() == answer(b"ok")
+        await end(writer)
+    assert digest.digest() == hashlib.sha256(request).digest()
+
+
+async def _stuck(count: Callable[[], int]) -> None:
+    """Wait until a count that had begun to rise has stopped rising."""
+    before = -1
+    async with asyncio.timeout(DEADLINE_S):
+        while before <= 0 or count() != before:
+            before = count()
+            await asyncio.sleep(0.2)
+
+
+@on_both_loops
+async def test_a_client_that_is_early_waits_for_the_backend() -> None:
+    """While the backend's queue is full the relay takes one read from the client and no more; then all arrives."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    first = socket.create_connection(listener.getsockname())  # fills the queue
+    listener.setblocking(False)
+    loop = asyncio.get_running_loop()
+    request = post(bytes(16 * MIB))
+    async with rig(Bench(), listener.getsockname()[1]) as at:
+        reader, writer = await at.client()
+        sending = asyncio.create_task(_send(writer, request))
+        await until(lambda: any(each.client.n_bytes for each in at.relay.connections))
+        connection = next(iter(at.relay.connections))
+        assert connection.backend.transport is None
+        assert connection.client.n_bytes <= 256 * 1024
+        (await loop.sock_accept(listener))[0].close()
+        end_, _ = await loop.sock_accept(listener)
+        server_reader, server_writer = await asyncio.open_connection(sock=end_)
+        assert await server_reader.readexactly(len(request)) == request
+        server_writer.write(answer(b"ok"))
+        await end(server_writer)
+        assert await reader.read() == answer(b"ok")
+        await sending
+        await end(writer)
+    first.close()
+    listener.close()
+
+
+@on_both_loops
+async def test_a_client_that_gives_up_takes_the_backend_with_it() -> None:
+    """Its cancellation in the middle of a response closes the backend's connection, so that work can be stopped."""
+    gone = asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 10_000)
+                await writer.drain()
+                await asyncio.sleep(0)
+        except ConnectionError:
+            gone.set()
+            raise
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(post(b""))
+        await reader.readexactly(1000)
+        writer.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await gone.wait()
+        await end(writer)
+        await at.quiet()
+    assert bench.lost(Loss.TRUNCATED) + bench.lost(Loss.HELD_BYTES) == 1
+    assert bench.balance() == 0
+
+
+@on_both_loops
+async def test_a_reset_is_no_orderly_end() -> None:
+    """A response that lasts until the close must not look complete when the backend broke down."""
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\nhalf of it")
+        await writer.drain()
+        writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        reader, writer = await at.client()
+        writer.write(post(b""))
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        await end(writer)
+    assert bench.lost(Loss.TRUNCATED) == 1
+    assert bench.pairs == []
+
+
+@on_both_loops
+async def test_without_a_backend_the_client_is_told_at_once() -> None:
+    """It is disconnected, and counted."""
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    bench = Bench()
+    async with rig(bench, port) as at:
+        reader, writer = await at.client()
+        writer.write(post(b""))
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        await end(writer)
+        await at.quiet()
+    assert bench.slot.gauge(Gauge.BACKEND_FAILED) == 1
+
+
+@on_both_loops
+async def test_small_writes_are_not_delayed() -> None:
+    """Both ends send at once (TCP_NODELAY)."""
+    async with rig(Bench(), script((post(b""), answer(b"")), (b"more", b""))) as at:
+        reader, writer = await at.client()
+        writer.write(post(b""))
+        await reader.readexactly(len(answer(b"")))
+        connection = next(iter(at.relay.connections))
+        for side in (connection.client, connection.backend):
+            assert side.transport is not None
+            end_ = side.transport.get_extra_info("socket")
+            assert end_.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        await end(writer)
+
+
+@on_both_loops
+async def test_a_connection_that_nobody_ends_is_ended() -> None:
+    """When the backend has closed and nothing moves any more, a client that lingers is cut after a minute."""
+    async with rig(Bench(), script((post(b""), answer(b"")))) as at:
+        reader, writer = await at.client()
+        writer.write(post(b""))
+        assert await reader.read() == answer(b"")
+        connection = next(iter(at.relay.connections))
+        now_s = at.relay.loop.time()
+        connection.expire(now_s)
+        connection.expire(now_s + 59)
+        assert at.relay.connections
+        writer.write(b"still here")
+        await until(lambda: connection.client.n_bytes > len(post(b"")))
+        connection.expire(now_s + 61)
+        connection.expire(now_s + 120)
+        assert at.relay.connections
+        connection.expire(now_s + 122)
+        await at.quiet()
+        await end(writer)
+
+
+@contextlib.asynccontextmanager
+async def echo() -> AsyncIterator[int]:
+    """Run an aiohttp server that answers with the digest of what it got; yield its port."""
+
+    async def infer(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        digest = hashlib.sha256(body).digest()
+        if len(body) % 2:
+            return web.Response(body=digest + body)
+        response = web.StreamResponse()
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        await response.write(digest)
+        await response.write(body)
+        return response
+
+    app = web.Application(client_max_size=64 * MIB)
+    app.router.add_post("/v2/models/digits/infer", infer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    yield runner.addresses[0][1]
+    await runner.cleanup()
+
+
+@on_both_loops
+async def test_a_real_client_and_a_real_server_see_no_difference() -> None:
+    """With aiohttp on both sides: concurrent requests, small and large, plain and chunked, all answered and all taken."""
+    seeded = random.Random(7)
+    bodies = [seeded.randbytes(seeded.choice([0, 1, 100, 5_000, 700_001])) for _ in range(60)]
+    bench = Bench(max_held_bytes=256 * MIB)
+    async with echo() as port, rig(bench, port) as at, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{at.port}/v2/models/digits/infer"
+
+        async def ask(body: bytes, *, chunked: bool) -> None:
+            async with session.post(url, data=body, chunked=chunked or None) as response:
+                assert await response.read() == hashlib.sha256(body).digest() + body
+
+        await asyncio.gather(*(ask(body, chunked=n % 3 == 0) for n, body in enumerate(bodies)))
+        await until(lambda: len(bench.pairs) == 60)
+    assert bench.slot.count(0, Count.OFFERED) == 60
+    assert bench.slot.gauge(Gauge.BLIND) == 0
+
+
+@on_both_loops
+async def test_draining_closes_connections_between_exchanges() -> None:
+    """Idle ones at once, one in an exchange after its response, one that cannot be followed only when it is cut."""
+    released = asyncio.Event()
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readexactly(1)
+        await released.wait()
+        writer.write(answer(b"done"))
+        await reader.read()
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        idle, busy, blind = [await at.client() for _ in range(3)]
+        busy[1].write(post(b""))
+        blind[1].write(b"\x16\x03\x01")
+        await until(lambda: sum(each.client.n_bytes > 0 for each in at.relay.connections) == 2)
+        draining = asyncio.create_task(at.relay.drain())
+        assert await idle[0].read() == b""
+        assert len(at.relay.connections) >= 2
+        released.set()
+        assert await busy[0].read() == answer(b"done")
+        assert await blind[0].readexactly(len(answer(b"done"))) == answer(b"done")
+        await end(idle[1])
+        await end(busy[1])
+        await until(lambda: len(at.relay.connections) == 1)
+        assert not draining.done()
+        at.relay.abort()
+        await draining
+        await end(blind[1])
+    assert bench.pairs == [(post(b""), answer(b"done"))]

@@ -1,0 +1,115 @@
+"""The sidecar's processes: started, asked, drained and ended as in a pod."""
+
+import contextlib
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.relay_process import Backend, free_port, running_backend, sidecar, wait
+from tests.relay_rig import answer, post
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    """Return a running backend."""
+    with running_backend() as server:
+        yield server
+
+
+def test_a_sidecar_serves_and_tells_of_it(tmp_path: Path, backend: Backend) -> None:
+    """Bytes pass, /livez and /readyz are well without a stream, and /metrics has the counts by stratum."""
+    strata = '[{"name": "faint", "rate": 1.0, "headers": {"x-scanner": "faint"}}]'
+    with sidecar(
+        tmp_path,
+        backend.port,
+        SAMPLING__RATE=0,
+        SAMPLING__HEADER_STRATA=strata,
+        SIDECAR__WORKERS=2,
+    ) as running:
+        for n in range(10):
+            assert running.talk(post(b"%d" % n)) == answer(b"to %d" % n)
+        assert running.talk(post(b"f", fields=b"X-Scanner: faint\r\n")) == answer(b"to f")
+        assert running.talk(b"GET / HTTP/1.1\r\n\r\n") == answer(b"to ")
+        assert len(running.workers) == 2
+        assert running.get("/livez")[0] == running.get("/readyz")[0] == 200
+        wait(lambda: running.count("quantdrift_sidecar_forwarded_bytes_total") > 0, "bytes are counted")
+        assert running.count("quantdrift_sidecar_offered_total", stratum="default") == 10
+        assert running.count("quantdrift_sidecar_offered_total", stratum="faint") == 1
+        assert running.count("quantdrift_sidecar_taken_total", stratum="default") == 0
+        assert running.count("quantdrift_sidecar_taken_total", stratum="faint") == 1
+        assert running.count("quantdrift_sidecar_ignored_total") == 1
+        assert running.count("quantdrift_sidecar_connections_total") == 12
+        assert running.count("quantdrift_sidecar_open_connections") == 0
+        assert running.count("quantdrift_sidecar_queue_limit_bytes") > 0
+
+
+def test_sigterm_drains_and_frees_the_port(tmp_path: Path, backend: Backend) -> None:
+    """Not ready at once; new clients are served during the delay, the exchange under way ends, then the port is free."""
+    with sidecar(tmp_path, backend.port, SIDECAR__DRAIN_DELAY_S=1.5) as running:
+        idle, busy = running.connect(), running.connect()
+        busy.sendall(post(b"wait"))
+        wait(lambda: backend.n_waiting == 1, "the backend works")
+        running.process.terminate()
+        wait(lambda: not running.is_ready(), "it is not ready any more")
+        assert running.talk(post(b"late")) == answer(b"to late")
+        assert idle.recv(100) == b""
+        backend.go_on.set()
+        assert busy.recv(1000) == answer(b"to wait")
+        assert busy.recv(1000) == b""
+        assert running.process.wait(15) == 0
+        with pytest.raises(ConnectionRefusedError):
+            running.connect()
+        idle.close()
+        busy.close()
+
+
+def test_without_its_backend_a_sidecar_is_ready(tmp_path: Path) -> None:
+    """Readiness speaks of the listener alone: a backend that is away must not take all pods out at once."""
+    with sidecar(tmp_path, free_port()) as running:
+        with running.connect() as client:
+            client.settimeout(10)
+            with contextlib.suppress(ConnectionResetError):
+                assert client.recv(10) == b""
+        assert running.is_ready()
+        assert running.count("quantdrift_sidecar_backend_failures_total") == 1
+
+
+def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
+    """The operator is told which option to change, with exit code 2 and without a traceback."""
+    path = tmp_path / "config.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        path.write_text(f'[sidecar]\nlisten = "127.0.0.1:{taken.getsockname()[1]}"\n')
+        ended = subprocess.run(
+            [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 2
+    assert "sidecar.listen" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "unwanted"),
+    [
+        ("sidecar.worker", {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes"}),
+        ("sidecar.supervisor", {"nats", "numpy"}),
+        ("sidecar.capture", set()),
+    ],
+)
+def test_processes_beside_the_pod_are_small(module: str, unwanted: set[str]) -> None:
+    """None loads a runtime, scipy or SQLAlchemy; a relay worker nothing but what it relays with."""
+    program = f"import {module}, sys; print(*sys.modules)"
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    loaded = {name.partition(".")[0] for name in output.split()}
+    assert not loaded & (unwanted | {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg"})

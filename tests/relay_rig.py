@@ -1,0 +1,207 @@
+"""A relay without processes: its observer's scope, what it hands over, and real sockets around it where asked for."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+import uvloop
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config import Sampling, Sidecar
+from quantdrift.core.records import Loss
+from sidecar.counters import Count, Counters, Gauge, Slot
+from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
+from sidecar.observer import Offer, Scope
+from sidecar.relay import Relay
+from sidecar.sampler import Mint, Sampler
+
+INFER = b"/v2/models/digits/infer"
+DEADLINE_S = 20.0
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """An exchange as it was handed over."""
+
+    meta: RawMeta
+    request: bytes
+    response: bytes
+
+
+class Bench:
+    """A scope whose exchanges are collected in `taken`."""
+
+    def __init__(self, sampling: Sampling | None = None, offer: Offer | None = None, **bounds: Any) -> None:
+        sampling = sampling or Sampling(rate=1.0)
+        self.counters = Counters.create(1, len(sampling.header_strata) + 1)
+        self.slot: Slot = self.counters.slot(0)
+        self.taken: list[Taken] = []
+        self.sidecar = msgspec.structs.replace(Sidecar(), **bounds)
+        self.scope = Scope(
+            self.sidecar,
+            Sampler(sampling, b"secret", Mint(), 0.0),
+            offer or self._collect,
+            self.slot,
+            SystemClock(),
+        )
+
+    @property
+    def pairs(self) -> list[tuple[bytes, bytes]]:
+        """The bytes of what was handed over."""
+        return [(taken.request, taken.response) for taken in self.taken]
+
+    def lost(self, loss: Loss) -> int:
+        """Return how many exchanges of the first stratum were lost for this reason."""
+        return self.slot.lost_count(0, loss)
+
+    def balance(self) -> int:
+        """Return how many of the first stratum were taken, and neither handed over nor lost."""
+        return (
+            self.slot.count(0, Count.TAKEN)
+            - sum(taken.meta.stratum == 0 for taken in self.taken)
+            - sum(self.slot.lost_count(0, loss) for loss in Loss)
+        )
+
+    def _collect(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
+        self.taken.append(unframe(b"".join(buffers)))
+        assert self.taken[-1].meta.stratum == stratum
+
+
+class Rig:
+    """A relay on real sockets."""
+
+    def __init__(self, bench: Bench, relay: Relay, port: int) -> None:
+        self.bench = bench
+        self.relay = relay
+        self.port = port
+
+    async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Return a new connection to the relay."""
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def talk(self, *parts: bytes) -> bytes:
+        """Send `parts`, end the sending, and return everything that comes back."""
+        reader, writer = await self.client()
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        writer.write_eof()
+        async with asyncio.timeout(DEADLINE_S):
+            answer = await reader.read()
+        await end(writer)
+        return answer
+
+    async def quiet(self) -> None:
+        """Wait until every connection is over."""
+        await until(lambda: not self.relay.connections)
+
+
+@contextlib.asynccontextmanager
+async def rig(bench: Bench, serve: Serve | int) -> AsyncIterator[Rig]:
+    """Run a relay before a backend: a handler of streams, or the port of one that is there already."""
+    loop = asyncio.get_running_loop()
+    async with contextlib.AsyncExitStack() as stack:
+        if isinstance(serve, int):
+            port = serve
+        else:
+            port = await stack.enter_async_context(backend(serve))
+        relay = Relay("127.0.0.1", port, bench.scope, loop)
+        server = await loop.create_server(relay.accept, "127.0.0.1", 0)
+        try:
+            yield Rig(bench, relay, server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            relay.abort()
+            await until(lambda: not relay.connections)
+            assert bench.slot.gauge(Gauge.OPEN) == 0
+            assert bench.slot.gauge(Gauge.HELD_BYTES) == 0
+
+
+@contextlib.asynccontextmanager
+async def backend(serve: Serve) -> AsyncIterator[int]:
+    """Run a server whose connections `serve` handles; yield its port."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass  # the client went away
+        finally:
+            tasks.discard(task)
+            await end(writer)
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def on_both_loops(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run a test on asyncio's own loop and on uvloop's, which the product uses where there is one."""
+
+    @functools.wraps(test)
+    def run(loop_factory: Callable[[], asyncio.AbstractEventLoop], **arguments: Any) -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(test(**arguments))
+
+    signature = inspect.signature(test)
+    loop = inspect.Parameter("loop_factory", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+        parameters=[loop, *signature.parameters.values()]
+    )
+    on_both = pytest.mark.parametrize(
+        "loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"]
+    )
+    marked: Callable[..., None] = on_both(run)
+    return marked
+
+
+async def end(writer: asyncio.StreamWriter) -> None:
+    """Close a connection and wait for it."""
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for `condition`, at most `DEADLINE_S`."""
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def post(body: bytes, target: bytes = INFER, fields: bytes = b"") -> bytes:
+    """Return a POST request with Content-Length."""
+    return b"POST %s HTTP/1.1\r\nHost: h\r\n%sContent-Length: %d\r\n\r\n%s" % (
+        target,
+        fields,
+        len(body),
+        body,
+    )
+
+
+def answer(body: bytes, status: bytes = b"200 OK", fields: bytes = b"") -> bytes:
+    """Return a response with Content-Length."""
+    return b"HTTP/1.1 %s\r\n%sContent-Length: %d\r\n\r\n%s" % (status, fields, len(body), body)
+
+
+def unframe(wire: bytes) -> Taken:
+    """Return the exchange in one whole frame."""
+    n_rest, n_meta = lengths(wire[:HEAD_BYTES])
+    assert n_rest == len(wire) - HEAD_BYTES
+    meta, request, response = parse(n_meta, wire[HEAD_BYTES:])
+    return Taken(meta, bytes(request), bytes(response))

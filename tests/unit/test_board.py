@@ -1,0 +1,131 @@
+"""What the monitor shows, sends and says."""
+
+from collections.abc import Iterable
+
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
+from quantdrift.monitor.board import Board
+from quantdrift.monitor.outbox import log_record
+from quantdrift.monitor.story import Story
+from storage.fold_rows import VerdictRow
+from storage.outbox import WaitingEvent
+from tests.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
+
+pytestmark = pytest.mark.unit
+
+
+class _Readings(Telemetry):
+    """A meter that hands its callbacks out instead of exporting them."""
+
+    def __init__(self) -> None:
+        self.reads: dict[str, Read] = {}
+
+    def observe(self, instrument: Instrument, read: Read) -> None:
+        """Keep the callback."""
+        self.reads[instrument.name] = read
+
+    def of(self, name: str) -> list[tuple[float, Labels]]:
+        """Return the readings of an instrument now."""
+        found: Iterable[tuple[float, Labels]] = self.reads[name]()
+        return list(found)
+
+
+def verdict(slice_id: int, said: Verdict, evidence: float = 0.0) -> VerdictRow:
+    """Return a verdict on version 1."""
+    return VerdictRow(
+        model_version_id=1,
+        slice_id=slice_id,
+        verdict=said,
+        reason="",
+        since_us=BEGIN_US,
+        n_groups=100,
+        evidence=evidence,
+        threshold=10.0,
+        estimate={"flip": {"budget": 0.01, "mean": 0.02}},
+        last_us=BEGIN_US,
+        updated_us=BEGIN_US,
+        fold_seq=1,
+    )
+
+
+def test_the_worst_slices_are_exported_and_the_rest_is_counted() -> None:
+    """Firing first, then by evidence; above max_slices nothing is exported but the number left out."""
+    board, telemetry = Board(ManualClock(BEGIN), max_slices=2), _Readings()
+    board.register(telemetry)
+    board.leads = True
+    rows = [
+        verdict(ALL_ID, Verdict.OK, 0.1),
+        verdict(FAINT_ID, Verdict.FIRING),
+        verdict(CLEAR_ID, Verdict.UNKNOWN, 5.0),
+    ]
+    board.show(rows, CATALOG)
+    assert [(value, labels["slice"]) for value, labels in telemetry.of("quantdrift.slice.verdict")] == [
+        (3, "scanner=faint"),
+        (1, "scanner=clear"),
+    ]
+    assert [value for value, _ in telemetry.of("quantdrift.slice.evidence")] == [0.0, 0.5]
+    assert telemetry.of("quantdrift.slice.left_out") == [(1, {})]
+    board.clear()
+    assert telemetry.of("quantdrift.slice.verdict") == []
+
+
+def test_the_heartbeat_is_the_age_of_the_last_folded_capture() -> None:
+    """It grows while nothing is folded, whether or not the process lives."""
+    clock = ManualClock(BEGIN)
+    board, telemetry = Board(clock, max_slices=2), _Readings()
+    board.register(telemetry)
+    board.show([verdict(ALL_ID, Verdict.OK)], CATALOG)
+    clock.advance(90)
+    assert telemetry.of("quantdrift.progress.age") == [(90.0, {"model": "digits"})]
+
+
+def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
+    """ERROR pages, WARN is a ticket, INFO the end; the text is for display only."""
+    story = Story(
+        model="digits",
+        version="1",
+        reference="d",
+        slice="scanner=faint",
+        predicate="p",
+        from_verdict=Verdict.OK,
+        verdict=Verdict.FIRING,
+        reason="r",
+        metric=Metric.FLIP,
+        unit="share of exchanges",
+        budget=0.01,
+        mean=0.05,
+        low=0.03,
+        high=0.08,
+        n_recent=400,
+        n_groups=400,
+        evidence=12.0,
+        threshold=10.0,
+        aggregate_verdict=Verdict.OK,
+        advice="look",
+        examples=("0" * 32,),
+    )
+    for said, number in ((Verdict.FIRING, 17), (Verdict.WARNING, 13), (Verdict.OK, 9)):
+        event = WaitingEvent(
+            id=1,
+            attempts=0,
+            at_us=BEGIN_US,
+            from_verdict=Verdict.OK,
+            to_verdict=said,
+            details=story.attributes(),
+        )
+        record = log_record(event)
+        assert record.severity_number is not None
+        assert record.severity_number.value == number
+        assert record.event_name == "quantdrift.slice.transition"
+        assert record.timestamp == BEGIN_US * 1000
+        assert record.attributes is not None
+        assert record.attributes["quantdrift.slice"] == "scanner=faint"
+        assert all(name.startswith("quantdrift.") for name in record.attributes)
+        assert "aggregate_mean" not in str(list(record.attributes))
+    assert (
+        record.body
+        == "digits 1, scanner=faint: ok -> firing: flip 0.05 [0.03, 0.08] against a budget of 0.01"
+    )

@@ -1,0 +1,43 @@
+from pathlib import Path
+
+import pytest
+
+import examples.digits
+from examples.digits.model import NAME, REFERENCE
+from examples.digits.scans import Scanner
+from examples.digits.services import VERSION, Ports
+from examples.digits.traffic import SCANNER_HEADER
+from quantdrift.core.config.load import load
+
+pytestmark = pytest.mark.unit
+
+_CONFIG = Path(examples.digits.__file__).parent / "config.toml"
+
+
+def test_the_demos_configuration_speaks_of_what_the_demo_sends() -> None:
+    """Names on the wire, in the files and in the configuration are the same."""
+    config = load(_CONFIG, environment={})
+    model = config.model(NAME)
+    assert model is not None
+    (reference,) = model.references
+    assert Path(reference.path) == _CONFIG.parent / "models" / REFERENCE
+    assert VERSION.startswith(reference.versions[0].removesuffix("*"))
+    (rule,) = config.slices
+    assert rule.header == SCANNER_HEADER
+    assert set(rule.values) == set(Scanner)
+    (stratum,) = config.sampling.header_strata
+    assert stratum.headers == {SCANNER_HEADER: Scanner.ARCHIVE}
+    assert stratum.rate == 1.0
+
+
+def test_the_ports_reach_the_configuration_by_the_environment() -> None:
+    """Each listener has a free port of its own, and the template stays as it is."""
+    ports = Ports.free()
+    assert len({ports.model, ports.sidecar, *ports.admin()}) == 5
+    config = load(_CONFIG, environment=ports.overrides("http://127.0.0.1:4317"))
+    assert config.sidecar.listen == f"127.0.0.1:{ports.sidecar}"
+    assert config.sidecar.backend == f"127.0.0.1:{ports.model}"
+    assert config.sidecar.admin == f"127.0.0.1:{ports.sidecar_admin}"
+    assert config.shadow.admin == f"127.0.0.1:{ports.shadow_admin}"
+    assert config.monitor.admin == f"127.0.0.1:{ports.monitor_admin}"
+    assert config.telemetry.otlp_endpoint == "http://127.0.0.1:4317"

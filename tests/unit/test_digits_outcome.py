@@ -1,0 +1,61 @@
+from typing import Any
+
+import pytest
+
+from examples.digits.outcome import SLICE, VERDICT, Outcome
+from examples.digits.watch import ARCHIVE, SliceState, Snapshot
+from examples.otlp_receiver import Event
+
+pytestmark = pytest.mark.unit
+
+
+def _event(slice_: str, verdict: str) -> Event:
+    attributes: dict[str, Any] = {SLICE: slice_, VERDICT: verdict}
+    return Event(name="e", severity=17, body="", time_unix_nano=0, attributes=attributes, resource={})
+
+
+def _snapshot(verdict: str) -> Snapshot:
+    aggregate = SliceState(
+        slice="all",
+        verdict=verdict,
+        reason="",
+        n_groups=1,
+        evidence_ratio=None,
+        flip_mean=None,
+        flip_low=None,
+        flip_high=None,
+        flip_budget=None,
+        kl_mean=None,
+        kl_budget=None,
+    )
+    return Snapshot(slices=(aggregate,))
+
+
+def test_the_run_is_good_when_only_the_archive_fired_and_the_aggregate_is_ok() -> None:
+    """Tickets on the way are no harm."""
+    events = (_event(ARCHIVE, "warning"), _event(ARCHIVE, "firing"), _event("scanner=lab", "ok"))
+    assert Outcome(events=events, snapshot=_snapshot("ok"), failed=0).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("events", "verdict", "failed", "word"),
+    [
+        ((), "ok", 0, "did not fire"),
+        ((_event(ARCHIVE, "warning"),), "ok", 0, "did not fire"),
+        ((_event(ARCHIVE, "firing"), _event("all", "firing")), "ok", 0, "without a reason: all"),
+        ((_event(ARCHIVE, "firing"),), "unknown", 0, "aggregate is unknown"),
+        ((_event(ARCHIVE, "firing"),), "ok", 3, "3 requests"),
+    ],
+)
+def test_everything_that_is_not_as_it_must_be_is_said(
+    events: tuple[Event, ...], verdict: str, failed: int, word: str
+) -> None:
+    """Each way to fail is a problem of its own."""
+    (problem,) = Outcome(events=events, snapshot=_snapshot(verdict), failed=failed).problems()
+    assert word in problem
+
+
+def test_an_aggregate_that_nobody_knows_is_a_problem() -> None:
+    """Silence is not health."""
+    outcome = Outcome(events=(_event(ARCHIVE, "firing"),), snapshot=Snapshot(), failed=0)
+    assert outcome.problems() == ["the aggregate is not known, not ok"]

@@ -1,0 +1,111 @@
+import io
+
+import pytest
+from rich.console import Console
+
+from examples.digits.model import Quality
+from examples.digits.scans import Scanner
+from examples.digits.screen import Screen, View, evidence_bar
+from examples.digits.watch import SliceState, Snapshot
+from examples.otlp_receiver import Event
+
+pytestmark = pytest.mark.unit
+
+
+def _slice(name: str, verdict: str, evidence: float | None, mean: float | None) -> SliceState:
+    return SliceState(
+        slice=name,
+        verdict=verdict,
+        reason="",
+        n_groups=1_234,
+        evidence_ratio=evidence,
+        flip_mean=mean,
+        flip_low=None if mean is None else mean / 2,
+        flip_high=None if mean is None else mean * 2,
+        flip_budget=0.01,
+        kl_mean=mean,
+        kl_budget=0.02,
+    )
+
+
+def _view(elapsed_s: float) -> View:
+    slices = (_slice("all", "ok", 1e-3, 0.003), _slice("scanner=archive", "unknown", None, None))
+    return View(
+        phase="1. healthy",
+        elapsed_s=elapsed_s,
+        snapshot=Snapshot(offered=5_000, taken=1_000, replayed=990, slices=slices),
+        failed=0,
+    )
+
+
+def _screen(*, terminal: bool) -> tuple[Screen, io.StringIO]:
+    text = io.StringIO()
+    return Screen(Console(file=text, force_terminal=terminal, width=140, _environ={})), text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "full"), [(None, 0), (0.0, 0), (1e-30, 0), (1e-7, 0), (10**-3.5, 9), (1.0, 18), (50.0, 18)]
+)
+def test_the_evidence_bar_is_full_at_the_threshold(ratio: float | None, full: int) -> None:
+    """It is logarithmic, and never longer than its place."""
+    assert evidence_bar(ratio) == "█" * full + "·" * (18 - full)
+
+
+def test_a_log_file_gets_plain_lines_now_and_then() -> None:
+    """Without a terminal there are no control codes and no more than one line in five seconds."""
+    screen, text = _screen(terminal=False)
+    with screen:
+        for second in range(11):
+            screen.show(_view(float(second)))
+    lines = text.getvalue().splitlines()
+    assert len(lines) == 3
+    assert "\x1b" not in text.getvalue()
+    assert "offered 5,000" in lines[0]
+    assert "all ok 0.30% 0.15% to 0.60%" in lines[0]
+    assert "archive unknown" in lines[0]
+
+
+def test_a_terminal_gets_a_live_table() -> None:
+    """Every slice is a row with its interval and its evidence."""
+    screen, text = _screen(terminal=True)
+    with screen:
+        screen.show(_view(1.0))
+    assert "scanner=archive" in text.getvalue()
+    assert "0.15% to 0.60%" in text.getvalue()
+    assert evidence_bar(1e-3) in text.getvalue()
+
+
+def test_a_firing_slice_has_a_full_bar_although_its_evidence_begins_anew() -> None:
+    """After the page the stored evidence is zero; what paged is what is shown."""
+    screen, text = _screen(terminal=True)
+    slices = (_slice("scanner=archive", "firing", 0.0, 0.05),)
+    with screen:
+        screen.show(View(phase="", elapsed_s=0.0, snapshot=Snapshot(slices=slices), failed=0))
+    assert evidence_bar(1.0) in text.getvalue()
+
+
+def test_an_alert_is_shown_with_all_its_attributes() -> None:
+    """What came over the wire is what is shown."""
+    screen, text = _screen(terminal=False)
+    attributes = {"quantdrift.slice": "scanner=archive", "quantdrift.examples": ["a1", "b2"], "n": 5}
+    screen.event(
+        Event(name="e", severity=17, body="it drifts", time_unix_nano=0, attributes=attributes, resource={})
+    )
+    for part in ("it drifts", "scanner=archive", "a1", "b2", "00:00:00 UTC"):
+        assert part in text.getvalue()
+
+
+def test_the_check_against_the_labels_shows_who_lost_accuracy() -> None:
+    """Both accuracies and their difference stand side by side."""
+    screen, text = _screen(terminal=False)
+    row = Quality(
+        scanner=Scanner.ARCHIVE,
+        n=900,
+        reference_accuracy=0.975,
+        candidate_accuracy=0.931,
+        flip=0.052,
+        kl=0.08,
+    )
+    screen.quality("check", [row])
+    for part in ("archive", "97.5%", "93.1%", "-4.4", "5.20%"):
+        assert part in text.getvalue()

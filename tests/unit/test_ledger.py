@@ -1,0 +1,52 @@
+"""What is known of loss, per header stratum and for the strata of a slice."""
+
+import pytest
+
+from quantdrift.core.records import HeaderStratum, Policy, Predicate
+from quantdrift.core.slices import reachable_strata
+from quantdrift.monitor.ledger import RECENT_US, Counts, Ledger
+from storage.fold_rows import TallyRow
+from tests.fold_stream import BEGIN_US, POLICY, SECOND_US
+
+pytestmark = pytest.mark.unit
+
+
+def test_counts_of_the_recent_hour_come_from_cumulative_tallies() -> None:
+    """Lost and repeated tallies cost nothing, a new start counts from zero, and an hour later all is forgotten."""
+
+    def tally(sequence: int, taken: int, lost: int, boot: str = "a", at_s: int = 0) -> TallyRow:
+        return TallyRow(
+            source="pod",
+            boot=boot,
+            stratum="faint",
+            sequence=sequence,
+            at_us=BEGIN_US + at_s * SECOND_US,
+            offered=2 * taken,
+            taken=taken,
+            lost=lost,
+        )
+
+    ledger = Ledger([tally(1, 100, 1)])
+    ledger.add(tally(5, 160, 4))
+    ledger.add(tally(4, 150, 4))
+    ledger.add(tally(1, 7, 2, boot="b", at_s=60))
+    assert ledger.recent(["faint", "other"]) == Counts(offered=134, taken=67, lost=5)
+    ledger.forget(BEGIN_US + RECENT_US)
+    assert ledger.recent(["faint"]) == Counts(offered=14, taken=7, lost=2)
+
+
+def test_the_strata_of_a_slice_are_those_its_items_may_fall_into() -> None:
+    """Strata that contradict the slice are passed over; the walk ends where one takes it whole."""
+    faint, clear = (Predicate(key="header.x-scanner", equals=value) for value in ("faint", "clear"))
+    assert [one.name for one in reachable_strata((faint,), POLICY)] == ["faint"]
+    assert [one.name for one in reachable_strata((clear,), POLICY)] == ["default"]
+    assert [one.name for one in reachable_strata((), POLICY)] == ["faint", "default"]
+    by_path = Policy(
+        epoch="e",
+        header_strata=(
+            HeaderStratum(name="v2", rate=0.5, path_prefix="/v2"),
+            *POLICY.header_strata,
+        ),
+        body_strata=(),
+    )
+    assert [one.name for one in reachable_strata((faint,), by_path)] == ["v2", "faint"]

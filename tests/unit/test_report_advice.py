@@ -1,0 +1,87 @@
+import msgspec
+import pytest
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.advice import advise, trace_link
+from quantdrift.report.interval import Estimate
+from storage.facts import Episode, SliceName, Version
+from tests.report_figures import NOW
+
+pytestmark = pytest.mark.unit
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+EPISODE = Episode(
+    id=1,
+    version_id=1,
+    slice_id=2,
+    severity=Verdict.FIRING,
+    metric=Metric.FLIP,
+    onset_at=NOW,
+    opened_at=NOW,
+    resolved_at=None,
+)
+SLICE = SliceName(id=2, model="digits", name="scanner=faint", predicate="p")
+VERSION = Version(id=1, model="digits", candidate_version="int8-7", reference_digest="5f", first_seen_at=NOW)
+LOW, HIGH = (Estimate(mean=m, low=m * 0.8, high=m * 1.2) for m in (0.004, 0.05))
+
+
+def _advise(
+    episode: Episode = EPISODE, *, before: Estimate | None = LOW, shares: tuple[float, float] = (0.04, 0.04)
+) -> str:
+    steps = advise(
+        episode,
+        SLICE,
+        VERSION,
+        before=before,
+        after=HIGH,
+        budget=0.01,
+        share_before=shares[0],
+        share_after=shares[1],
+    )
+    return " ".join(steps)
+
+
+def test_a_slice_without_history_is_compared_with_the_version_before() -> None:
+    """Bad from its first exchange on: the version is at fault, or was never good there."""
+    assert "no history before the drift" in _advise(before=None)
+
+
+def test_a_slice_above_budget_before_the_onset_is_told_as_older() -> None:
+    """An onset is an estimate: what was bad before it is said."""
+    assert "older than the alert" in _advise(before=HIGH)
+
+
+def test_grown_traffic_is_told() -> None:
+    """A fault that more people meet is another fault for the business."""
+    assert "grew from 0.5 % to 4 %" in _advise(shares=(0.005, 0.04))
+    assert "grew" not in _advise()
+
+
+def test_advice_follows_the_metric_and_the_state() -> None:
+    """Flips ask for labels, KL for thresholds, a resolved alert for its cause."""
+    assert "labels" in _advise()
+    other = msgspec.structs.replace(EPISODE, metric=Metric.KL, resolved_at=NOW)
+    assert "thresholds" in _advise(other)
+    assert "It has recovered" in _advise(other)
+
+
+def test_a_trace_link_holds_the_trace_id() -> None:
+    """The template's place is filled."""
+    assert trace_link("https://t.example.com/{trace_id}?x", TRACE) == (
+        "https://t.example.com/4bf92f3577b34da6a3ce929d0e0e4736?x"
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "trace"),
+    [
+        ("", TRACE),
+        ("javascript:alert('{trace_id}')", TRACE),
+        ("https://t.example.com/{trace_id}", ""),
+        ("https://t.example.com/{trace_id}", "00-../../evil-00f067aa0ba902b7-01"),
+        ("https://t.example.com/{trace_id}", TRACE + '" onclick="x'),
+    ],
+)
+def test_a_trace_that_is_not_one_gives_no_link(template: str, trace: str) -> None:
+    """The header comes from the client: only sixteen hexadecimal bytes in a web address become a link."""
+    assert trace_link(template, trace) == ""

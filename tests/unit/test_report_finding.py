@@ -1,0 +1,141 @@
+from datetime import datetime, timedelta
+
+import pytest
+
+from quantdrift.core.config.schema import Budget, Config, Model
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.figures import Gap
+from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, models
+from quantdrift.report.interval import N_BINS
+from storage.facts import Episode, SliceName, SliceSums, Sums, VerdictFact, Version
+from tests.report_figures import NOW
+
+pytestmark = pytest.mark.unit
+
+CONFIG = Config(models=(Model(name="digits", budget=Budget(flip=0.02, kl=0.05)),))
+SLICES = {
+    1: SliceName(id=1, model="digits", name="all", predicate="true"),
+    2: SliceName(id=2, model="digits", name="scanner=faint", predicate="p2"),
+    3: SliceName(id=3, model="digits", name="scanner=gain", predicate="p3"),
+}
+WIDTH = timedelta(minutes=5)
+
+
+def _version(digest: str = "5f") -> Version:
+    return Version(id=1, model="digits", candidate_version="7", reference_digest=digest, first_seen_at=NOW)
+
+
+def _sums(n: int, flips: float = 0.0, kl: float = 0.0) -> Sums:
+    return Sums(
+        n_items=n, n_groups=n, weight=10.0 * n, weight_sq=100.0 * n, flip=10 * flips, kl=10 * kl, js=0.0
+    )
+
+
+def _said(slice_id: int, verdict: Verdict, **budgets: float) -> VerdictFact:
+    return VerdictFact(
+        version_id=1,
+        slice_id=slice_id,
+        verdict=verdict,
+        reason="why",
+        since=NOW,
+        budgets={Metric(name): budget for name, budget in budgets.items()},
+    )
+
+
+def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...] = ()) -> Facts:
+    return Facts(
+        versions=(_version(digest),),
+        slices=SLICES,
+        totals={(1, 1): _sums(5000, 20), (1, 2): _sums(500, 15)},
+        bins={},
+        verdicts={(1, fact.slice_id): fact for fact in said},
+        episodes=told,
+    )
+
+
+def _alert(before: Measured | None, after: Measured | None, metric: Metric = Metric.KL) -> EpisodeFacts:
+    episode = Episode(
+        id=1,
+        version_id=1,
+        slice_id=2,
+        severity=Verdict.FIRING,
+        metric=metric,
+        onset_at=NOW,
+        opened_at=NOW,
+        resolved_at=None,
+    )
+    return EpisodeFacts(
+        episode=episode, before=before, after=after, all_before=before, all_after=after, examples=()
+    )
+
+
+def _points(*at: datetime, n: int = 100) -> list[SliceSums]:
+    return [SliceSums(version_id=1, slice_id=1, at=moment, sums=_sums(n)) for moment in at]
+
+
+def test_the_worst_come_first() -> None:
+    """Firing before warning before the rest, and among these the surest breach of a budget."""
+    (model,) = models(CONFIG, _facts(_said(2, Verdict.OK), _said(3, Verdict.WARNING)))
+    assert [entry.name for entry in model.slices] == ["scanner=gain", "scanner=faint"]
+    assert model.status is Verdict.WARNING
+
+
+def test_without_a_reference_nothing_is_healthy() -> None:
+    """Whatever the table of verdicts says, a version without a reference is unknown in every slice."""
+    (model,) = models(CONFIG, _facts(_said(1, Verdict.OK), _said(2, Verdict.OK), digest=""))
+    assert model.status is Verdict.UNKNOWN
+    assert {entry.verdict for entry in model.slices} == {Verdict.UNKNOWN}
+    assert model.slices[0].reason == "this version has no reference"
+
+
+def test_a_slice_that_went_silent_is_unknown() -> None:
+    """It was ok once and nothing of it was compared in the period: that is not ok."""
+    (model,) = models(CONFIG, _facts(_said(1, Verdict.OK), _said(3, Verdict.OK)))
+    silent = next(entry for entry in model.slices if entry.name == "scanner=gain")
+    assert (silent.verdict, silent.reason) == (Verdict.UNKNOWN, "nothing was compared in this period")
+    assert model.n_unknown == 2  # the other one has no verdict yet
+
+
+def test_the_monitors_budget_goes_before_the_configured_one() -> None:
+    """What was judged against is shown, not what the file says today."""
+    (model,) = models(CONFIG, _facts(_said(2, Verdict.OK, flip=0.03)))
+    assert model.aggregate is not None
+    assert (model.aggregate.flip_budget, model.aggregate.kl_budget) == (0.02, 0.05)
+    assert (model.slices[0].flip_budget, model.slices[0].kl_budget) == (0.03, 0.05)
+
+
+def test_an_alert_on_kl_is_told_in_nats() -> None:
+    """Before and after the onset with intervals, each with the variance of its own time."""
+    before = Measured(sums=_sums(400, kl=2.0), bins=tuple([0.0] * 30 + [4000.0] + [0.0] * 33))
+    after = Measured(sums=_sums(400, kl=40.0), bins=tuple([0.0] * 30 + [2000.0, 0.0] * 17)[:N_BINS])
+    (told,) = episodes(CONFIG, _facts(_said(2, Verdict.FIRING), told=(_alert(before, after),)))
+    assert told.before is not None
+    assert told.after is not None
+    assert (told.before.mean, told.after.mean, told.budget) == pytest.approx((0.005, 0.1, 0.05))
+    assert told.before.low == pytest.approx(0.005)  # one bin alone has no variance
+    assert told.after.low is not None
+    assert told.after.low < 0.1
+    assert (told.share_after, told.aggregate_verdict) == (1.0, Verdict.UNKNOWN)
+
+
+def test_an_alert_without_data_around_it_is_told_without_numbers() -> None:
+    """Retention took its comparisons: what is not known is None."""
+    (told,) = episodes(CONFIG, _facts(told=(_alert(None, None),)))
+    assert (told.before, told.after, told.aggregate, told.share_after) == (None, None, None, None)
+    assert told.budget == 0.05
+
+
+def test_gaps_are_whole_buckets_without_a_comparison() -> None:
+    """A hole in the middle and silence at the end, while some versions may have pauses of their own."""
+    at = [NOW + index * WIDTH for index in (0, 1, 2, 6, 7)]
+    found = gaps([*_points(*at), *_points(at[0])], NOW, NOW + 10 * WIDTH, WIDTH)
+    assert found == (
+        Gap(begin=NOW + 3 * WIDTH, end=NOW + 6 * WIDTH),
+        Gap(begin=NOW + 8 * WIDTH, end=NOW + 10 * WIDTH),
+    )
+
+
+def test_sparse_traffic_has_no_gaps() -> None:
+    """Where a bucket holds a handful, an empty one is chance."""
+    assert gaps(_points(NOW, NOW + 4 * WIDTH, n=3), NOW, NOW + 9 * WIDTH, WIDTH) == ()
+    assert gaps([], NOW, NOW + 9 * WIDTH, WIDTH) == ()

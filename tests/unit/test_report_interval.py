@@ -1,0 +1,97 @@
+import math
+
+import pytest
+from scipy.stats import binomtest
+
+from quantdrift.report.interval import (
+    HIGHEST_NAT,
+    LOWEST_NAT,
+    N_BINS,
+    Estimate,
+    excess,
+    mean_of_bins,
+    quantile,
+    share,
+)
+
+pytestmark = pytest.mark.unit
+
+_STEP = math.log(HIGHEST_NAT / LOWEST_NAT) / N_BINS
+
+
+def _bins_of(values: list[float]) -> list[float]:
+    bins = [0.0] * N_BINS
+    for value in values:
+        bins[min(N_BINS - 1, max(0, int(math.log(value / LOWEST_NAT) / _STEP)))] += 1.0
+    return bins
+
+
+@pytest.mark.parametrize(("hits", "n"), [(0, 30), (1, 1000), (52, 1000), (30, 30)])
+def test_share_is_wilsons_interval_where_all_weights_are_equal(hits: int, n: int) -> None:
+    """With equal weights the interval is the one every statistics package gives."""
+    found = share(hits / n, n)
+    known = binomtest(hits, n).proportion_ci(method="wilson")
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=1e-12)
+
+
+def test_share_of_nothing_is_unknown() -> None:
+    """Without an exchange there is no estimate, not a zero."""
+    assert share(None, 0.0) is None
+    assert share(0.0, 0.0) is None
+
+
+def test_share_keeps_inside_the_range_of_its_metric() -> None:
+    """Jensen-Shannon never exceeds ln 2, and neither does its interval."""
+    found = share(math.log(2), 5, top=math.log(2))
+    assert found is not None
+    assert found.high == pytest.approx(math.log(2))
+
+
+def test_mean_of_bins_gives_no_bounds_below_thirty_exchanges() -> None:
+    """Too few exchanges for a normal approximation: the mean alone."""
+    found = mean_of_bins(0.01, _bins_of([0.01] * 29), 29.0, 2.0)
+    assert found == Estimate(mean=0.01, low=None, high=None)
+
+
+def test_mean_of_bins_narrows_with_the_square_root_of_n() -> None:
+    """A hundred times the exchanges give a tenth of the logarithmic width."""
+    bins = _bins_of([0.001, 0.01, 0.1] * 20)
+    few, many = (mean_of_bins(0.037, bins, n, 2.0) for n in (100.0, 10_000.0))
+    assert few is not None
+    assert many is not None
+    assert few.high is not None
+    assert many.high is not None
+    assert math.log(few.high / 0.037) == pytest.approx(10 * math.log(many.high / 0.037))
+
+
+def test_quantile_lies_within_a_bin_of_the_true_one() -> None:
+    """The histogram's quantile is off by no more than the width of a bin, a factor of 1.29."""
+    values = [10 ** (-4 + 3 * index / 5000) for index in range(5000)]
+    for probability in (0.5, 0.95, 0.99):
+        found = quantile(_bins_of(values), probability, 5000)
+        assert found is not None
+        true = values[int(probability * 5000)]
+        assert true / 1.29 <= found.value <= true * 1.29
+        assert found.low <= true <= (found.high or math.inf)
+
+
+@pytest.mark.parametrize(("probability", "n"), [(0.99, 999), (0.95, 199), (0.5, 19)])
+def test_quantile_is_not_told_where_n_is_too_small(probability: float, n: int) -> None:
+    """Below ten exchanges expected beyond it, a quantile is no number."""
+    bins = _bins_of([0.01] * n)
+    assert quantile(bins, probability, n) is None
+    assert quantile(bins, probability, n + 1) is not None
+
+
+def test_quantile_in_the_open_last_bin_has_no_upper_bound() -> None:
+    """What lies above 10 nats is known only to lie there."""
+    found = quantile([0.0] * 63 + [5000.0], 0.5, 5000)
+    assert found is not None
+    assert found.high is None
+
+
+def test_excess_ranks_by_what_is_sure() -> None:
+    """A small slice with a wild mean ranks behind a large one that is surely above its budget."""
+    small, large = share(0.05, 20), share(0.03, 5000)
+    assert excess(large, 0.01) > 1 > excess(small, 0.01) > excess(None, 0.01)

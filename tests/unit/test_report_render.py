@@ -1,0 +1,105 @@
+from typing import Any
+
+import msgspec
+import pytest
+
+from quantdrift.report.figures import ReportFigures
+from quantdrift.report.render import Drawing, render
+from tests.report_figures import Page, make_figures
+
+pytestmark = pytest.mark.unit
+
+EVIL = """</style></title><script>alert(1)</script><img src=x onerror='a()'>" onmouseover="a() {{ 7 * 7 }}"""
+DRAWING = Drawing(version_id=1, slice_id=2, width_s=600.0, svg="<svg aria-hidden='true'></svg>")
+
+
+def _page(figures: ReportFigures, title: str = "Quantisation drift") -> Page:
+    return Page(render(title, figures, [DRAWING], most_table=25, most_tail=12))
+
+
+def _poisoned(value: Any) -> Any:
+    """Return the record with every text in it replaced, addresses and closed sets excepted."""
+    if isinstance(value, msgspec.Struct):
+        return msgspec.structs.replace(
+            value,
+            **{
+                name: _poisoned(getattr(value, name))
+                for name in value.__struct_fields__
+                if name not in {"trace_url", "source"}
+            },
+        )
+    if isinstance(value, tuple):
+        return tuple(_poisoned(entry) for entry in value)
+    if isinstance(value, dict):
+        return dict.fromkeys([EVIL], next(iter(value.values())))
+    return EVIL if type(value) is str and value != "true" else value
+
+
+def test_no_text_from_outside_becomes_markup() -> None:
+    """Every text of the figures and the title are hostile: the page has the kinds of tags of a harmless one."""
+    harmless, hostile = _page(make_figures()), _page(_poisoned(make_figures()), EVIL)
+    assert set(hostile.tags) == set(harmless.tags)
+    assert {name for name, _ in hostile.attributes} == {name for name, _ in harmless.attributes}
+    assert not any(name.startswith("on") for name, _ in hostile.attributes)
+    assert "{{ 7 * 7 }}" in hostile.text
+    assert hostile.text.count("<script>alert(1)</script>") > 20
+
+
+def test_the_page_loads_and_runs_nothing() -> None:
+    """No script, image, frame or style sheet from elsewhere, and a policy that forbids them."""
+    page = _page(make_figures())
+    assert not {"script", "img", "iframe", "link", "object", "embed", "form", "base"} & set(page.tags)
+    assert ("content", "default-src 'none'; style-src 'unsafe-inline'") in page.attributes
+    assert [value for name, value in page.attributes if name in {"src", "href", "xlink:href"}] == [
+        "https://tracing.example.com/1"
+    ]
+
+
+def test_unknown_is_shown_with_its_reason_and_never_as_ok() -> None:
+    """The badge of an unknown slice is that of unknown."""
+    figures = make_figures()
+    html = render("t", figures, [], most_table=25, most_tail=12)
+    row = html[html.index("<b>scanner=offset</b>") :]
+    row = row[: row.index("</tr>")]
+    assert 'class="badge unknown"' in row
+    assert "evidence 34 against 10" in row
+    assert "badge ok" not in row
+
+
+def test_what_is_left_out_is_counted() -> None:
+    """Caps say how much they hide."""
+    figures = make_figures()
+    page = Page(render("t", figures, [DRAWING], most_table=1, most_tail=1))
+    assert "1 slices with less divergence are left out here; 1 unknown" in page.text
+    assert "2 slices are not drawn" in page.text
+    assert "3 more alerts are in the table" in page.text
+
+
+def test_every_part_of_the_page_is_there() -> None:
+    """Figures that fill every part are all told."""
+    text = _page(make_figures()).text
+    for part in (
+        "1 of 2 slices of digits int8-7 drifted.",
+        "100,000",
+        "page scanner=faint",
+        "5.2 % [3.9, 6.8] from 1,042 exchanges",
+        "n too small",
+        "the stream did not keep up",
+        "Versions without a reference",
+        "Gaps",
+        "Not judged",
+        "anytime-valid",
+        "rollup_hour",
+    ):
+        assert part in text
+
+
+def test_figures_survive_json() -> None:
+    """What --json prints is read back as it was."""
+    figures = make_figures()
+    assert msgspec.json.decode(msgspec.json.encode(figures), type=ReportFigures) == figures
+
+
+def test_the_summary_holds_the_headlines_and_the_path() -> None:
+    """A terminal shows what matters and where the rest is."""
+    assert make_figures().summary() == "1 of 2 slices of digits int8-7 drifted.\nreport: report.html"

@@ -1,0 +1,113 @@
+from datetime import timedelta
+
+import pytest
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.interval import Estimate
+from quantdrift.report.wording import duration, headline, interval, measured, nats, percent
+from tests.report_figures import NOW, make_episode, make_slice
+
+pytestmark = pytest.mark.unit
+
+ALL = make_slice("all", verdict=Verdict.OK, flip=0.004)
+OTHERS = [make_slice(f"scanner={name}", slice_id=n, verdict=Verdict.OK) for n, name in enumerate("abcde", 3)]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [(0.0523, "5.2 %"), (0.01, "1 %"), (0.0043, "0.43 %"), (0.38, "38 %"), (1.0, "100 %"), (0.0, "0 %")],
+)
+def test_shares_read_as_percent_with_two_digits(ratio: float, text: str) -> None:
+    """A share keeps two significant digits and no idle zeros."""
+    assert percent(ratio) == text
+
+
+def test_bounds_have_the_digits_of_their_mean() -> None:
+    """An interval is not more exact than what it belongs to."""
+    assert measured(Metric.FLIP, Estimate(mean=0.0523, low=0.0391, high=0.0682)) == "5.2 % [3.9, 6.8]"
+    assert measured(Metric.KL, Estimate(mean=0.0214, low=0.0178, high=0.0263)) == "0.021 nat [0.018, 0.026]"
+    assert interval(Metric.KL, Estimate(mean=0.02, low=None, high=None)) == ""
+    assert measured(Metric.KL, None) == "no data"
+
+
+def test_infinite_divergence_is_said_in_words() -> None:
+    """A quantised zero is no number."""
+    assert nats(float("inf")) == "infinite"
+    assert nats(None) == "?"
+
+
+@pytest.mark.parametrize(
+    ("span", "text"),
+    [
+        (timedelta(minutes=12), "12 minutes"),
+        (timedelta(minutes=1), "1 minute"),
+        (timedelta(hours=36), "1.5 days"),
+        (timedelta(0), "0 seconds"),
+    ],
+)
+def test_durations_use_their_largest_unit(span: timedelta, text: str) -> None:
+    """A duration is a number and a word."""
+    assert duration(span) == text
+
+
+def test_the_headline_names_slice_interval_budget_and_aggregate() -> None:
+    """What a director reads first says what drifted, how far, against what, and that the average hid it."""
+    assert headline("digits int8-7", [make_slice(), *OTHERS], ALL, [make_episode()]) == (
+        "1 of 6 slices of digits int8-7 drifted: scanner=faint flips 5.2 % [3.9, 6.8] of predictions against a"
+        " budget of 1 %, while the aggregate is fine at 0.4 %."
+    )
+
+
+def test_the_headline_tells_the_other_drifted_slices_and_a_recovery() -> None:
+    """More than one page: the first in full, the others by name."""
+    episodes = [
+        make_episode(resolved_at=NOW),
+        make_episode(slice_name="scanner=a", slice_id=3),
+        make_episode(slice_name="scanner=a", slice_id=3),
+    ]
+    found = headline("digits int8-7", [make_slice(), *OTHERS], ALL, episodes)
+    assert found.startswith("2 of 6 slices")
+    assert found.endswith("; it recovered on 2026-11-16 12:00 UTC; also scanner=a.")
+
+
+def test_the_headline_of_a_drifted_aggregate_does_not_call_it_fine() -> None:
+    """Drift everywhere is said as such."""
+    whole = make_slice("all", verdict=Verdict.FIRING)
+    found = headline("digits int8-7", OTHERS, whole, [make_episode(slice_name="all", slice_id=1)])
+    assert found.startswith("The aggregate of digits int8-7 drifted: all flips 5.2 %")
+    both = headline("digits int8-7", OTHERS, whole, [make_episode()])
+    assert "and the aggregate drifts too" in both
+
+
+def test_the_headline_of_a_ticket_says_that_nothing_pages() -> None:
+    """A warning is not a page."""
+    found = headline("digits int8-7", OTHERS, ALL, [make_episode(severity=Verdict.WARNING, metric=Metric.KL)])
+    assert found.startswith(
+        "Nothing of digits int8-7 pages, but 1 ticket stood open: scanner=faint diverges by"
+    )
+
+
+def test_the_headline_of_a_quiet_week_still_counts_what_is_unknown() -> None:
+    """Quiet is told with its numbers, and unknown slices are never counted as healthy."""
+    unknown = make_slice("scanner=z", verdict=Verdict.UNKNOWN)
+    assert headline("digits int8-7", [*OTHERS, unknown], ALL, []) == (
+        "None of the 6 slices of digits int8-7 drifted; over all its traffic it flips 0.4 % [0.3, 0.52] of"
+        " predictions against a budget of 1 %. 1 slice is unknown: too little is known to call it healthy."
+    )
+
+
+def test_the_headline_of_an_unknown_version_does_not_reassure() -> None:
+    """Where all is unknown, nothing is said to be fine."""
+    whole = make_slice("all", verdict=Verdict.UNKNOWN)
+    found = headline("digits int8-7", [], whole, [])
+    assert (
+        found == "Nothing can be said of digits int8-7 yet (evidence 34 against 10): unknown is not healthy."
+    )
+
+
+def test_the_headline_without_data_says_so() -> None:
+    """Silence is not health."""
+    assert headline("digits int8-7", [], None, []) == (
+        "Nothing of digits int8-7 was compared in this period, so nothing can be said of it."
+    )
+    assert headline("digits int8-7", [], None, [make_episode()]).endswith("; 1 alert stood open.")

@@ -1,0 +1,112 @@
+"""The first sampling phase."""
+
+import itertools
+import time
+
+import pytest
+
+from quantdrift.core.config import Sampling
+from quantdrift.core.records import HeaderStratum
+from sidecar.policy import epoch_salt, uniform
+from sidecar.sampler import Draw, Mint, Sampler
+
+pytestmark = pytest.mark.unit
+
+PATH = b"/v2/models/digits/infer"
+
+
+def sampler(now_s: float = 0.0, **options: object) -> Sampler:
+    """Return a sampler with the secret `s`."""
+    return Sampler(Sampling(**options), b"s", Mint(), now_s)  # type: ignore[arg-type]
+
+
+def draw(of: Sampler, *fields: bytes, path: bytes = PATH) -> Draw:
+    """Return what becomes of a request with these header fields."""
+    data = b"POST " + path + b" HTTP/1.1\r\n" + b"".join(field + b"\r\n" for field in fields) + b"\r\n"
+    return of.draw(b"POST", path, data, 0, len(data))
+
+
+def test_identifiers_are_32_digits_and_never_equal() -> None:
+    """Two processes that start counting at the same number differ in their other half."""
+    entropy = itertools.chain([b"\1" * 8, b"\xff" * 8, b"\2" * 8, b"\xff" * 8])
+    mints = [Mint(lambda _: next(entropy)) for _ in range(2)]
+    identifiers = [mint() for mint in mints for _ in range(1000)]
+    assert len(set(identifiers)) == 2000
+    assert all(len(identifier) == 32 and int(identifier, 16) >= 0 for identifier in identifiers)
+
+
+def test_the_stored_identifier_explains_the_decision() -> None:
+    """Who knows the salt can tell from identifier, epoch and rate that the exchange was rightly taken."""
+    of = sampler(rate=0.5)
+    draws = [draw(of) for _ in range(200)]
+    assert {each.taken for each in draws} == {True, False}
+    for each in draws:
+        assert each.taken == (uniform(each.id.encode(), epoch_salt(b"s", each.epoch, 1)) < 0.5)
+
+
+def test_the_rate_is_the_share_that_is_taken() -> None:
+    """Of 4,000 requests at 0.3 between 1,080 and 1,320 are taken: outside 4 standard deviations with p < 1e-4."""
+    of = sampler(rate=0.3)
+    assert 1080 < sum(draw(of).taken for _ in range(4000)) < 1320
+
+
+@pytest.mark.parametrize(("rate", "taken"), [(0.0, False), (1.0, True)])
+def test_nothing_and_everything_are_exact(rate: float, *, taken: bool) -> None:
+    """The rates 0 and 1 leave nothing to chance."""
+    of = sampler(rate=rate)
+    assert all(draw(of).taken is taken for _ in range(100))
+
+
+def test_a_paused_sampler_takes_nothing() -> None:
+    """Strata are told all the same: counting goes on."""
+    of = sampler(
+        rate=1.0, paused=True, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"x": "1"}),)
+    )
+    assert not draw(of).taken
+    assert (draw(of, b"X: 1").stratum, draw(of, b"X: 1").taken) == (0, False)
+
+
+def test_the_first_stratum_that_matches_decides() -> None:
+    """Method, path and every header must fit; what fits nowhere is the last, `default`."""
+    of = sampler(
+        rate=0.0,
+        header_strata=(
+            HeaderStratum(name="get", rate=1.0, method="GET"),
+            HeaderStratum(name="both", rate=1.0, headers={"x-scanner": "faint", "x-site": "b"}),
+            HeaderStratum(name="faint", rate=0.5, headers={"x-scanner": "faint"}),
+            HeaderStratum(name="path", rate=0.25, path_prefix="/v2/models/other/"),
+        ),
+    )
+    found = [
+        draw(of, b"X-Scanner: faint", b"x-SITE:b \t"),
+        draw(of, b"X-Scanner:\tfaint"),
+        draw(of, path=b"/v2/models/other/infer"),
+        draw(of, b"X-Scanner: Faint"),
+        draw(of, b"X-Scanner: faint", b"X-Scanner: faint"),
+        draw(of, b"Not-X-Scanner: faint"),
+    ]
+    assert [each.stratum for each in found] == [1, 2, 3, 4, 4, 4]
+    assert [each.pi1 for each in found] == [1.0, 0.5, 0.25, 0.0, 0.0, 0.0]
+
+
+def test_a_sticky_header_takes_its_bearer_whole_or_not_at_all() -> None:
+    """Within an epoch one value is decided once; in the next it is decided anew. Without it chance decides."""
+    of = sampler(rate=0.5, sticky_header="X-User", epoch_s=100.0)
+    users = [b"X-User: %d" % n for n in range(64)]
+    first = [{draw(of, user).taken for _ in range(5)} for user in users]
+    assert all(len(each) == 1 for each in first)
+    assert {True} in first
+    assert {False} in first
+    of.refresh(99.0)
+    assert [{draw(of, user).taken} for user in users] == first
+    of.refresh(100.0)
+    assert [{draw(of, user).taken} for user in users] != first
+    assert {draw(of).taken for _ in range(64)} == {True, False}
+
+
+def test_looking_for_headers_costs_linear_time() -> None:
+    """64 KiB of spaces do not hold the loop."""
+    of = sampler(rate=1.0, sticky_header="x-user")
+    began = time.perf_counter()
+    draw(of, b"X-User:" + b" " * 65_536, b"x-user" * 10_000)
+    assert time.perf_counter() - began < 0.1
