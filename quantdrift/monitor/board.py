@@ -1,0 +1,104 @@
+"""What the monitor shows of itself: gauges of the slices that matter, read from other threads at any time."""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.records import Verdict
+from quantdrift.core.telemetry import (
+    DIVERGENCE,
+    EVIDENCE,
+    LEADER,
+    OUTBOX,
+    PROGRESS_AGE,
+    SLICES_LEFT_OUT,
+    VERDICT,
+    Labels,
+    Telemetry,
+)
+from storage.fold_rows import Catalog, VerdictRow
+
+_NUMBERS = {Verdict.OK: 0, Verdict.UNKNOWN: 1, Verdict.WARNING: 2, Verdict.FIRING: 3}
+Readings = tuple[tuple[float, Labels], ...]
+
+
+class _Shown(msgspec.Struct, frozen=True, kw_only=True):
+    verdicts: Readings = ()
+    evidence: Readings = ()
+    divergence: Readings = ()
+    left_out: int = 0
+    last_us: dict[str, int] = {}
+
+
+class Board:
+    """Holds the readings. `show` swaps them whole, so that a reader on another thread never sees half of them.
+
+    Parameters
+    ----------
+    clock
+        For the age of progress.
+    max_slices
+        Slices exported at most: those that alert first, then by evidence.
+    """
+
+    def __init__(self, clock: Clock, max_slices: int) -> None:
+        self._clock = clock
+        self._max_slices = max_slices
+        self._shown = _Shown()
+        self.leads = False
+        self.n_waiting = 0
+
+    def register(self, telemetry: Telemetry) -> None:
+        """Let `telemetry` read it."""
+        telemetry.observe(VERDICT, lambda: self._shown.verdicts)
+        telemetry.observe(EVIDENCE, lambda: self._shown.evidence)
+        telemetry.observe(DIVERGENCE, lambda: self._shown.divergence)
+        telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._shown.left_out))
+        telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
+        telemetry.observe(LEADER, lambda: [(float(self.leads), {})])
+        telemetry.observe(PROGRESS_AGE, self._ages)
+
+    def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog) -> None:
+        """Take over the verdicts of a leader."""
+        rows = list(verdicts)
+        rows.sort(key=lambda row: (-max(_NUMBERS[row.verdict], 1), -row.evidence, row.slice_id))
+        labelled = [(row, _labels(row, catalog)) for row in rows[: self._max_slices]]
+        last_us: dict[str, int] = {}
+        for row in rows:
+            if row.n_groups:
+                model = catalog.versions[row.model_version_id].model
+                last_us[model] = max(last_us.get(model, 0), row.last_us)
+        self._shown = _Shown(
+            verdicts=tuple((_NUMBERS[row.verdict], labels) for row, labels in labelled),
+            evidence=tuple((row.evidence / row.threshold, labels) for row, labels in labelled),
+            divergence=tuple(
+                (estimate["mean"], {**labels, "metric": metric})
+                for row, labels in labelled
+                for metric, estimate in row.estimate.items()
+                if "mean" in estimate
+            ),
+            left_out=len(rows) - len(labelled),
+            last_us=last_us,
+        )
+
+    def clear(self) -> None:
+        """Show nothing: a standby speaks for nobody."""
+        self._shown = _Shown()
+
+    def _leading(self, value: float) -> Readings:
+        return ((value, {}),) if self.leads else ()
+
+    def _ages(self) -> Iterator[tuple[float, Labels]]:
+        now_us = self._clock.now().timestamp() * 1e6
+        for model, last_us in self._shown.last_us.items():
+            yield max(0.0, (now_us - last_us) / 1e6), {"model": model}
+
+
+def _labels(row: VerdictRow, catalog: Catalog) -> Labels:
+    version = catalog.versions[row.model_version_id]
+    return {
+        "model": version.model,
+        "version": version.candidate_version,
+        "slice": catalog.slices[row.slice_id].name,
+    }

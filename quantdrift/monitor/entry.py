@@ -1,0 +1,125 @@
+"""One slice of one candidate version, as the fold holds it."""
+
+from collections.abc import Iterator
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift import budget as fields
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.interval import Estimate
+from quantdrift.drift.state import dump_state
+from quantdrift.drift.watch import Phase, SignalKey, Watch
+from storage.fold_rows import DetectorRow, VerdictRow
+
+RETIRED_AFTER_US = 30 * DAY_US
+Key = tuple[int, int]  # model_version_id, slice_id
+SIGNALS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in Metric}
+
+
+class Entry:
+    """Its watch and what is said of it now.
+
+    Parameters
+    ----------
+    watch
+        Phase and detector states.
+    verdict
+        The row in the store, as it stands or will stand.
+
+    Attributes
+    ----------
+    last_us
+        Capture time of its last comparison, which the row follows.
+    """
+
+    def __init__(self, watch: Watch, verdict: VerdictRow) -> None:
+        self.watch = watch
+        self.verdict = verdict
+        self.last_us = verdict.last_us
+
+    @property
+    def n_groups(self) -> int:
+        """Exchanges compared so far."""
+        return max((int(state[fields.N_TOTAL]) for state in self.watch.states.values()), default=0)
+
+    @property
+    def policy_id(self) -> int:
+        """Policy of its last exchange; 0 before the first."""
+        return max((int(state[fields.POLICY]) for state in self.watch.states.values()), default=0)
+
+    def state(self, metric: Metric) -> FloatArray | None:
+        """Return the state of a metric's budget detector, or None where it was never observed."""
+        return self.watch.states.get(SIGNALS[metric])
+
+    def loudest(self) -> Metric:
+        """Return the metric with the most evidence."""
+        states = self.watch.states
+        return Metric(max(sorted(states), key=lambda key: BUDGET.evidence(states[key])).metric)
+
+    def recent(self, metric: Metric) -> Estimate | None:
+        """Return a metric's mean and interval over the recent window, or None where nothing was observed."""
+        state = self.state(metric)
+        return None if state is None else BUDGET.recent(state)
+
+    def estimates(self) -> dict[str, dict[str, float]]:
+        """Return per metric the recent mean with its interval, and the budget; while alerting the severity too."""
+        found = {}
+        for signal, state in sorted(self.watch.states.items()):
+            shown = {"budget": float(state[fields.M] * state[fields.SCALE])}
+            recent, since = BUDGET.recent(state), BUDGET.since_change(state)
+            if recent:
+                shown |= {"mean": recent.mean, "low": recent.low, "high": recent.high, "n": recent.n}
+            if since and self.watch.phase is not Phase.WATCHING:
+                shown["severity"] = since.low
+            found[signal.metric] = shown
+        return found
+
+    def retire(self, now_us: int) -> int:
+        """Retire what has seen nothing for 30 days; return how many detectors that were."""
+        silent = [
+            state
+            for state in self.watch.states.values()
+            if state[fields.LIVE] and now_us - state[fields.LAST_AT] > RETIRED_AFTER_US
+        ]
+        for state in silent:
+            BUDGET.retire(state)
+        return len(silent)
+
+    def rows(self) -> Iterator[DetectorRow]:
+        """Yield its detectors as they are stored."""
+        for signal, state in sorted(self.watch.states.items()):
+            last_us = int(state[fields.LAST_AT])
+            yield DetectorRow(
+                model_version_id=self.verdict.model_version_id,
+                slice_id=self.verdict.slice_id,
+                metric=signal.metric,
+                kind=signal.kind,
+                state=dump_state(signal.kind, state),
+                budget=float(state[fields.M]),
+                n_groups=int(state[fields.N]),
+                evidence=BUDGET.evidence(state),
+                fold_seq=self.verdict.fold_seq,
+                created_us=int(state[fields.CREATED_AT]),
+                last_us=last_us,
+                retired_us=None if state[fields.LIVE] else last_us + RETIRED_AFTER_US,
+            )
+
+
+def new_entry(key: Key, *, reason: str, at_us: int, last_us: int, threshold: float, fold_seq: int) -> Entry:
+    """Return an entry that nothing is known of yet: `unknown`."""
+    verdict = VerdictRow(
+        model_version_id=key[0],
+        slice_id=key[1],
+        verdict=Verdict.UNKNOWN,
+        reason=reason,
+        since_us=at_us,
+        n_groups=0,
+        evidence=0.0,
+        threshold=threshold,
+        estimate={},
+        last_us=last_us,
+        updated_us=at_us,
+        fold_seq=fold_seq,
+    )
+    return Entry(Watch(), verdict)

@@ -1,0 +1,129 @@
+"""What an alert tells: the attributes of its event, and what to do next."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift.budget import Moved
+from quantdrift.drift.interval import Estimate
+
+MICROSECONDS = 1_000_000
+_UNITS = {Metric.FLIP: "share of exchanges", Metric.KL: "nat"}
+
+
+class Story(msgspec.Struct, frozen=True, kw_only=True):
+    """One change of verdict, flat, as it is stored and sent; `None` is left out of the event.
+
+    Parameters
+    ----------
+    model, version, reference
+        Candidate, its version, the digest of its reference.
+    slice, predicate
+        The slice's name and its canonical text.
+    from_verdict, verdict, reason
+        What changed, and why.
+    metric, unit, budget
+        The metric with the most evidence, its unit and the accepted mean.
+    before, after
+        Its mean before and since the estimated onset; `after` is biased upwards, the onset having been chosen by
+        looking.
+    mean, low, high, n_recent
+        Its mean over the recent window with the time-uniform 95 % interval, and the window's exchanges.
+    onset
+        Estimated begin, ISO 8601.
+    n_groups, n_since_onset
+        Exchanges compared in this slice so far, and since the onset.
+    evidence, threshold
+        Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
+        of recovery), and what it had to reach.
+    aggregate_verdict, aggregate_mean, aggregate_low, aggregate_high
+        The same metric over all of the version's traffic: is it only this slice?
+    examples, traces
+        The most divergent recent exchanges, and links to their production traces.
+    advice
+        What to do next.
+    """
+
+    model: str
+    version: str
+    reference: str
+    slice: str
+    predicate: str
+    from_verdict: Verdict
+    verdict: Verdict
+    reason: str
+    metric: Metric
+    unit: str
+    budget: float
+    before: float | None = None
+    after: float | None = None
+    mean: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n_recent: int
+    n_groups: int
+    evidence: float
+    threshold: float
+    aggregate_verdict: Verdict
+    aggregate_mean: float | None = None
+    aggregate_low: float | None = None
+    aggregate_high: float | None = None
+    onset: str | None = None
+    n_since_onset: int | None = None
+    advice: str
+    examples: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
+
+    def attributes(self) -> dict[str, Any]:
+        """Return it as plain JSON types, without what is not known."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in plain.items() if value is not None}
+
+
+def iso(at_us: int) -> str:
+    """Return microseconds since 1970 as ISO 8601 in UTC."""
+    seconds, micros = divmod(at_us, MICROSECONDS)
+    return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).isoformat()
+
+
+def unit_of(metric: Metric) -> str:
+    """Return the unit of a metric's mean."""
+    return _UNITS.get(metric, "1")
+
+
+def advice(metric: Metric, aggregate: Verdict, moved: Moved | None) -> str:
+    """Return what the person on call does next, in a few sentences; `moved` is None where an alert has ended."""
+    if moved is None:
+        return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
+    where = (
+        "The aggregate is fine: route this slice to the unquantised model while you look."
+        if aggregate is Verdict.OK
+        else "The aggregate is not fine either: look at the whole candidate version first."
+    )
+    what = (
+        "Divergence of the whole output distribution points to numeric damage (range or resolution lost)."
+        if metric is Metric.KL
+        else "Flips with little divergence are inputs near the decision boundary; with it, numeric damage."
+    )
+    begun = f"Look for what changed around {iso(moved.onset_us)}."
+    return (
+        f"{where} {begun} {what} Most often the calibration set lacked this slice: calibrate again with it."
+    )
+
+
+def summary(story: Story) -> str:
+    """Return one line for people."""
+    where = f"{story.model} {story.version}, {story.slice}"
+    if story.mean is None or story.low is None or story.high is None:
+        return f"{where}: {story.from_verdict} -> {story.verdict} ({story.reason})"
+    return (
+        f"{where}: {story.from_verdict} -> {story.verdict}: {story.metric} {story.mean:.3g} "
+        f"[{story.low:.3g}, {story.high:.3g}] against a budget of {story.budget:g}"
+    )
+
+
+def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:
+    """Return mean, low and high, or three times None where nothing was observed."""
+    return (estimate.mean, estimate.low, estimate.high) if estimate else (None, None, None)

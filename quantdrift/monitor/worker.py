@@ -1,0 +1,225 @@
+"""The monitor's process: one leads and folds, others stand by; nothing that passes ends it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+
+from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+
+from quantdrift.core.admin import Admin
+from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config import Config, Secrets
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process import Stop, supervise
+from quantdrift.core.telemetry import EVENTS_FAILED, EVENTS_SENT, FOLD_TIME, FOLDED, Telemetry
+from quantdrift.monitor.board import Board
+from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender, grpc_headers
+from storage.database import Database
+from storage.fold import claim, load_catalog, resume
+from storage.leader import Leadership
+from storage.outcome import write
+from storage.retention import maintain
+
+BATCHES_AT_ONCE = 64
+MAINTENANCE_EVERY = timedelta(days=1)
+_LONGEST_PAUSE_S = 30.0
+_LOG = logging.getLogger(__name__)
+
+
+async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
+    """Run the monitor until `stop`; return its exit code.
+
+    Raises
+    ------
+    OperatorError
+        A detector state in the record cannot be read by this program, or a port is taken.
+    """
+    clock = SystemClock()
+    readers = _readers(config, secrets)
+    telemetry = Telemetry("quantdrift-monitor", config.telemetry.resource, readers)
+    exporter = (
+        OtlpEvents(config.telemetry, secrets, telemetry.resource)
+        if config.telemetry.otlp_endpoint
+        else NoCollector()
+    )
+    try:
+        async with Database(secrets.dsn, config.storage) as database, Leadership(secrets.dsn) as leadership:
+            monitor = Monitor(
+                config=config,
+                database=database,
+                leadership=leadership,
+                sender=Sender(database, exporter),
+                telemetry=telemetry,
+                clock=clock,
+                stop=stop,
+            )
+            admin = Admin(config.monitor.admin, monitor.ready)
+            await admin.start()
+            try:
+                await monitor.run()
+            finally:
+                await admin.stop()
+    finally:
+        exporter.close()
+        await asyncio.to_thread(telemetry.close)
+    return 0
+
+
+class Monitor:
+    """The tasks of the process: lead and fold, send, maintain.
+
+    Parameters
+    ----------
+    config, database, leadership, sender, telemetry, clock, stop
+        Its parts, made by `serve`.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        database: Database,
+        leadership: Leadership,
+        sender: Sender,
+        telemetry: Telemetry,
+        clock: Clock,
+        stop: Stop,
+    ) -> None:
+        self._config = config
+        self._database = database
+        self._leadership = leadership
+        self._sender = sender
+        self._clock = clock
+        self._stop = stop
+        self._fold: Fold | None = None
+        self._maintained_at: datetime | None = None
+        self._connected = False
+        self._refused: OperatorError | None = None
+        self._board = Board(clock, config.telemetry.max_slices)
+        self._board.register(telemetry)
+        self._folded = telemetry.counter(FOLDED)
+        self._fold_time = telemetry.histogram(FOLD_TIME)
+        self._sent = telemetry.counter(EVENTS_SENT)
+        self._failed = telemetry.counter(EVENTS_FAILED)
+
+    def ready(self) -> bool:
+        """Return whether it leads, or stands by with a connection to the record."""
+        return self._connected
+
+    async def run(self) -> None:
+        """Work until the stop.
+
+        Raises
+        ------
+        OperatorError
+            A person must act; see `serve`.
+        """
+        turns = {"fold": self._fold_turn, "outbox": self._outbox_turn, "maintenance": self._maintain_turn}
+        async with asyncio.TaskGroup() as tasks:
+            for name, turn in turns.items():
+                tasks.create_task(supervise(name, self._patiently(name, turn), self._stop))
+        if self._refused is not None:
+            raise self._refused
+
+    def _patiently(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Return `turn` with a growing pause after each passing condition, told in one line."""
+        pause_s = 0.0
+
+        async def patient() -> None:
+            nonlocal pause_s
+            try:
+                await turn()
+            except RetryError as error:
+                pause_s = min(max(2 * pause_s, self._config.monitor.interval_s), _LONGEST_PAUSE_S)
+                _LOG.warning("%s: %s: again in %g s", name, error, pause_s)
+                await self._stop.wait(pause_s)
+            except OperatorError as error:
+                self._refused = error
+                self._stop.set()
+            else:
+                pause_s = 0.0
+
+        return patient
+
+    async def _fold_turn(self) -> None:
+        try:
+            leads = await self._leadership.acquire()
+            self._connected = True
+            if leads and not self._board.leads:
+                _LOG.info("leading")
+            self._board.leads = leads
+            n_folded = await self._fold_once() if leads else 0
+        except BaseException:
+            # Whatever was half done is in the record or nowhere: begin from it.
+            self._fold = None
+            self._connected = False
+            raise
+        if not leads:
+            self._fold = None
+            self._board.clear()
+        if n_folded < BATCHES_AT_ONCE:
+            await self._stop.wait(self._config.monitor.interval_s)
+
+    async def _fold_once(self) -> int:
+        begun_s = self._clock.monotonic_s()
+        async with self._database.begin() as connection:
+            if self._fold is None:
+                self._fold = Fold(self._config, await resume(connection))
+            fold = self._fold
+            batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
+            fold.learn(await load_catalog(connection))
+            for batch in batches:
+                fold.batch(batch)
+            outcome = fold.take()
+            if batches or outcome.verdicts:
+                await write(connection, outcome, self._config.telemetry.trace_url)
+        self._board.show(fold.verdicts(), fold.catalog)
+        for transition in outcome.transitions:
+            _LOG.info(
+                "%s -> %s: %s",
+                transition.from_verdict,
+                transition.to_verdict,
+                fold.catalog.slices[transition.slice_id].name,
+            )
+        if batches:
+            self._folded.add(len(batches))
+            self._fold_time.record(self._clock.monotonic_s() - begun_s)
+        return len(batches)
+
+    async def _outbox_turn(self) -> None:
+        failed = False
+        if self._board.leads:
+            sent, failed = await self._sender.send_waiting()
+            self._board.n_waiting = self._sender.n_waiting
+            self._sent.add(sent)
+            self._failed.add(int(failed))
+        if failed:
+            raise RetryError("the collector did not take an event")
+        await self._stop.wait(self._config.monitor.interval_s)
+
+    async def _maintain_turn(self) -> None:
+        now = self._clock.now()
+        due = self._maintained_at is None or now - self._maintained_at >= MAINTENANCE_EVERY
+        if due and self._board.leads:
+            await maintain(self._database, self._config.storage, now)
+            self._maintained_at = now
+        await self._stop.wait(self._config.monitor.interval_s)
+
+
+def _readers(config: Config, secrets: Secrets) -> list[MetricReader]:
+    telemetry = config.telemetry
+    if not telemetry.otlp_endpoint:
+        return []
+    exporter = OTLPMetricExporter(
+        endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=TIMEOUT_S
+    )
+    return [
+        PeriodicExportingMetricReader(
+            exporter,
+            export_interval_millis=telemetry.export_interval_s * 1000,
+            export_timeout_millis=TIMEOUT_S * 1000,
+        )
+    ]

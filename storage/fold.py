@@ -1,0 +1,250 @@
+"""What the fold reads: where it stands, what the numbers mean, and the next batches, numbered in passing.
+
+All of it, and the writing in `storage.outcome`, belongs to one transaction of the leader. The `fold` row is locked
+first, so that a leader that lost its lock without noticing cannot fold beside the new one.
+"""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import RetryError
+from quantdrift.core.records import Policy, Predicate, Verdict
+from storage.fold_rows import (
+    BatchRows,
+    Catalog,
+    ComparisonRow,
+    DetectorRow,
+    Position,
+    SliceRow,
+    Snapshot,
+    TallyRow,
+    VerdictRow,
+    VersionRow,
+    from_us,
+    to_us,
+)
+
+_HOUR: Final = timedelta(hours=1)
+
+_POSITION: Final = text("select fold_seq, event_time, mass, n_detectors from fold where id = 1 for update")
+_NUMBER: Final = text("""
+    with next as (
+        select id, row_number() over (order by id) as place
+        from (select id from batch where fold_seq is null order by id limit :most for update) unfolded
+    )
+    update batch set fold_seq = :last + next.place from next where batch.id = next.id
+    returning batch.id, batch.fold_seq, batch.kind, batch.stored_at, batch.captured_from, batch.captured_to
+""")
+_COMPARISONS: Final = text("""
+    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, pi1, pi2,
+        flip, topk, js, kl, margin
+    from comparison
+    where captured_at between :begin and :end and batch_id = any(cast(:batches as bigint[]))
+    order by batch_id, comparison.exchange_id, item
+""")
+_TALLY: Final = """
+    t.source, t.boot::text, t.stratum, t.sequence, t.at, t.offered, t.taken,
+    coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
+"""
+_TALLIES: Final = text(f"""
+    select t.batch_id, {_TALLY} from tally t
+    where t.batch_id = any(cast(:batches as bigint[])) order by t.batch_id, t.source, t.boot, t.sequence, t.stratum
+""")  # noqa: S608 - constants
+_RECENT_TALLIES: Final = text(f"""
+    select {_TALLY} from tally t join batch b on b.id = t.batch_id
+    where b.fold_seq is not null and t.at > :horizon
+    order by b.fold_seq, t.source, t.boot, t.sequence, t.stratum
+""")  # noqa: S608 - constants
+_BASELINES: Final = text(f"""
+    select distinct on (t.source, t.boot, t.stratum) {_TALLY} from tally t join batch b on b.id = t.batch_id
+    where b.fold_seq is not null and t.at <= :horizon and t.at > cast(:horizon as timestamptz) - interval '1 day'
+    order by t.source, t.boot, t.stratum, t.sequence desc
+""")  # noqa: S608 - constants
+
+
+async def resume(connection: AsyncConnection) -> Snapshot:
+    """Return where the record stands, for a fold that begins or goes on."""
+    position = await _position(connection)
+    detectors = await _rows(
+        connection, "select * from detector order by model_version_id, slice_id, metric, kind"
+    )
+    verdicts = await _rows(connection, "select * from verdict order by model_version_id, slice_id")
+    baselines: Sequence[RowMapping] = ()
+    recent: Sequence[RowMapping] = ()
+    if position.event_us is not None:
+        horizon = {"horizon": from_us(position.event_us) - _HOUR}
+        baselines = (await connection.execute(_BASELINES, horizon)).mappings().all()
+        recent = (await connection.execute(_RECENT_TALLIES, horizon)).mappings().all()
+    return Snapshot(
+        position=position,
+        detectors=tuple(_detector(row) for row in detectors),
+        verdicts=tuple(_verdict(row) for row in verdicts),
+        baselines=tuple(_tally(row) for row in baselines),
+        tallies=tuple(_tally(row) for row in recent),
+    )
+
+
+async def load_catalog(connection: AsyncConnection) -> Catalog:
+    """Return every version, slice and policy; each model with a version has its slice `all`."""
+    await connection.execute(
+        text("""
+            insert into slice (model, predicate, name, definition)
+            select distinct v.model, 'true', 'all', '{"where": []}'::jsonb from model_version v
+            where not exists (select from slice s where s.model = v.model and s.predicate = 'true')
+            on conflict do nothing
+        """)
+    )
+    versions = await _rows(
+        connection, "select id, model, candidate_version, reference_digest, first_seen_at from model_version"
+    )
+    slices = await _rows(connection, "select id, model, name, predicate, definition from slice order by id")
+    policies = await _rows(connection, "select id, definition from policy")
+    return Catalog(
+        versions={
+            row["id"]: VersionRow(
+                id=row["id"],
+                model=row["model"],
+                candidate_version=row["candidate_version"],
+                reference_digest=row["reference_digest"],
+                first_seen_us=to_us(row["first_seen_at"]),
+            )
+            for row in versions
+        },
+        slices={
+            row["id"]: SliceRow(
+                id=row["id"],
+                model=row["model"],
+                name=row["name"],
+                predicate=row["predicate"],
+                where=msgspec.convert(row["definition"]["where"], tuple[Predicate, ...]),
+            )
+            for row in slices
+        },
+        policies={row["id"]: msgspec.convert(row["definition"], Policy) for row in policies},
+    )
+
+
+async def claim(connection: AsyncConnection, after: int, most: int) -> list[BatchRows]:
+    """Give numbers to up to `most` new batches, consecutively after `after`; return them with their rows.
+
+    Raises
+    ------
+    RetryError
+        The record does not stand at `after`: somebody else folded; resume.
+    """
+    position = await _position(connection)
+    if position.fold_seq != after:
+        raise RetryError(
+            f"the record stands at fold {position.fold_seq}, not at {after}: another monitor leads"
+        )
+    numbered = (await connection.execute(_NUMBER, {"most": most, "last": after})).mappings().all()
+    if not numbered:
+        return []
+    ids = [row["id"] for row in numbered]
+    comparisons: dict[int, list[ComparisonRow]] = {}
+    compared = [row for row in numbered if row["kind"] == "comparison"]
+    if compared:
+        window = {
+            "begin": min(row["captured_from"] for row in compared),
+            "end": max(row["captured_to"] for row in compared),
+        }
+        batches = [row["id"] for row in compared]
+        for row in (await connection.execute(_COMPARISONS, {**window, "batches": batches})).mappings():
+            comparisons.setdefault(row["batch_id"], []).append(_comparison(row))
+    tallies: dict[int, list[TallyRow]] = {}
+    for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
+        tallies.setdefault(row["batch_id"], []).append(_tally(row))
+    return [
+        BatchRows(
+            fold_seq=row["fold_seq"],
+            stored_us=to_us(row["stored_at"]),
+            comparisons=tuple(comparisons.get(row["id"], ())),
+            tallies=tuple(tallies.get(row["id"], ())),
+        )
+        for row in sorted(numbered, key=lambda row: row["fold_seq"])
+    ]
+
+
+async def _position(connection: AsyncConnection) -> Position:
+    row = (await connection.execute(_POSITION)).mappings().one_or_none()
+    if row is None:
+        return Position()
+    return Position(
+        fold_seq=row["fold_seq"],
+        event_us=None if row["event_time"] is None else to_us(row["event_time"]),
+        mass=row["mass"],
+        n_detectors=row["n_detectors"],
+    )
+
+
+async def _rows(connection: AsyncConnection, statement: str) -> Sequence[RowMapping]:
+    return (await connection.execute(text(statement))).mappings().all()
+
+
+def _comparison(row: RowMapping) -> ComparisonRow:
+    return ComparisonRow(
+        exchange_id=row["exchange_id"],
+        item=row["item"],
+        captured_us=to_us(row["captured_at"]),
+        model_version_id=row["model_version_id"],
+        policy_id=row["policy_id"],
+        slice_ids=tuple(row["slice_ids"]),
+        pi=row["pi1"] * row["pi2"],
+        flip=None if row["flip"] is None else float(row["flip"]),
+        topk=None if row["topk"] is None else float(row["topk"]),
+        js=row["js"],
+        kl=row["kl"],
+        margin=row["margin"],
+    )
+
+
+def _tally(row: RowMapping) -> TallyRow:
+    return TallyRow(
+        source=row["source"],
+        boot=row["boot"],
+        stratum=row["stratum"],
+        sequence=row["sequence"],
+        at_us=to_us(row["at"]),
+        offered=row["offered"],
+        taken=row["taken"],
+        lost=row["lost"],
+    )
+
+
+def _detector(row: RowMapping) -> DetectorRow:
+    return DetectorRow(
+        model_version_id=row["model_version_id"],
+        slice_id=row["slice_id"],
+        metric=row["metric"],
+        kind=row["kind"],
+        state=bytes(row["state"]),
+        budget=row["budget"],
+        n_groups=row["n_groups"],
+        evidence=row["evidence"],
+        fold_seq=row["fold_seq"],
+        created_us=to_us(row["created_at"]),
+        last_us=to_us(row["last_at"]),
+        retired_us=None if row["retired_at"] is None else to_us(row["retired_at"]),
+    )
+
+
+def _verdict(row: RowMapping) -> VerdictRow:
+    return VerdictRow(
+        model_version_id=row["model_version_id"],
+        slice_id=row["slice_id"],
+        verdict=Verdict(row["verdict"]),
+        reason=row["reason"],
+        since_us=to_us(row["since"]),
+        n_groups=row["n_groups"],
+        evidence=row["evidence"],
+        threshold=row["threshold"],
+        estimate=row["estimate"],
+        last_us=to_us(row["last_at"]),
+        updated_us=to_us(row["updated_at"]),
+        fold_seq=row["fold_seq"],
+    )

@@ -1,0 +1,73 @@
+"""Who leads: an advisory lock on a direct connection, which the server lets go of when the connection ends."""
+
+import asyncio
+from typing import Any, Final, Self
+
+import asyncpg
+
+from quantdrift.core.errors import RetryError
+from storage.database import translated
+
+_LOCK: Final = 0x7175616E666F6C64  # "quanfold" as a number
+_TIMEOUT_S: Final = 5.0
+
+
+class Leadership:
+    """The monitor's lock on one database. At most one holds it; others ask again.
+
+    The connection goes past every pool: a pooler that gives a session away would give the lock away.
+
+    Parameters
+    ----------
+    dsn
+        `postgresql://user:password@host:port/name`; never logged.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._connection: Any = None
+        self._held = False
+
+    async def acquire(self) -> bool:
+        """Return whether this process leads now; asking again is cheap, and proves that it still does.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away; if this process led, it does not any more.
+        """
+        try:
+            async with translated(), asyncio.timeout(_TIMEOUT_S):
+                if self._connection is None:
+                    self._connection = await asyncpg.connect(
+                        self._dsn,
+                        timeout=_TIMEOUT_S,
+                        server_settings={
+                            "application_name": "quantdrift leader",
+                            # A leader whose machine is gone is noticed within half a minute.
+                            "tcp_keepalives_idle": "10",
+                            "tcp_keepalives_interval": "5",
+                            "tcp_keepalives_count": "4",
+                        },
+                    )
+                    self._held = False
+                if self._held:
+                    await self._connection.execute("select 1")
+                else:
+                    self._held = await self._connection.fetchval("select pg_try_advisory_lock($1)", _LOCK)
+        except RetryError:
+            await self.release()
+            raise
+        return bool(self._held)
+
+    async def release(self) -> None:
+        """Lead no more."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.release()

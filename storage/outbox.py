@@ -1,0 +1,75 @@
+"""Events that wait for the collector."""
+
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Verdict
+from storage.fold_rows import to_us
+
+_UNSENT: Final = text("""
+    select o.id, o.attempts, t.at, t.from_verdict, t.to_verdict, t.details
+    from outbox o join transition t on t.id = o.transition_id
+    where o.sent_at is null order by o.attempts, o.id limit :most
+""")
+_SENT: Final = text(
+    "update outbox set sent_at = now(), attempts = attempts + 1, last_error = null where id = :id"
+)
+_FAILED: Final = text("update outbox set attempts = attempts + 1, last_error = :error where id = :id")
+
+
+class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """A transition that the collector has not taken yet.
+
+    Parameters
+    ----------
+    id
+        Its number in the outbox.
+    attempts
+        Exports tried so far.
+    at_us
+        Event time, microseconds since 1970.
+    from_verdict, to_verdict
+        What changed.
+    details
+        Its attributes, without their prefix.
+    """
+
+    id: int
+    attempts: int
+    at_us: int
+    from_verdict: Verdict
+    to_verdict: Verdict
+    details: dict[str, Any]
+
+
+async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
+    """Return waiting events, those tried least first, so that one that is never taken holds up nobody."""
+    return [
+        WaitingEvent(
+            id=row["id"],
+            attempts=row["attempts"],
+            at_us=to_us(row["at"]),
+            from_verdict=Verdict(row["from_verdict"]),
+            to_verdict=Verdict(row["to_verdict"]),
+            details=row["details"],
+        )
+        for row in (await connection.execute(_UNSENT, {"most": most})).mappings()
+    ]
+
+
+async def mark_sent(connection: AsyncConnection, event_id: int) -> None:
+    """Note that the collector took an event, or that there is none to be told."""
+    await connection.execute(_SENT, {"id": event_id})
+
+
+async def mark_failed(connection: AsyncConnection, event_id: int, error: str) -> None:
+    """Note that an export failed; it will be tried again."""
+    await connection.execute(_FAILED, {"id": event_id, "error": error})
+
+
+async def count_unsent(connection: AsyncConnection) -> int:
+    """Return how many events wait."""
+    return int(await connection.scalar(text("select count(*) from outbox where sent_at is null")) or 0)

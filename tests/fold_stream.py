@@ -1,0 +1,218 @@
+"""A small fleet's stored comparisons with known truth, for tests of the fold: seeded, as rows or in Postgres."""
+
+import random
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import msgspec
+
+from quantdrift.core.config.schema import Config, Model, Monitor
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from storage.fold_rows import (
+    BatchRows,
+    Catalog,
+    ComparisonRow,
+    SliceRow,
+    TallyRow,
+    VersionRow,
+    from_us,
+    to_us,
+)
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+BEGIN_US = to_us(BEGIN)
+SECOND_US = 1_000_000
+CONFIG = Config(models=(Model(name="digits"),), monitor=Monitor(min_groups=50))
+POLICY = Policy(
+    epoch="e1",
+    header_strata=(
+        HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}),
+        HeaderStratum(name="default", rate=0.25),
+    ),
+    body_strata=(BodyStratum(name="default", rate=1.0),),
+)
+ALL_ID, FAINT_ID, CLEAR_ID = 1, 2, 3
+WITH_REFERENCE, WITHOUT_REFERENCE = 1, 2
+
+
+def _slice(number: int, value: str) -> SliceRow:
+    where = (Predicate(key="header.x-scanner", equals=value),) if value else ()
+    return SliceRow(
+        id=number,
+        model="digits",
+        name=f"scanner={value}" if value else "all",
+        predicate=f'header.x-scanner = "{value}"' if value else "true",
+        where=where,
+    )
+
+
+CATALOG = Catalog(
+    versions={
+        number: VersionRow(
+            id=number,
+            model="digits",
+            candidate_version=str(number),
+            reference_digest=digest,
+            first_seen_us=BEGIN_US,
+        )
+        for number, digest in ((WITH_REFERENCE, "d" * 64), (WITHOUT_REFERENCE, ""))
+    },
+    slices={
+        row.id: row for row in (_slice(ALL_ID, ""), _slice(FAINT_ID, "faint"), _slice(CLEAR_ID, "clear"))
+    },
+    policies={1: POLICY},
+)
+
+
+def batches(
+    n: int,
+    *,
+    seed: int = 1,
+    per_batch: int = 16,
+    faint_share: float = 0.3,
+    faint_flips: float = 0.08,
+    version: int = WITH_REFERENCE,
+    tally_every: int = 10,
+) -> list[BatchRows]:
+    """Return `n` batches: `faint` flips too often, `clear` at 0.1 %; one in `tally_every` batches is a tally.
+
+    Exchanges come five per second and carry one or two items.
+    """
+    rng = random.Random(seed)
+    found = []
+    at_us = BEGIN_US
+    for number in range(1, n + 1):
+        if number % tally_every == 0:
+            tallies = tuple(
+                TallyRow(
+                    source="pod",
+                    boot="b" * 32,
+                    stratum=stratum,
+                    sequence=number,
+                    at_us=at_us,
+                    offered=number * 100,
+                    taken=number * 50,
+                    lost=0,
+                )
+                for stratum in ("default", "faint")
+            )
+            found.append(BatchRows(fold_seq=number, stored_us=at_us + SECOND_US, tallies=tallies))
+            continue
+        rows = []
+        for _ in range(per_batch):
+            at_us += SECOND_US // 5
+            faint = rng.random() < faint_share
+            exchange_id = f"{rng.getrandbits(128):032x}"
+            rows += [
+                ComparisonRow(
+                    exchange_id=exchange_id,
+                    item=item,
+                    captured_us=at_us,
+                    model_version_id=version,
+                    policy_id=1,
+                    slice_ids=(ALL_ID, FAINT_ID if faint else CLEAR_ID),
+                    pi=1.0 if faint else 0.25,
+                    flip=float(rng.random() < (faint_flips if faint else 0.001)),
+                    topk=0.0,
+                    js=0.001,
+                    kl=rng.expovariate(1 / 0.001),
+                    margin=0.01,
+                )
+                for item in range(rng.choice((1, 1, 2)))
+            ]
+        rows.sort(key=lambda row: (row.exchange_id, row.item))
+        found.append(BatchRows(fold_seq=number, stored_us=at_us + SECOND_US, comparisons=tuple(rows)))
+    return found
+
+
+async def store_catalog(connection: asyncpg.Connection, *, days: int = 1) -> None:
+    """Insert versions, slices and the policy under the numbers of `CATALOG`, and the partitions needed."""
+    for version in CATALOG.versions.values():
+        await connection.execute(
+            "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at)"
+            " overriding system value values ($1, $2, $3, $4, $5)",
+            version.id,
+            version.model,
+            version.candidate_version,
+            version.reference_digest,
+            from_us(version.first_seen_us),
+        )
+    for row in CATALOG.slices.values():
+        await connection.execute(
+            "insert into slice (id, model, predicate, name, definition) overriding system value"
+            " values ($1, $2, $3, $4, $5)",
+            row.id,
+            row.model,
+            row.predicate,
+            row.name,
+            msgspec.json.encode({"where": row.where}).decode(),
+        )
+    await connection.execute(
+        "insert into policy (id, epoch, definition) overriding system value values (1, 'e1', $1)",
+        msgspec.json.encode(POLICY).decode(),
+    )
+    for day in range(days):
+        begin = BEGIN.replace(hour=0) + timedelta(days=day)
+        await connection.execute(
+            f"create table if not exists comparison_{begin:%Y%m%d} partition of comparison"
+            f" for values from ('{begin.isoformat()}') to ('{(begin + timedelta(days=1)).isoformat()}')"
+        )
+
+
+async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
+    """Insert one batch in one transaction, as a shadow worker would; the monitor gives it its number."""
+    times = [row.captured_us for row in rows.comparisons] + [row.at_us for row in rows.tallies]
+    async with connection.transaction():
+        batch_id = await connection.fetchval(
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)"
+            " values ($1, 'w', $2, $3, $4, $5) returning id",
+            "comparison" if rows.comparisons else "tally",
+            from_us(rows.stored_us),
+            from_us(min(times)),
+            from_us(max(times)),
+            len(times),
+        )
+        await connection.executemany(
+            "insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id,"
+            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, flip, topk, js, kl, margin,"
+            " attributes, features, trace) values ($1, $2, $3, $4, $5, $6, $7, 1, 'pod', 'default', 'default',"
+            " $8, 1.0, $9, $10, $11, $12, $13, '{}', '{}', $14)",
+            [
+                (
+                    from_us(row.captured_us),
+                    row.exchange_id,
+                    row.item,
+                    batch_id,
+                    row.model_version_id,
+                    row.policy_id,
+                    list(row.slice_ids),
+                    row.pi,
+                    None if row.flip is None else bool(row.flip),
+                    None if row.topk is None else bool(row.topk),
+                    row.js,
+                    row.kl,
+                    row.margin,
+                    f"00-{row.exchange_id}-{'1' * 16}-01",
+                )
+                for row in rows.comparisons
+            ],
+        )
+        await connection.executemany(
+            "insert into tally (source, boot, stratum, sequence, at, batch_id, offered, taken, thinned, published,"
+            " lost, blind_connections) values ($1, $2, $3, $4, $5, $6, $7, $8, 0, $9, $10, 0)",
+            [
+                (
+                    row.source,
+                    row.boot,
+                    row.stratum,
+                    row.sequence,
+                    from_us(row.at_us),
+                    batch_id,
+                    row.offered,
+                    row.taken,
+                    row.taken - row.lost,
+                    msgspec.json.encode({"queue_full": row.lost}).decode(),
+                )
+                for row in rows.tallies
+            ],
+        )
