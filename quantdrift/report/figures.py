@@ -1,0 +1,261 @@
+"""Everything a report says, as records: the page shows them, `--json` prints them, `report_run` keeps them."""
+
+from collections import Counter
+from datetime import datetime
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.report.period import PeriodKind
+from storage.facts import Fleet, ReasonCount, StratumCounts
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of what a report says."""
+
+
+class SliceFigures(_Figures, frozen=True, kw_only=True):
+    """One slice over the whole period.
+
+    Parameters
+    ----------
+    slice_id, name, predicate
+        Which one.
+    verdict, reason
+        What the monitor said at the end of the period, and why.
+    n_items, n_exchanges, n_effective
+        Items and exchanges compared, and the effective number of exchanges under the weights.
+    traffic_share
+        Estimated share of the model's exchanges; None where nothing was compared.
+    flip
+        Share of exchanges whose top class changed (mean over items).
+    kl, js
+        Mean divergence in nats; kl capped per item.
+    flip_budget, kl_budget
+        What the owner accepts.
+    n_kl_infinite
+        Items whose KL was infinite.
+    tail
+        p50, p95 and p99 of KL; None where there is too little data for that one.
+    """
+
+    slice_id: int
+    name: str
+    predicate: str
+    verdict: Verdict
+    reason: str
+    n_items: int
+    n_exchanges: int
+    n_effective: float
+    traffic_share: float | None
+    flip: Estimate | None
+    kl: Estimate | None
+    js: Estimate | None
+    flip_budget: float | None
+    kl_budget: float | None
+    n_kl_infinite: int
+    tail: tuple[Quantile | None, ...]
+
+
+class ExampleFigures(_Figures, frozen=True, kw_only=True):
+    """An exchange that shows the drift; `trace_url` is empty where none is configured or recorded."""
+
+    exchange_id: str
+    item: int
+    captured_at: datetime
+    flip: bool | None
+    kl: float | None
+    trace_url: str
+
+
+class EpisodeFigures(_Figures, frozen=True, kw_only=True):
+    """An alert that was open in the period.
+
+    Parameters
+    ----------
+    alert_id, model, version, slice_id, slice, predicate
+        Which one.
+    severity, metric
+        The highest so far, and what moved.
+    onset_at, opened_at, resolved_at
+        Estimated begin, alert and end; None where it was open at the end of the period.
+    before, after
+        The metric in up to 24 hours before the onset, and from the onset to the end of the episode.
+    n_after
+        Exchanges compared in the latter.
+    budget
+        What the owner accepts.
+    share_before, share_after
+        Estimated share of the model's exchanges.
+    aggregate, aggregate_verdict
+        The same metric on all exchanges from the onset on, and what was said of them.
+    examples, advice
+        Exchanges that show it, and what to do next.
+    """
+
+    alert_id: int
+    model: str
+    version: str
+    slice_id: int
+    slice: str
+    predicate: str
+    severity: Verdict
+    metric: Metric
+    onset_at: datetime
+    opened_at: datetime
+    resolved_at: datetime | None
+    before: Estimate | None
+    after: Estimate | None
+    n_after: int
+    budget: float | None
+    share_before: float | None
+    share_after: float | None
+    aggregate: Estimate | None
+    aggregate_verdict: Verdict
+    examples: tuple[ExampleFigures, ...]
+    advice: tuple[str, ...]
+
+
+class ModelFigures(_Figures, frozen=True, kw_only=True):
+    """One candidate version.
+
+    Parameters
+    ----------
+    version_id, model, version, reference_digest
+        Which one; the digest is empty where it has no reference.
+    status
+        The worst that was said in the period: firing, warning, unknown or ok.
+    headline
+        One sentence in plain words.
+    n_slices, n_unknown
+        Slices watched beside the aggregate, and how many of these are unknown.
+    aggregate
+        The slice `all`; None where nothing was compared.
+    slices
+        The others, worst first.
+    """
+
+    version_id: int
+    model: str
+    version: str
+    reference_digest: str
+    status: Verdict
+    headline: str
+    n_slices: int
+    n_unknown: int
+    aggregate: SliceFigures | None
+    slices: tuple[SliceFigures, ...]
+
+
+class Gap(_Figures, frozen=True, kw_only=True):
+    """A stretch in which nothing was compared."""
+
+    begin: datetime
+    end: datetime
+
+
+class Unreferenced(_Figures, frozen=True, kw_only=True):
+    """A candidate version without a reference: unknown for as long as it serves."""
+
+    model: str
+    version: str
+    first_seen_at: datetime
+
+
+class CoverageFigures(_Figures, frozen=True, kw_only=True):
+    """What was seen and what was lost, of all models.
+
+    Parameters
+    ----------
+    strata
+        Exact counts by header stratum.
+    skipped
+        Exchanges read but not compared, by reason.
+    quarantined
+        Exchanges set aside, by reason.
+    unreferenced
+        Versions without a reference.
+    gaps
+        Stretches without a comparison.
+    fleet
+        The sidecars.
+    judged_until
+        Capture time up to which the monitor has judged; None where it never has.
+    """
+
+    strata: tuple[StratumCounts, ...]
+    skipped: tuple[ReasonCount, ...]
+    quarantined: tuple[ReasonCount, ...]
+    unreferenced: tuple[Unreferenced, ...]
+    gaps: tuple[Gap, ...]
+    fleet: Fleet
+    judged_until: datetime | None
+
+    @property
+    def taken(self) -> int:
+        """Exchanges taken by the first phase."""
+        return sum(stratum.taken for stratum in self.strata)
+
+    @property
+    def losses(self) -> tuple[ReasonCount, ...]:
+        """Lost exchanges by reason, most first."""
+        total: Counter[str] = Counter()
+        for stratum in self.strata:
+            total.update(stratum.lost)
+        order = sorted(total.items(), key=lambda entry: (-entry[1], entry[0]))
+        return tuple(ReasonCount(reason=reason, n=n) for reason, n in order)
+
+
+class ReportFigures(_Figures, frozen=True, kw_only=True):
+    """The whole report.
+
+    Parameters
+    ----------
+    kind, begin, end
+        The period asked for.
+    generated_at, path
+        When it was written, and where.
+    source, bucket_s
+        Table the sums are read from, and seconds of one point of the plots; empty and 0 without data.
+    first_at, last_at
+        Earliest and latest capture in the period.
+    n_offered, n_compared
+        Requests seen on the wire, and exchanges compared.
+    n_slices
+        Slices watched beside the aggregates.
+    n_pages, n_tickets
+        How often a slice began to page, and to warn.
+    models, episodes, n_episodes_left_out, coverage
+        The parts.
+    """
+
+    kind: PeriodKind
+    begin: datetime
+    end: datetime
+    generated_at: datetime
+    path: str
+    source: str
+    bucket_s: float
+    first_at: datetime | None
+    last_at: datetime | None
+    n_offered: int
+    n_compared: int
+    n_slices: int
+    n_pages: int
+    n_tickets: int
+    models: tuple[ModelFigures, ...]
+    episodes: tuple[EpisodeFigures, ...]
+    n_episodes_left_out: int
+    coverage: CoverageFigures
+
+    def silence(self) -> str:
+        """Return what is said where no version can be told of."""
+        if self.first_at is not None:
+            return "Comparisons are stored, but the monitor has not summed them yet: nothing can be said."
+        return "Nothing was compared in this period, so nothing can be said: silence is not health."
+
+    def summary(self) -> str:
+        """Return what a terminal should show: the headlines, and where the page is."""
+        lines = [model.headline for model in self.models] or [self.silence()]
+        return "\n".join([*lines, f"report: {self.path}"])

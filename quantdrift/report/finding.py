@@ -1,0 +1,302 @@
+"""From facts to figures: what is said of each slice, episode and version. Pure."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from math import log
+from statistics import median
+
+import msgspec
+
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.advice import advise, trace_link
+from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
+from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share
+from quantdrift.report.wording import headline
+from storage.facts import Episode, Example, SliceBins, SliceName, SliceSums, Sums, VerdictFact, Version
+
+EVERYTHING = "true"  # the predicate of the slice `all`
+QUANTILES = (0.5, 0.95, 0.99)
+
+_RANK = {Verdict.FIRING: 0, Verdict.WARNING: 1}
+_USUAL_GROUPS = 20  # below so many exchanges per bucket an empty one is chance, no gap
+Key = tuple[int, int]
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums of one slice over one window, with the KL histogram of the same."""
+
+    sums: Sums
+    bins: tuple[float, ...]
+
+
+class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """An episode with what was summed before and after its onset; None: nothing was compared."""
+
+    episode: Episode
+    before: Measured | None
+    after: Measured | None
+    all_before: Measured | None
+    all_after: Measured | None
+    examples: tuple[Example, ...]
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What was read of the record for the slices of all versions.
+
+    Parameters
+    ----------
+    versions, slices
+        Every one that may be named.
+    totals
+        Sums over the whole period.
+    bins
+        KL histograms over the whole period, of the slices that are shown.
+    verdicts
+        At the end of the period.
+    episodes
+        Open at some time of it, pages first.
+    """
+
+    versions: tuple[Version, ...]
+    slices: Mapping[int, SliceName]
+    totals: Mapping[Key, Sums]
+    bins: Mapping[Key, tuple[float, ...]]
+    verdicts: Mapping[Key, VerdictFact]
+    episodes: tuple[EpisodeFacts, ...]
+
+
+def budget_of(config: Config, model: str) -> Budget:
+    """Return the model's budget; the default one where the configuration does not name the model any more."""
+    found = config.model(model)
+    return found.budget if found else Budget()
+
+
+def by_key(entries: Sequence[SliceSums]) -> dict[Key, Sums]:
+    """Return sums over a whole window by version and slice."""
+    return {(entry.version_id, entry.slice_id): entry.sums for entry in entries}
+
+
+def bins_by_key(entries: Sequence[SliceBins]) -> dict[Key, tuple[float, ...]]:
+    """Return histograms by version and slice."""
+    return {(entry.version_id, entry.slice_id): entry.bins for entry in entries}
+
+
+def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
+    """Return every version that was compared or alerted in the period, worst first."""
+    found = [_model(config, facts, version) for version in facts.versions]
+    order = [Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK]
+    return tuple(
+        sorted(
+            (model for model in found if model is not None),
+            key=lambda model: (order.index(model.status), model.model, -model.version_id),
+        )
+    )
+
+
+def episodes(config: Config, facts: Facts) -> tuple[EpisodeFigures, ...]:
+    """Return the alerts, pages first, with what moved and what to do."""
+    versions = {version.id: version for version in facts.versions}
+    return tuple(
+        _episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes
+    )
+
+
+def ranked(config: Config, facts: Facts, version: Version) -> list[int]:
+    """Return the slices of a version beside the aggregate, worst first: firing, warning, then by excess."""
+    return [entry.slice_id for entry in _slices(config, facts, version) if entry.predicate != EVERYTHING]
+
+
+def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: timedelta) -> tuple[Gap, ...]:
+    """Return stretches of whole buckets without a comparison, where so few as none is no chance.
+
+    Parameters
+    ----------
+    points
+        Buckets of the aggregates of all versions, empty ones left out.
+    begin, end
+        Where to look: from the first capture to the end of the period.
+    width
+        Of a bucket.
+    """
+    groups: dict[datetime, int] = {}
+    for point in points:
+        groups[point.at] = groups.get(point.at, 0) + point.sums.n_groups
+    if not groups or median(groups.values()) < _USUAL_GROUPS:
+        return ()
+    found, known = [], begin
+    for at in [*sorted(groups), end]:
+        if at - known >= width:
+            found.append(Gap(begin=known, end=at))
+        known = max(known, at + width)
+    return tuple(found)
+
+
+def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | None:
+    mine = [entry for entry in facts.episodes if entry.episode.version_id == version.id]
+    if not mine and not any(key[0] == version.id for key in facts.totals):
+        return None
+    entries = _slices(config, facts, version)
+    aggregate = next((entry for entry in entries if entry.predicate == EVERYTHING), None)
+    others = tuple(entry for entry in entries if entry.predicate != EVERYTHING)
+    alerts = [_episode(config, facts, version, entry) for entry in mine]
+    return ModelFigures(
+        version_id=version.id,
+        model=version.model,
+        version=version.candidate_version,
+        reference_digest=version.reference_digest,
+        status=_status(entries, alerts),
+        headline=headline(
+            f"{version.model} {version.candidate_version}",
+            others,
+            aggregate if aggregate and aggregate.n_exchanges else None,
+            alerts,
+        ),
+        n_slices=len(others),
+        n_unknown=sum(entry.verdict is Verdict.UNKNOWN for entry in others),
+        aggregate=aggregate,
+        slices=others,
+    )
+
+
+def _status(entries: Sequence[SliceFigures], alerts: Sequence[EpisodeFigures]) -> Verdict:
+    said = {alert.severity for alert in alerts} | {entry.verdict for entry in entries}
+    for verdict in (Verdict.FIRING, Verdict.WARNING):
+        if verdict in said:
+            return verdict
+    return Verdict.OK if entries and Verdict.UNKNOWN not in said else Verdict.UNKNOWN
+
+
+def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures]:
+    keys = {key for key in (*facts.totals, *facts.verdicts) if key[0] == version.id}
+    everything = next(
+        (sums for key, sums in facts.totals.items() if key[0] == version.id and _is_all(facts, key)), Sums()
+    )
+    entries = [_slice(config, facts, version, key, everything) for key in keys if key[1] in facts.slices]
+    return sorted(
+        entries,
+        key=lambda entry: (
+            _RANK.get(entry.verdict, 2),
+            -max(excess(entry.flip, entry.flip_budget), excess(entry.kl, entry.kl_budget)),
+            entry.name,
+        ),
+    )
+
+
+def _is_all(facts: Facts, key: Key) -> bool:
+    return key[1] in facts.slices and facts.slices[key[1]].predicate == EVERYTHING
+
+
+def _slice(config: Config, facts: Facts, version: Version, key: Key, everything: Sums) -> SliceFigures:
+    sums = facts.totals.get(key, Sums())
+    bins = facts.bins.get(key, ())
+    accepted = budget_of(config, version.model)
+    said = facts.verdicts.get(key)
+    verdict, reason = (
+        (said.verdict, said.reason) if said else (Verdict.UNKNOWN, "not judged by the monitor yet")
+    )
+    if not version.reference_digest:
+        verdict, reason = Verdict.UNKNOWN, "this version has no reference"
+    elif not sums.n_groups and verdict is Verdict.OK:
+        verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
+    n = sums.n_effective
+    name = facts.slices[key[1]]
+    budgets = said.budgets if said else {}
+    return SliceFigures(
+        slice_id=key[1],
+        name=name.name,
+        predicate=name.predicate,
+        verdict=verdict,
+        reason=reason,
+        n_items=sums.n_items,
+        n_exchanges=sums.n_groups,
+        n_effective=n,
+        traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
+        flip=share(sums.mean(Metric.FLIP), n),
+        kl=mean_of_bins(sums.mean(Metric.KL), bins, n, accepted.kl_cap),
+        js=share(sums.mean(Metric.JS), n, top=log(2)),
+        flip_budget=budgets.get(Metric.FLIP, accepted.flip),
+        kl_budget=budgets.get(Metric.KL, accepted.kl),
+        n_kl_infinite=sums.n_kl_infinite,
+        tail=tuple(quantile(bins, p, n) for p in QUANTILES),
+    )
+
+
+def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
+    episode, name = entry.episode, facts.slices[entry.episode.slice_id]
+    accepted = budget_of(config, version.model)
+    said = facts.verdicts.get((version.id, episode.slice_id))
+    default = {Metric.FLIP: accepted.flip, Metric.KL: accepted.kl}.get(episode.metric)
+    budget = said.budgets.get(episode.metric, default) if said else default
+
+    def estimate(measured: Measured | None) -> Estimate | None:
+        return _estimate(episode.metric, measured, accepted.kl_cap)
+
+    whole = next(
+        (
+            fact.verdict
+            for key, fact in facts.verdicts.items()
+            if key[0] == version.id and _is_all(facts, key)
+        ),
+        Verdict.UNKNOWN,
+    )
+    before, after = estimate(entry.before), estimate(entry.after)
+    share_before = _share(entry.before, entry.all_before)
+    share_after = _share(entry.after, entry.all_after)
+    return EpisodeFigures(
+        alert_id=episode.id,
+        model=version.model,
+        version=version.candidate_version,
+        slice_id=episode.slice_id,
+        slice=name.name,
+        predicate=name.predicate,
+        severity=episode.severity,
+        metric=episode.metric,
+        onset_at=episode.onset_at,
+        opened_at=episode.opened_at,
+        resolved_at=episode.resolved_at,
+        before=before,
+        after=after,
+        n_after=entry.after.sums.n_groups if entry.after else 0,
+        budget=budget,
+        share_before=share_before,
+        share_after=share_after,
+        aggregate=estimate(entry.all_after),
+        aggregate_verdict=whole,
+        examples=tuple(
+            ExampleFigures(
+                exchange_id=example.exchange_id,
+                item=example.item,
+                captured_at=example.captured_at,
+                flip=example.flip,
+                kl=example.kl,
+                trace_url=trace_link(config.telemetry.trace_url, example.trace),
+            )
+            for example in entry.examples
+        ),
+        advice=advise(
+            episode,
+            name,
+            version,
+            before=before,
+            after=after,
+            budget=budget,
+            share_before=share_before,
+            share_after=share_after,
+        ),
+    )
+
+
+def _estimate(metric: Metric, measured: Measured | None, cap_nat: float) -> Estimate | None:
+    if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.KL}:
+        return None
+    mean, n = measured.sums.mean(metric), measured.sums.n_effective
+    if metric is Metric.KL:
+        return mean_of_bins(mean, measured.bins, n, cap_nat)
+    return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
+
+
+def _share(part: Measured | None, whole: Measured | None) -> float | None:
+    if part is None or whole is None or not whole.sums.weight:
+        return None
+    return min(part.sums.weight / whole.sums.weight, 1.0)

@@ -1,0 +1,151 @@
+"""Fixed-period 95 % intervals, for showing. Alerts come from the anytime-valid detectors, never from here."""
+
+from collections.abc import Sequence
+from math import exp, inf, log, sqrt
+
+import msgspec
+
+Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
+LOWEST_NAT, HIGHEST_NAT, N_BINS = 1e-6, 10.0, 64
+_STEP = log(HIGHEST_NAT / LOWEST_NAT) / N_BINS
+_LEAST_FOR_MEAN = 30  # below it no normal approximation of a mean is shown
+_LEAST_BEYOND = 10  # a quantile is shown where at least so many observations are expected beyond it
+
+
+class Estimate(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean with its 95 % interval; the bounds are None where there is too little data for one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+
+
+class Quantile(msgspec.Struct, frozen=True, kw_only=True):
+    """A quantile with its 95 % interval; `high` is None where it lies beyond the histogram's last edge."""
+
+    probability: float
+    value: float
+    low: float
+    high: float | None
+
+
+def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate | None:
+    """Return a mean of values in [0, top] with Wilson's score interval.
+
+    Exact in its use for 0/1 values; for others, and for means over the items of an exchange, it is conservative,
+    since p (1 - p) is the largest variance that values in [0, 1] with mean p can have.
+
+    Parameters
+    ----------
+    mean
+        The weighted mean, or None.
+    n_effective
+        Kish's effective sample size, weight^2 / weight_sq.
+    top
+        The largest possible value: 1 for flips, ln 2 for Jensen-Shannon.
+
+    Returns
+    -------
+    Estimate | None
+        None where there is no mean.
+
+    References
+    ----------
+    Wilson (1927), JASA 22; Kish (1965), Survey Sampling.
+    """
+    if mean is None or n_effective <= 0:
+        return None
+    p, n = min(mean / top, 1.0), n_effective
+    middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
+    half = Z / (1 + Z * Z / n) * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
+    # At 0 and 1 the bound is exact; do not let rounding move it past the mean.
+    low, high = min(max(0.0, middle - half), p), max(min(1.0, middle + half), p)
+    return Estimate(mean=mean, low=top * low, high=max(top * high, mean))
+
+
+def mean_of_bins(
+    mean: float | None, bins: Sequence[float], n_effective: float, cap_nat: float
+) -> Estimate | None:
+    """Return a mean of KL with its interval, the variance taken from the histogram.
+
+    Parameters
+    ----------
+    mean
+        The weighted mean in nats of values capped at `cap_nat`, or None.
+    bins
+        (64,): weights per log-spaced bin from 1e-6 to 10 nats, of the same values or of a longer time: they lend
+        their coefficient of variation.
+    n_effective
+        Effective number of exchanges.
+    cap_nat
+        The cap of single values.
+
+    Returns
+    -------
+    Estimate | None
+        None where there is no mean; without bounds below 30 effective exchanges. The interval is symmetric in
+        the logarithm, mean * exp(+-z cv / sqrt(n)), as fits a positive, right-skewed quantity.
+    """
+    if mean is None:
+        return None
+    total = sum(bins)
+    if n_effective < _LEAST_FOR_MEAN or total <= 0 or mean <= 0:
+        return Estimate(mean=mean, low=None, high=None)
+    values = [min(LOWEST_NAT * exp((index + 0.5) * _STEP), cap_nat) for index in range(N_BINS)]
+    first = sum(weight * value for weight, value in zip(bins, values, strict=True)) / total
+    second = sum(weight * value * value for weight, value in zip(bins, values, strict=True)) / total
+    deviation = sqrt(max(second - first * first, 0.0))
+    spread = min(Z * deviation / (first * sqrt(n_effective)), 20.0)
+    return Estimate(mean=mean, low=mean * exp(-spread), high=min(mean * exp(spread), max(cap_nat, mean)))
+
+
+def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
+    """Return a quantile of KL from its histogram; None where fewer than 10 values are expected beyond it.
+
+    The interval is that of the rank, n p +- z sqrt(n p (1 - p)), widened to the edges of its bins: a bin is a
+    factor of 1.29 wide, and nothing finer is known.
+
+    Parameters
+    ----------
+    bins
+        (64,): weights per log-spaced bin from 1e-6 to 10 nats.
+    probability
+        Between 0 and 1.
+    n_effective
+        Effective number of exchanges.
+    """
+    if n_effective * (1 - probability) < _LEAST_BEYOND or sum(bins) <= 0:
+        return None
+    half = Z * sqrt(probability * (1 - probability) / n_effective)
+    low, _ = _bin_of(bins, max(probability - half, 0.0))
+    index, within = _bin_of(bins, probability)
+    high, _ = _bin_of(bins, min(probability + half, 1.0))
+    return Quantile(
+        probability=probability,
+        value=_edge(index + within),
+        low=_edge(low) if low else 0.0,
+        high=None if high == N_BINS - 1 else _edge(high + 1),
+    )
+
+
+def excess(estimate: Estimate | None, budget: float | None) -> float:
+    """Return the lower bound over the budget: above 1 the breach is more than chance. -inf where unknown."""
+    if estimate is None or not budget:
+        return -inf
+    return (estimate.mean if estimate.low is None else estimate.low) / budget
+
+
+def _edge(position: float) -> float:
+    return LOWEST_NAT * exp(position * _STEP)
+
+
+def _bin_of(bins: Sequence[float], probability: float) -> tuple[int, float]:
+    """Return the bin that holds the quantile, and where in it: from 0 to 1 of its logarithmic width."""
+    wanted, below, last = probability * sum(bins), 0.0, 0
+    for index, weight in enumerate(bins):
+        if weight > 0:
+            if below + weight >= wanted:
+                return index, max(0.0, (wanted - below) / weight)
+            last = index
+        below += weight
+    return last, 1.0

@@ -1,0 +1,191 @@
+"""Writes the report: read one snapshot, decide what it says, draw, write the file, and record the run."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from datetime import datetime
+from math import ceil
+from pathlib import Path
+
+import msgspec
+
+from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric
+from quantdrift.report import finding, trend
+from quantdrift.report.figures import ReportFigures, SliceFigures
+from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
+from quantdrift.report.period import Period
+from quantdrift.report.render import Drawing, render
+from storage.database import Database
+from storage.facts import SliceSums
+from storage.reading import reading, record_run
+
+__all__ = ["Period", "write"]
+
+_CLOCK = SystemClock()
+
+
+async def write(
+    config: Config,
+    secrets: Secrets,
+    period: Period,
+    *,
+    out: Path | None,
+    progress: Callable[[str], None],
+    model: str = "",
+    clock: Clock = _CLOCK,
+) -> ReportFigures:
+    """Write one self-contained HTML file on a period, and record that it was written.
+
+    Parameters
+    ----------
+    config
+        Budgets, title, directory and trace links.
+    secrets
+        The address of Postgres.
+    period
+        What to report on.
+    out
+        File to write; None: a dated one in `report.directory`.
+    progress
+        Called with one line for a person per step.
+    model
+        Report on this one alone; empty: on all.
+    clock
+        When it is written.
+
+    Returns
+    -------
+    ReportFigures
+        Everything the page says.
+
+    Raises
+    ------
+    OperatorError
+        The file cannot be written, the database has no tables, or it does not know `model`.
+    RetryError
+        Postgres is not available.
+    """
+    now = clock.now()
+    path = out or Path(config.report.directory) / f"quantdrift-{period.begin:%Y%m%d}-{period.end:%Y%m%d}.html"
+    async with Database(secrets.dsn, config.storage) as database:
+        async with reading(database) as reader:
+            gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
+        if model and not gathered.facts.versions:
+            raise OperatorError(f"nothing was ever compared for a model `{model}`: check its name")
+        figures = _figures(config, period, gathered, now, path)
+        progress("drawing trends")
+        drawings = await asyncio.to_thread(_draw, config, gathered, figures)
+        html = render(config.report.title, figures, drawings, most_table=MOST_TABLE, most_tail=MOST_PLOTS)
+        progress(f"writing {path}")
+        await asyncio.to_thread(_store, path, html)
+        await record_run(
+            database,
+            kind=period.kind.value,
+            begin=period.begin,
+            end=period.end,
+            path=str(path),
+            figures=msgspec.json.decode(msgspec.json.encode(figures)),
+        )
+    return figures
+
+
+def _figures(config: Config, period: Period, gathered: Gathered, now: datetime, path: Path) -> ReportFigures:
+    models = finding.models(config, gathered.facts)
+    how = gathered.resolution
+    return ReportFigures(
+        kind=period.kind,
+        begin=period.begin,
+        end=period.end,
+        generated_at=now,
+        path=str(path),
+        source=how.window.grain.value if how else "",
+        bucket_s=how.width.total_seconds() if how else 0.0,
+        first_at=gathered.extent.first,
+        last_at=gathered.extent.last,
+        n_offered=sum(stratum.offered for stratum in gathered.coverage.strata),
+        n_compared=sum(entry.aggregate.n_exchanges for entry in models if entry.aggregate),
+        n_slices=sum(entry.n_slices for entry in models),
+        n_pages=gathered.changes.pages,
+        n_tickets=gathered.changes.tickets,
+        models=models,
+        episodes=finding.episodes(config, gathered.facts),
+        n_episodes_left_out=gathered.n_episodes_left_out,
+        coverage=gathered.coverage,
+    )
+
+
+def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
+    """Draw the chosen slices of each version, all of one version on the same axes."""
+    how = gathered.resolution
+    if how is None:
+        return []
+    span = how.window.end - how.window.begin
+    grid = trend.Grid(begin=how.window.begin, width=how.width, n=ceil(span / how.width))
+    points: dict[finding.Key, list[SliceSums]] = {}
+    for point in gathered.series:
+        points.setdefault((point.version_id, point.slice_id), []).append(point)
+    drawings = []
+    for version in figures.models:
+        cap = finding.budget_of(config, version.model).kl_cap
+        everything = version.aggregate.slice_id if version.aggregate else 0
+        chosen = [*gathered.drawn.get(version.version_id, ()), everything]
+
+        def trend_of(
+            metric: Metric, slice_id: int, version_id: int = version.version_id, cap: float = cap
+        ) -> trend.Trend:
+            key = version_id, slice_id
+            return trend.trend(metric, points.get(key, []), grid, gathered.facts.bins.get(key, ()), cap)
+
+        entries = {entry.slice_id: entry for entry in (*version.slices, version.aggregate) if entry}
+        panels: dict[int, list[trend.Panel]] = {slice_id: [] for slice_id in chosen if slice_id in entries}
+        for metric in (Metric.FLIP, Metric.KL):
+            trends = {slice_id: trend_of(metric, slice_id) for slice_id in panels}
+            budgets = {key: _budget(entries[key], metric) for key in panels}
+            top = trend.axis_top(list(trends.values()), max(filter(None, budgets.values()), default=None))
+            for slice_id, panel in panels.items():
+                panel.append(
+                    trend.Panel(
+                        metric=metric,
+                        slice=trends[slice_id],
+                        aggregate=None if slice_id == everything else trends.get(everything),
+                        budget=budgets[slice_id],
+                        top=top,
+                    )
+                )
+        for slice_id, panel in panels.items():
+            alerts = [
+                episode
+                for episode in figures.episodes
+                if (episode.model, episode.version, episode.slice_id)
+                == (version.model, version.version, slice_id)
+            ]
+            svg = trend.draw(panel, grid, alerts, salt=f"{version.version_id}-{slice_id}")
+            drawings.append(
+                Drawing(
+                    version_id=version.version_id,
+                    slice_id=slice_id,
+                    width_s=panel[0].slice.grid.width.total_seconds(),
+                    svg=svg,
+                )
+            )
+    return drawings
+
+
+def _budget(entry: SliceFigures, metric: Metric) -> float | None:
+    return entry.flip_budget if metric is Metric.FLIP else entry.kl_budget
+
+
+def _store(path: Path, html: str) -> None:
+    """Write the file whole or not at all."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft.write_text(html, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise OperatorError(f"the report cannot be written to {path}: {error.strerror}") from error

@@ -1,0 +1,284 @@
+"""One slice over time beside the aggregate, drawn by matplotlib as SVG that takes its colours from the page."""
+
+import io
+import re
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from math import nan
+from statistics import median
+from typing import Any
+
+import matplotlib as mpl
+import msgspec
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import FormatStrFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from quantdrift.core.records import Metric
+from quantdrift.report.figures import EpisodeFigures
+from quantdrift.report.interval import mean_of_bins, share
+from storage.facts import SliceSums, Sums
+
+# Each colour stands for a variable of the page's style sheet, so that one drawing serves light, dark and print.
+_INK, _MUTED, _LINE = "#010101", "#020202", "#030303"
+_SLICE, _AGGREGATE, _BUDGET, _ALERT = "#040404", "#050505", "#060606", "#070707"
+_VARIABLES = {
+    _INK: "--ink",
+    _MUTED: "--muted",
+    _LINE: "--line",
+    _SLICE: "--slice",
+    _AGGREGATE: "--aggregate",
+    _BUDGET: "--budget",
+    _ALERT: "--firing",
+}
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 8.5,
+    "text.color": _MUTED,
+    "axes.labelcolor": _MUTED,
+    "axes.edgecolor": _LINE,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": _LINE,
+    "grid.linewidth": 0.6,
+    "xtick.color": _MUTED,
+    "ytick.color": _MUTED,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.titlesize": 8.5,
+    "axes.titlecolor": _MUTED,
+    "timezone": "UTC",
+}
+_TRUSTED = 20  # effective exchanges that a point needs before it stretches the axis
+_ENOUGH = 60  # and so many are wanted in each
+_FACTORS = (1, 2, 3, 4, 6, 10, 15)
+_LEAST_BUCKETS = 7
+Floats = NDArray[np.float64]
+
+_XML = re.compile(r"^.*?(?=<svg)|<metadata>.*?</metadata>|<style[^>]*>.*?</style>|<!--.*?-->", re.DOTALL)
+_SIZE = re.compile(r' (?:width|height)="[0-9.]+pt"')
+_FONT = re.compile(r" font-family: [^;]*;")
+_EMPTY = re.compile(r'\s*<g id="[^"]*"/>')
+_NAMED = re.compile(r'<g id="[^"]*">')
+_SPACE = re.compile(r"\s*\n\s*")
+
+
+class Grid(msgspec.Struct, frozen=True, kw_only=True):
+    """The buckets of a plot: `n` of `width`, the first at `begin`."""
+
+    begin: datetime
+    width: timedelta
+    n: int
+
+    def coarser(self, factor: int) -> "Grid":
+        """Return the same stretch with `factor` buckets in one."""
+        return Grid(begin=self.begin, width=factor * self.width, n=-(-self.n // factor))
+
+    @property
+    def middles(self) -> Floats:
+        """(n,): middles of the buckets, in matplotlib's days."""
+        width = self.width / timedelta(days=1)
+        return np.asarray(_days(self.begin) + width * (np.arange(self.n) + 0.5), dtype=np.float64)
+
+
+class Trend(msgspec.Struct, frozen=True, kw_only=True):
+    """A mean over time.
+
+    Parameters
+    ----------
+    grid
+        Its own buckets: wider than the plot's where there is little data.
+    mean, low, high
+        (grid.n,): nan where nothing was compared or nothing can be said.
+    top
+        The largest mean that rests on enough data to set the axis; 0 where none does.
+    """
+
+    grid: Grid
+    mean: Floats
+    low: Floats
+    high: Floats
+    top: float
+
+
+class Panel(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one slice: its trend, the aggregate's (None in the aggregate's own), budget and axis top."""
+
+    metric: Metric
+    slice: Trend
+    aggregate: Trend | None
+    budget: float | None
+    top: float
+
+
+def trend(
+    metric: Metric, points: Sequence[SliceSums], grid: Grid, bins: Sequence[float], cap_nat: float
+) -> Trend:
+    """Return a slice's means with bands.
+
+    Parameters
+    ----------
+    metric
+        Flip or KL.
+    points
+        The slice's buckets, those without data left out.
+    grid
+        All buckets; they are joined until one holds enough of the slice, or few are left.
+    bins
+        The slice's KL histogram over the whole period: lends each point its variance.
+    cap_nat
+        Cap of single KL values.
+    """
+    grid = grid.coarser(_factor(points, grid))
+    merged: dict[int, Sums] = {}
+    for point in points:
+        index = int((point.at - grid.begin) / grid.width)
+        if 0 <= index < grid.n:
+            merged[index] = merged.get(index, Sums()) + point.sums
+    mean, low, high = (np.full(grid.n, nan) for _ in range(3))
+    top = 0.0
+    # A last bucket that has only begun would jump about at the end of a line that does not.
+    least = _TRUSTED if merged and median(sums.n_effective for sums in merged.values()) >= _TRUSTED else 0
+    for index, sums in merged.items():
+        value, n = sums.mean(metric), sums.n_effective
+        if n < least:
+            continue
+        estimate = share(value, n) if metric is Metric.FLIP else mean_of_bins(value, bins, n, cap_nat)
+        if estimate is None:
+            continue
+        mean[index] = estimate.mean
+        low[index] = nan if estimate.low is None else estimate.low
+        high[index] = nan if estimate.high is None else estimate.high
+        if n >= _TRUSTED:
+            top = max(top, estimate.mean)
+    return Trend(grid=grid, mean=mean, low=low, high=high, top=top)
+
+
+def _factor(points: Sequence[SliceSums], grid: Grid) -> int:
+    usual = median([point.sums.n_effective for point in points]) if points else 0.0
+    allowed = [factor for factor in _FACTORS if grid.n >= _LEAST_BUCKETS * factor] or [1]
+    return next((factor for factor in allowed if usual * factor >= _ENOUGH), allowed[-1])
+
+
+def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures], *, salt: str) -> str:
+    """Return the panels below each other, on one time axis, as an `svg` element without any text from outside.
+
+    Parameters
+    ----------
+    panels
+        From top to bottom.
+    grid
+        Their buckets.
+    episodes
+        Alerts of the slice: onset dotted, alert solid, the time between onset and end shaded.
+    salt
+        Differs between the drawings of one page, and so do the identifiers in them.
+    """
+    style: Any = {**_STYLE, "svg.hashsalt": salt}
+    with mpl.rc_context(style):
+        figure = Figure(figsize=(5.6, 1.6 * len(panels) + 0.3))
+        FigureCanvasSVG(figure)
+        axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axis, panel in zip(axes, panels, strict=True):
+            _draw_panel(axis, panel)
+            _mark(axis, grid, episodes)
+        locator = AutoDateLocator(minticks=3, maxticks=7)  # type: ignore[no-untyped-call]
+        axes[-1].xaxis.set_major_locator(locator)
+        axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+        axes[-1].set_xlim(*_ends(grid))
+        figure.subplots_adjust(left=0.085, right=0.985, top=0.94, bottom=0.2 / len(panels), hspace=0.32)
+        out = io.StringIO()
+        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    return _themed(out.getvalue())
+
+
+def _draw_panel(axis: Axes, panel: Panel) -> None:
+    scale = 100.0 if panel.metric is Metric.FLIP else 1.0
+    x = panel.slice.grid.middles
+    if panel.aggregate is not None:
+        axis.plot(
+            panel.aggregate.grid.middles,
+            scale * panel.aggregate.mean,
+            color=_AGGREGATE,
+            linewidth=1.3,
+            zorder=2,
+        )
+    axis.fill_between(
+        x, scale * panel.slice.low, scale * panel.slice.high, color=_SLICE, alpha=0.14, linewidth=0, zorder=1
+    )
+    alone = np.isfinite(panel.slice.mean).sum() <= 2  # a line through one point is not seen
+    axis.plot(
+        x,
+        scale * panel.slice.mean,
+        color=_SLICE,
+        linewidth=1.7,
+        marker="o" if alone else None,
+        markersize=4,
+        zorder=3,
+        solid_joinstyle="round",
+    )
+    if panel.budget is not None:
+        axis.axhline(scale * panel.budget, color=_BUDGET, linewidth=1.1, dashes=(5, 3), zorder=2)
+    axis.set_ylim(0, scale * panel.top)
+    axis.set_title("flips, %" if panel.metric is Metric.FLIP else "KL, nat", loc="left", pad=4)
+    axis.yaxis.set_major_locator(MaxNLocator(4))
+    axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axis.grid(visible=True, axis="y")
+    axis.set_axisbelow(True)
+
+
+def _mark(axis: Axes, grid: Grid, episodes: Sequence[EpisodeFigures]) -> None:
+    begin, end = _ends(grid)
+    for episode in episodes:
+        onset, opened = _days(episode.onset_at), _days(episode.opened_at)
+        until = end if episode.resolved_at is None else _days(episode.resolved_at)
+        axis.axvspan(max(onset, begin), min(until, end), color=_ALERT, alpha=0.07, linewidth=0, zorder=0)
+        for at, style in ((onset, (0, (1, 2))), (opened, "solid")):
+            if begin <= at <= end:
+                axis.axvline(at, color=_ALERT, linewidth=1.2, linestyle=style, zorder=4)
+
+
+def axis_top(trends: Sequence[Trend], budget: float | None) -> float:
+    """Return one top for all plots of a metric, so that they can be compared; never 0.
+
+    Parameters
+    ----------
+    trends
+        Those that are drawn.
+    budget
+        It lies in the lower half at most.
+    """
+    top = max((1.2 * one.top for one in trends), default=0.0)
+    return max(top, 2 * (budget or 0.0)) or 1.0
+
+
+def _days(at: datetime) -> float:
+    """Return matplotlib's number of a time: days since its epoch, which is that of Unix."""
+    return at.timestamp() / 86400
+
+
+def _ends(grid: Grid) -> tuple[float, float]:
+    return _days(grid.begin), _days(grid.begin + grid.n * grid.width)
+
+
+def _themed(svg: str) -> str:
+    """Keep what is drawn; leave fonts, size and colours to the page."""
+    for pattern, text in (
+        (_XML, ""),
+        (_SIZE, ""),
+        (_FONT, ""),
+        (_EMPTY, ""),
+        (_NAMED, "<g>"),
+        (_SPACE, "\n"),
+    ):
+        svg = pattern.sub(text, svg)
+    for colour, variable in _VARIABLES.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1).strip()

@@ -1,0 +1,167 @@
+"""Numbers and sentences as people read them."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from math import floor, isfinite, log10
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.figures import EpisodeFigures, SliceFigures
+from quantdrift.report.interval import Estimate
+
+_UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
+
+
+def percent(ratio: float) -> str:
+    """Return a share with two significant digits: 0.0523 is `5.2 %`."""
+    return f"{_digits(100 * ratio, _decimals(100 * ratio))} %"
+
+
+def nats(value: float | None) -> str:
+    """Return a divergence with two significant digits: `0.021`; infinity stays one."""
+    if value is None:
+        return "?"
+    return _digits(value, _decimals(value)) if isfinite(value) else "infinite"
+
+
+def amount(metric: Metric, value: float) -> str:
+    """Return a value of a metric in its unit: `5.2 %` or `0.021 nat`."""
+    return percent(value) if metric is Metric.FLIP else f"{nats(value)} nat"
+
+
+def interval(metric: Metric, estimate: Estimate | None) -> str:
+    """Return the bounds, in the digits of the mean: `[3.9, 6.8]`; empty where there are none."""
+    if estimate is None or estimate.low is None or estimate.high is None:
+        return ""
+    scale = 100 if metric is Metric.FLIP else 1
+    decimals = _decimals(scale * (estimate.mean or estimate.high))
+    return f"[{_digits(scale * estimate.low, decimals)}, {_digits(scale * estimate.high, decimals)}]"
+
+
+def measured(metric: Metric, estimate: Estimate | None) -> str:
+    """Return mean and bounds: `5.2 % [3.9, 6.8]`."""
+    if estimate is None:
+        return "no data"
+    return f"{amount(metric, estimate.mean)} {interval(metric, estimate)}".strip()
+
+
+def count(n: float) -> str:
+    """Return a whole number with thousands apart."""
+    return f"{n:,.0f}"
+
+
+def moment(at: datetime) -> str:
+    """Return a time in UTC to the minute."""
+    return f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def duration(span: timedelta) -> str:
+    """Return a duration in its largest fitting unit: `12 minutes`, `1.5 days`."""
+    seconds = span.total_seconds()
+    size, name = next(((size, name) for size, name in _UNITS if seconds >= size), (1, "second"))
+    number = f"{seconds / size:.1f}".removesuffix(".0")
+    return f"{number} {name}{'' if number == '1' else 's'}"
+
+
+def headline(
+    title: str,
+    slices: Sequence[SliceFigures],
+    aggregate: SliceFigures | None,
+    episodes: Sequence[EpisodeFigures],
+) -> str:
+    """Return what a director should know of one candidate version, in one or two sentences.
+
+    Parameters
+    ----------
+    title
+        Model and version.
+    slices
+        Those beside the aggregate.
+    aggregate
+        The slice `all`, where it has data.
+    episodes
+        Alerts of this version that were open in the period, pages first.
+    """
+    pages = [episode for episode in episodes if episode.severity is Verdict.FIRING]
+    unknown = sum(entry.verdict is Verdict.UNKNOWN for entry in slices)
+    if aggregate is None:
+        text = f"Nothing of {title} was compared in this period, so nothing can be said of it"
+        return f"{text}; {_count_of(len(episodes), 'alert')} stood open." if episodes else f"{text}."
+    if pages:
+        return _drifted(title, len(slices), aggregate, pages) + _unknown(unknown)
+    if episodes:
+        first = episodes[0]
+        return (
+            f"Nothing of {title} pages, but {_count_of(len(episodes), 'ticket')} stood open: "
+            f"{_moved(first)}, {_beside(first, aggregate)}." + _unknown(unknown)
+        )
+    if aggregate.verdict is Verdict.UNKNOWN and unknown == len(slices):
+        why = f" ({aggregate.reason})" if aggregate.reason else ""
+        return f"Nothing can be said of {title} yet{why}: unknown is not healthy."
+    drifted = f"None of the {len(slices)} slices of {title} drifted" if slices else f"{title} did not drift"
+    if len(slices) == 1:
+        drifted = f"The one slice of {title} did not drift"
+    return f"{drifted}; over all its traffic it {_verb(Metric.FLIP, aggregate)}." + _unknown(unknown)
+
+
+def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence[EpisodeFigures]) -> str:
+    names = list(dict.fromkeys(page.slice for page in pages if page.slice_id != aggregate.slice_id))
+    if not names:
+        return f"The aggregate of {title} drifted: {_moved(pages[0])}."
+    lead = next(page for page in pages if page.slice_id != aggregate.slice_id)
+    more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
+    over = "" if lead.resolved_at is None else f"; it recovered on {moment(lead.resolved_at)}"
+    return (
+        f"{len(names)} of {_count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
+        f"{_beside(lead, aggregate)}{over}{more}."
+    )
+
+
+def _moved(episode: EpisodeFigures) -> str:
+    against = (
+        "" if episode.budget is None else f" against a budget of {amount(episode.metric, episode.budget)}"
+    )
+    if episode.metric is Metric.FLIP:
+        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after)} of predictions{against}"
+    return f"{episode.slice} diverges by {measured(episode.metric, episode.after)} ({episode.metric.upper()}){against}"
+
+
+def _beside(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
+    at = "" if episode.aggregate is None else f" at {amount(episode.metric, episode.aggregate.mean)}"
+    match aggregate.verdict:
+        case Verdict.OK:
+            return f"while the aggregate is fine{at}"
+        case Verdict.UNKNOWN:
+            return f"while the aggregate is unknown{at}"
+        case _:
+            return f"and the aggregate drifts too{at}"
+
+
+def _verb(metric: Metric, aggregate: SliceFigures) -> str:
+    against = (
+        "" if aggregate.flip_budget is None else f" against a budget of {percent(aggregate.flip_budget)}"
+    )
+    return f"flips {measured(metric, aggregate.flip)} of predictions{against}"
+
+
+def _unknown(n: int) -> str:
+    if not n:
+        return ""
+    return f" {_count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: too little is known to call {'it' if n == 1 else 'them'} healthy."
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _count_of(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def _decimals(value: float) -> int:
+    return 1 if not value or not isfinite(value) else max(0, 1 - floor(log10(abs(value))))
+
+
+def _digits(value: float, decimals: int) -> str:
+    text = f"{value:,.{min(decimals, 9)}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -1,0 +1,119 @@
+"""What was offered, taken and lost: exact counts of a stretch of time."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from storage.facts import Fleet, ReasonCount, StratumCounts
+
+_EDGE = timedelta(minutes=15)  # a sidecar that runs has stated its counts at least once in such a stretch
+
+# Counts are cumulative per boot: what a period saw is its last statement less the one before it.
+_TALLIES = text("""
+    with edge as (
+        select source, boot, stratum, max(sequence) filter (where at < :begin) as before,
+            min(sequence) filter (where at >= :begin) as first, max(sequence) filter (where at >= :begin) as last
+        from tally where at >= :edge and at < :end group by 1, 2, 3
+    )
+    select e.source, e.boot::text as boot, e.stratum, l.offered - coalesce(b.offered, 0) as offered,
+        l.taken - coalesce(b.taken, 0) as taken, l.thinned - coalesce(b.thinned, 0) as thinned,
+        l.published - coalesce(b.published, 0) as published, l.lost, coalesce(b.lost, '{}') as lost_before,
+        l.blind_connections - coalesce(b.blind_connections, 0) as blind_connections
+    from edge e
+    join tally l on l.source = e.source and l.boot = e.boot and l.stratum = e.stratum and l.sequence = e.last
+    left join tally b on b.source = e.source and b.boot = e.boot and b.stratum = e.stratum
+        and b.sequence = coalesce(e.before, case when e.first > 1 then e.first end)
+    order by e.stratum, e.source
+""")
+
+_COMPARED = text("""
+    select header_stratum, count(distinct exchange_id) as n from comparison
+    where captured_at >= :begin and captured_at < :end group by 1
+""")
+
+_SKIPPED = text("""
+    select reason, sum(n::bigint) as n from batch, jsonb_each_text(skipped) as s (reason, n)
+    where stored_at >= :edge and captured_to >= :begin and captured_from < :end and skipped <> '{}'
+    group by 1 order by 2 desc, 1
+""")
+
+_QUARANTINED = text("""
+    select reason, count(*) as n, max(detail) as detail from quarantine
+    where quarantined_at >= :begin and quarantined_at < :end and (:model = '' or model in ('', :model))
+    group by 1 order by 2 desc, 1
+""")
+
+
+class Coverage:
+    """Counts exchanges in one snapshot.
+
+    Parameters
+    ----------
+    connection
+        Inside a transaction.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def strata(
+        self, begin: datetime, end: datetime, *, by_stratum: bool
+    ) -> tuple[list[StratumCounts], Fleet]:
+        """Return the exact counts of a period by header stratum, and the sidecars that stated them.
+
+        Parameters
+        ----------
+        begin, end
+            The period.
+        by_stratum
+            Count the comparisons of each stratum too: reads `comparison`, so only for short periods.
+        """
+        compared: dict[str, int] = {}
+        if by_stratum:
+            rows = await self._rows(_COMPARED, begin=begin, end=end)
+            compared = {row["header_stratum"]: row["n"] for row in rows}
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        blind: dict[tuple[str, str], int] = {}
+        for row in await self._rows(_TALLIES, begin=begin, end=end, edge=begin - _EDGE):
+            stratum = row["stratum"]
+            counts[stratum].update({name: row[name] for name in ("offered", "taken", "thinned", "published")})
+            lost[stratum].update(row["lost"])
+            lost[stratum].subtract(row["lost_before"])
+            boot = row["source"], row["boot"]
+            blind[boot] = max(blind.get(boot, 0), row["blind_connections"])
+        strata = [
+            StratumCounts(
+                stratum=stratum,
+                offered=counts[stratum]["offered"],
+                taken=counts[stratum]["taken"],
+                thinned=counts[stratum]["thinned"],
+                published=counts[stratum]["published"],
+                compared=compared.get(stratum, 0) if by_stratum else None,
+                lost={reason: n for reason, n in lost[stratum].most_common() if n > 0},
+            )
+            for stratum in sorted(counts | compared)
+        ]
+        fleet = Fleet(
+            sources=len({source for source, _ in blind}),
+            boots=len(blind),
+            blind_connections=sum(blind.values()),
+        )
+        return strata, fleet
+
+    async def skipped(self, begin: datetime, end: datetime) -> list[ReasonCount]:
+        """Return the exchanges of a period that were read but not compared, by reason."""
+        rows = await self._rows(_SKIPPED, begin=begin, end=end, edge=begin - _EDGE)
+        return [ReasonCount(reason=row["reason"], n=int(row["n"])) for row in rows]
+
+    async def quarantined(self, begin: datetime, end: datetime, model: str = "") -> list[ReasonCount]:
+        """Return the exchanges set aside in a period, by reason, each with one detail."""
+        rows = await self._rows(_QUARANTINED, begin=begin, end=end, model=model)
+        return [ReasonCount(**row) for row in rows]
+
+    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
+        return (await self._connection.execute(statement, parameters)).mappings().all()

@@ -1,0 +1,220 @@
+"""What `storage.reading` hands out: typed, frozen, and free of SQL."""
+
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, or a sum of rows, of the record."""
+
+
+class Grain(StrEnum):
+    """Which table a sum is taken from."""
+
+    ITEM = "comparison"  # exact borders, for short windows
+    HOUR = "rollup_hour"
+    DAY = "rollup_day"
+
+
+class Window(_Fact, frozen=True, kw_only=True):
+    """A half-open stretch of capture time, and the table it is read from.
+
+    Parameters
+    ----------
+    begin, end
+        Aware; on whole hours or days where `grain` is one of the roll-ups.
+    grain
+        The table.
+    """
+
+    begin: datetime
+    end: datetime
+    grain: Grain
+
+
+class Version(_Fact, frozen=True, kw_only=True):
+    """A candidate version with its reference; `reference_digest` is empty where it has none."""
+
+    id: int
+    model: str
+    candidate_version: str
+    reference_digest: str
+    first_seen_at: datetime
+
+
+class SliceName(_Fact, frozen=True, kw_only=True):
+    """A slice as people know it."""
+
+    id: int
+    model: str
+    name: str
+    predicate: str
+
+
+class Extent(_Fact, frozen=True, kw_only=True):
+    """How much there is of a period.
+
+    Parameters
+    ----------
+    first, last
+        Earliest and latest capture, as exactly as the record still knows it; None where nothing was compared.
+    n_items
+        Rows of `comparison` in it, counted no further than the caller's limit.
+    """
+
+    first: datetime | None
+    last: datetime | None
+    n_items: int
+
+
+class Sums(_Fact, frozen=True, kw_only=True):
+    """Sums over the exchanges of one slice; means are `sum / weight`.
+
+    Parameters
+    ----------
+    n_items, n_groups
+        Items and exchanges compared.
+    weight, weight_sq
+        Sum of 1 / pi over exchanges, and of its square.
+    flip, js, kl
+        Weighted sums of the exchanges' means; kl is capped per item at the model's `kl_cap`, in nats.
+    n_kl_infinite
+        Items whose KL was infinite.
+    """
+
+    n_items: int = 0
+    n_groups: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    flip: float = 0.0
+    js: float = 0.0
+    kl: float = 0.0
+    n_kl_infinite: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of exchanges, weight^2 / weight_sq; 0 where there are none."""
+        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+
+    def mean(self, metric: Metric) -> float | None:
+        """Return the weighted mean over exchanges of flip, js or kl; None where there are none."""
+        total = {Metric.FLIP: self.flip, Metric.JS: self.js, Metric.KL: self.kl}[metric]
+        return total / self.weight if self.weight else None
+
+
+class SliceSums(_Fact, frozen=True, kw_only=True):
+    """Sums of one slice of one version, over one bucket or a whole window (`at` is its begin)."""
+
+    version_id: int
+    slice_id: int
+    at: datetime
+    sums: Sums
+
+
+class SliceBins(_Fact, frozen=True, kw_only=True):
+    """Weighted histogram of KL: 64 log-spaced bins from 1e-6 to 10 nats, ends open."""
+
+    version_id: int
+    slice_id: int
+    bins: tuple[float, ...]
+
+
+class VerdictFact(_Fact, frozen=True, kw_only=True):
+    """What the monitor said of a slice at the end of the period.
+
+    Parameters
+    ----------
+    reason
+        In words.
+    budgets
+        Accepted mean by metric, as the monitor wrote it; may lack some.
+    """
+
+    version_id: int
+    slice_id: int
+    verdict: Verdict
+    reason: str
+    since: datetime
+    budgets: dict[Metric, float]
+
+
+class Episode(_Fact, frozen=True, kw_only=True):
+    """An alert that was open at some time of the period."""
+
+    id: int
+    version_id: int
+    slice_id: int
+    severity: Verdict
+    metric: Metric
+    onset_at: datetime
+    opened_at: datetime
+    resolved_at: datetime | None
+
+
+class Example(_Fact, frozen=True, kw_only=True):
+    """An exchange that shows the drift; `trace` is its traceparent, or empty."""
+
+    exchange_id: str
+    item: int
+    captured_at: datetime
+    flip: bool | None
+    kl: float | None
+    trace: str
+
+
+class Changes(_Fact, frozen=True, kw_only=True):
+    """How often the monitor raised its voice in the period: transitions to firing and to warning."""
+
+    pages: int
+    tickets: int
+
+
+class StratumCounts(_Fact, frozen=True, kw_only=True):
+    """Counts of one header stratum over the period, summed over sidecars.
+
+    Parameters
+    ----------
+    compared
+        Exchanges compared; None where the period is too large to count them by stratum.
+    lost
+        Of the taken, by reason.
+    """
+
+    stratum: str
+    offered: int
+    taken: int
+    thinned: int
+    published: int
+    compared: int | None
+    lost: dict[str, int]
+
+
+class ReasonCount(_Fact, frozen=True, kw_only=True):
+    """Exchanges by reason, with one detail as an example (or empty)."""
+
+    reason: str
+    n: int
+    detail: str = ""
+
+
+class Fleet(_Fact, frozen=True, kw_only=True):
+    """The sidecars of the period.
+
+    Parameters
+    ----------
+    sources, boots
+        Sidecars heard of, and their starts.
+    blind_connections
+        Connections that went unseen.
+    """
+
+    sources: int
+    boots: int
+    blind_connections: int

@@ -1,0 +1,303 @@
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+import msgspec
+import pytest
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Report, Telemetry
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.figures import ReportFigures
+from quantdrift.report.page import Period, write
+from quantdrift.report.wording import measured, percent
+from storage import roles
+from tests.report_figures import Page
+from tests.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
+
+pytestmark = pytest.mark.integration
+
+CONFIG = Config(
+    models=(Model(name="digits"),),
+    telemetry=Telemetry(trace_url="https://tracing.example.com/{trace_id}"),
+    report=Report(title="Drift & more"),
+)
+NOW = START + 90 * MINUTE
+
+
+async def _write(
+    dsn: str, tmp_path: Path, *, days: int = 0, model: str = "", kind: str = "week"
+) -> tuple[ReportFigures, str]:
+    now = START.replace(hour=0) + days * 24 * HOUR if days else NOW
+    figures = await write(
+        CONFIG,
+        Secrets(dsn=dsn),
+        Period.of(kind=kind, end=now),
+        out=tmp_path / "report.html",
+        progress=lambda _: None,
+        model=model,
+        clock=ManualClock(now),
+    )
+    return figures, (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
+    """The page and its figures say which slice drifted, from what to what, and that the aggregate looks fine."""
+    story = await write_short_story(postgres_dsn)
+    figures, html = await _write(postgres_dsn, tmp_path)
+    (model,), (episode,) = figures.models, figures.episodes
+    assert model.status is Verdict.FIRING
+    assert episode.aggregate is not None
+    assert model.headline.startswith(
+        "1 of 5 slices of digits int8-7 drifted: scanner=faint flips"
+        f" {measured(Metric.FLIP, episode.after)} of predictions against a budget of 1 %,"
+        f" while the aggregate is fine at {percent(episode.aggregate.mean)}."
+    )
+    assert "1 slice is unknown" in model.headline
+    assert (episode.alert_id, episode.metric) == (story.alert_id, Metric.FLIP)
+    assert episode.before is not None
+    assert episode.after is not None
+    assert episode.before.mean < 0.01 < episode.after.mean
+    assert len(episode.examples) == 5
+    assert (figures.source, figures.bucket_s) == ("comparison", 120.0)
+    assert (figures.n_pages, figures.n_tickets, figures.n_slices) == (1, 0, 5)
+    text = Page(html).text
+    assert "Drift & more" in text
+    assert model.headline in text
+    assert "12 minutes later" in text
+    assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html
+    assert html.count("<svg ") == 6
+
+
+async def test_the_figures_are_those_of_the_items(postgres_dsn: str, tmp_path: Path) -> None:
+    """Every number on a slice is recomputed from the rows that were inserted."""
+    story = await write_short_story(postgres_dsn)
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    gain = next(entry for entry in figures.models[0].slices if entry.name == "scanner=gain")
+    items = [item for item in story.items if item.part == 2]
+    groups: dict[str, list[bool]] = {}
+    for item in items:
+        groups.setdefault(item.exchange, []).append(item.flip)
+    assert gain.n_items == len(items)
+    assert gain.n_exchanges == len(groups)
+    assert gain.flip is not None
+    assert gain.flip.mean == pytest.approx(
+        sum(sum(group) / len(group) for group in groups.values()) / len(groups)
+    )
+    everything = len({item.exchange for item in story.items})
+    assert gain.traffic_share == pytest.approx(len(groups) / everything)
+    assert figures.n_compared == everything
+
+
+async def test_unknown_is_told_with_its_reason(postgres_dsn: str, tmp_path: Path) -> None:
+    """A slice with too little data is unknown, whatever its flips."""
+    await write_short_story(postgres_dsn)
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    offset = next(entry for entry in figures.models[0].slices if entry.name == "scanner=offset")
+    assert offset.verdict is Verdict.UNKNOWN
+    assert "300 are needed" in offset.reason
+
+
+async def test_an_empty_database_gives_a_page_that_does_not_reassure(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Nothing compared: the page says so, and nothing on it is green."""
+    figures, html = await _write(postgres_dsn, tmp_path)
+    assert figures.models == ()
+    assert figures.episodes == ()
+    assert "silence is not health" in Page(html).text
+    assert figures.summary().startswith("Nothing was compared")
+    assert 'class="card headline unknown"' in html
+
+
+async def test_a_model_without_slices_has_its_aggregate(postgres_dsn: str, tmp_path: Path) -> None:
+    """No slice configured: the aggregate alone is told and drawn."""
+    await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("truncate transition, verdict, alert cascade")
+    await db.execute("update comparison set slice_ids = slice_ids[1:1]")
+    await db.close()
+    figures, html = await _write(postgres_dsn, tmp_path)
+    (model,) = figures.models
+    assert (model.n_slices, model.slices) == (0, ())
+    assert model.aggregate is not None
+    assert model.aggregate.reason == "not judged by the monitor yet"
+    assert model.headline.startswith(
+        "Nothing can be said of digits int8-7 yet (not judged by the monitor yet)"
+    )
+    assert html.count("<svg ") == 1
+
+
+async def test_two_hundred_slices_are_capped_and_counted(postgres_dsn: str, tmp_path: Path) -> None:
+    """A week of 200 slices, from roll-ups alone: the drifted one leads, few are drawn, the rest is counted."""
+    await write_week(postgres_dsn, n_slices=200)
+    figures, html = await _write(postgres_dsn, tmp_path, days=7)
+    (model,) = figures.models
+    assert (figures.source, figures.bucket_s) == ("rollup_hour", 10_800.0)
+    assert model.n_slices == 200
+    assert model.slices[0].name == "scanner=s001"
+    assert model.headline.startswith("1 of 200 slices of digits int8-7 drifted: scanner=s001 flips 4")
+    assert html.count("<svg ") == 13
+    text = Page(html).text
+    assert "175 slices with less divergence are left out here; 175 ok" in text
+    assert "188 slices are not drawn" in text
+    assert len(html) < 600_000
+
+
+async def test_the_number_of_statements_does_not_grow_with_slices(postgres_dsn: str, tmp_path: Path) -> None:
+    """A report asks the same number of questions of 3 slices and of 60."""
+    statements: list[str] = []
+
+    def heard(*arguments: object) -> None:
+        statements.append(str(arguments[2]))
+
+    counts = []
+    event.listen(Engine, "before_cursor_execute", heard)
+    try:
+        for n_slices in (3, 60):
+            db = await asyncpg.connect(postgres_dsn)
+            await db.execute("truncate model_version, slice, tally, batch cascade")
+            await db.execute("truncate rollup_hour")
+            await db.close()
+            await write_week(postgres_dsn, n_slices=n_slices)
+            statements.clear()
+            await _write(postgres_dsn, tmp_path, days=7)
+            counts.append(len(statements))
+    finally:
+        event.remove(Engine, "before_cursor_execute", heard)
+    assert counts[0] == counts[1] < 40
+
+
+async def test_hostile_slice_values_stay_text(postgres_dsn: str, tmp_path: Path) -> None:
+    """Slice values come from request headers: markup in them is shown, not obeyed."""
+    evil = "<script>alert(1)</script><img src=x onerror=alert(1)>$\\frac{"
+    parts = (*PARTS[:1], msgspec.structs.replace(PARTS[1], value=evil), *PARTS[2:])
+    await write_short_story(postgres_dsn, parts=parts)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update comparison set trace = $1, header_stratum = $1", evil)
+    await db.execute("update quarantine set detail = $1", evil)
+    await db.execute("update verdict set reason = $1", evil)
+    await db.close()
+    figures, html = await _write(postgres_dsn, tmp_path)
+    page = Page(html)
+    assert evil in figures.models[0].headline
+    assert evil in page.text
+    assert not {"script", "img"} & set(page.tags)
+    assert not any(name.startswith("on") for name, _ in page.attributes)
+
+
+async def test_a_version_without_a_reference_is_unknown_and_named(postgres_dsn: str, tmp_path: Path) -> None:
+    """It is listed under coverage and never turns a headline red or green."""
+    await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8-8', '')"
+    )
+    await db.close()
+    figures, html = await _write(postgres_dsn, tmp_path)
+    assert [entry.version for entry in figures.models] == ["int8-7"]
+    assert [entry.version for entry in figures.coverage.unreferenced] == ["int8-8"]
+    assert "Versions without a reference" in Page(html).text
+
+
+async def test_old_versions_without_data_are_left_out(postgres_dsn: str, tmp_path: Path) -> None:
+    """A version that did not serve in the period, and whose alerts are over, is not told."""
+    story = await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update alert set resolved_at = $1", NOW)
+    await db.close()
+    figures, _ = await _write(postgres_dsn, tmp_path, days=40)
+    assert figures.models == ()
+    assert story.version_id
+
+
+async def test_a_silent_slice_with_an_open_alert_is_still_told(postgres_dsn: str, tmp_path: Path) -> None:
+    """An alert that stays open belongs into every report, with or without new data."""
+    await write_short_story(postgres_dsn)
+    figures, html = await _write(postgres_dsn, tmp_path, days=40)
+    (model,) = figures.models
+    assert model.status is Verdict.FIRING
+    assert "1 alert stood open" in model.headline
+    assert all(entry.verdict is not Verdict.OK for entry in model.slices)
+    assert "There is nothing to draw" in Page(html).text
+
+
+async def test_one_model_alone_is_reported_on_request(postgres_dsn: str, tmp_path: Path) -> None:
+    """Another model's slices are left out; an unknown name is refused."""
+    await write_short_story(postgres_dsn, parts=(Part(value="clean", share=1.0),))
+    figures, _ = await _write(postgres_dsn, tmp_path, model="digits")
+    assert [entry.model for entry in figures.models] == ["digits"]
+    with pytest.raises(OperatorError, match="a model `digit`"):
+        await _write(postgres_dsn, tmp_path, model="digit")
+
+
+async def test_the_run_is_recorded_as_printed(postgres_dsn: str, tmp_path: Path) -> None:
+    """`report_run` holds the figures that --json prints, and they read back as the same record."""
+    await write_short_story(postgres_dsn)
+    figures, _ = await _write(postgres_dsn, tmp_path, kind="day")
+    db = await asyncpg.connect(postgres_dsn)
+    row = await db.fetchrow("select kind, from_at, to_at, path, figures from report_run")
+    await db.close()
+    assert row is not None
+    assert (row["kind"], row["to_at"] - row["from_at"]) == ("day", 24 * HOUR)
+    assert row["path"] == figures.path
+    # An infinite KL has no number in JSON.
+    assert msgspec.json.decode(row["figures"]) == msgspec.json.decode(msgspec.json.encode(figures))
+    assert msgspec.json.decode(row["figures"], type=ReportFigures).models == figures.models
+
+
+async def test_a_file_that_cannot_be_written_is_said(postgres_dsn: str, tmp_path: Path) -> None:
+    """The message names the file, nothing is left beside it, and no run is recorded."""
+    (tmp_path / "report.html").mkdir()
+    with pytest.raises(OperatorError, match=r"cannot be written to .*report\.html"):
+        await write(
+            CONFIG,
+            Secrets(dsn=postgres_dsn),
+            Period.of(kind="day", end=NOW),
+            out=tmp_path / "report.html",
+            progress=lambda _: None,
+            clock=ManualClock(NOW),
+        )
+    assert os.listdir(tmp_path) == ["report.html"]  # noqa: PTH208 - pathlib's would be refused in a coroutine
+    db = await asyncpg.connect(postgres_dsn)
+    assert await db.fetchval("select count(*) from report_run") == 0
+    await db.close()
+
+
+async def test_without_a_name_the_file_is_dated(postgres_dsn: str, tmp_path: Path) -> None:
+    """The directory of the configuration is made, and the name tells the period."""
+    config = msgspec.structs.replace(CONFIG, report=Report(directory=str(tmp_path / "new")))
+    figures = await write(
+        config,
+        Secrets(dsn=postgres_dsn),
+        Period.of(kind="week", end=NOW),
+        out=None,
+        progress=lambda _: None,
+        clock=ManualClock(NOW),
+    )
+    assert figures.path == str(tmp_path / "new" / "quantdrift-20261109-20261116.html")
+    assert os.listdir(tmp_path / "new") == ["quantdrift-20261109-20261116.html"]  # noqa: PTH208 - as above
+
+
+async def test_the_reports_own_role_is_enough(postgres_dsn: str, tmp_path: Path) -> None:
+    """With the rights of `quantdrift_report` alone everything is read and the run is recorded."""
+    await write_short_story(postgres_dsn)
+    await roles.apply(postgres_dsn)
+    where = urlsplit(postgres_dsn)
+    user = f"reporter_{where.path[1:]}"
+    db = await asyncpg.connect(postgres_dsn)
+    try:
+        await db.execute(f"create user {user} password 'secret' in role {roles.REPORT}")
+        figures, _ = await _write(
+            f"postgresql://{user}:secret@{where.hostname}:{where.port}{where.path}", tmp_path
+        )
+        assert len(figures.episodes) == 1
+        assert await db.fetchval("select count(*) from report_run") == 1
+    finally:
+        await db.execute(f"drop user if exists {user}")
+        await db.close()

@@ -1,0 +1,176 @@
+"""Figures made by hand for the report's unit tests, and a parser that tells what a page holds."""
+
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.report.figures import (
+    CoverageFigures,
+    EpisodeFigures,
+    ExampleFigures,
+    Gap,
+    ModelFigures,
+    ReportFigures,
+    SliceFigures,
+    Unreferenced,
+)
+from quantdrift.report.interval import Estimate, Quantile
+from quantdrift.report.period import PeriodKind
+from storage.facts import Fleet, ReasonCount, StratumCounts
+
+NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
+
+
+def make_slice(
+    name: str = "scanner=faint",
+    *,
+    slice_id: int = 2,
+    verdict: Verdict = Verdict.FIRING,
+    flip: float = 0.052,
+    n: int = 1000,
+) -> SliceFigures:
+    """Return a slice; `all` is the aggregate."""
+    return SliceFigures(
+        slice_id=1 if name == "all" else slice_id,
+        name=name,
+        predicate="true" if name == "all" else 'header.x-scanner = "faint"',
+        verdict=verdict,
+        reason="evidence 34 against 10",
+        n_items=n,
+        n_exchanges=n,
+        n_effective=float(n),
+        traffic_share=0.04,
+        flip=Estimate(mean=flip, low=flip * 0.75, high=flip * 1.3),
+        kl=Estimate(mean=0.01, low=None, high=None),
+        js=None,
+        flip_budget=0.01,
+        kl_budget=0.02,
+        n_kl_infinite=2,
+        tail=(Quantile(probability=0.5, value=0.001, low=0.0009, high=None), None, None),
+    )
+
+
+def make_episode(
+    *,
+    slice_name: str = "scanner=faint",
+    slice_id: int = 2,
+    severity: Verdict = Verdict.FIRING,
+    metric: Metric = Metric.FLIP,
+    resolved_at: datetime | None = None,
+) -> EpisodeFigures:
+    """Return an alert that opened an hour after its onset."""
+    return EpisodeFigures(
+        alert_id=1,
+        model="digits",
+        version="int8-7",
+        slice_id=slice_id,
+        slice=slice_name,
+        predicate='header.x-scanner = "faint"',
+        severity=severity,
+        metric=metric,
+        onset_at=NOW - timedelta(hours=3),
+        opened_at=NOW - timedelta(hours=2),
+        resolved_at=resolved_at,
+        before=None,
+        after=Estimate(mean=0.052, low=0.039, high=0.068),
+        n_after=1042,
+        budget=0.01,
+        share_before=0.005,
+        share_after=0.04,
+        aggregate=Estimate(mean=0.004, low=0.003, high=0.005),
+        aggregate_verdict=Verdict.OK,
+        examples=(
+            ExampleFigures(
+                exchange_id="0" * 32,
+                item=1,
+                captured_at=NOW,
+                flip=True,
+                kl=None,
+                trace_url="https://tracing.example.com/1",
+            ),
+        ),
+        advice=("Look at 5.2 % of it.",),
+    )
+
+
+def make_figures() -> ReportFigures:
+    """Return figures that fill every part of the page."""
+    everything, faint = make_slice("all", verdict=Verdict.OK, flip=0.004, n=20_000), make_slice()
+    unknown = make_slice("scanner=offset", slice_id=3, verdict=Verdict.UNKNOWN, n=200)
+    return ReportFigures(
+        kind=PeriodKind.WEEK,
+        begin=NOW - timedelta(days=7),
+        end=NOW,
+        generated_at=NOW,
+        path="report.html",
+        source="rollup_hour",
+        bucket_s=10_800.0,
+        first_at=NOW - timedelta(days=6),
+        last_at=NOW,
+        n_offered=100_000,
+        n_compared=20_000,
+        n_slices=2,
+        n_pages=1,
+        n_tickets=0,
+        models=(
+            ModelFigures(
+                version_id=1,
+                model="digits",
+                version="int8-7",
+                reference_digest="5f1d" * 16,
+                status=Verdict.FIRING,
+                headline="1 of 2 slices of digits int8-7 drifted.",
+                n_slices=2,
+                n_unknown=1,
+                aggregate=everything,
+                slices=(faint, unknown),
+            ),
+        ),
+        episodes=(make_episode(),),
+        n_episodes_left_out=3,
+        coverage=CoverageFigures(
+            strata=(
+                StratumCounts(
+                    stratum="default",
+                    offered=100_000,
+                    taken=21_000,
+                    thinned=0,
+                    published=20_900,
+                    compared=None,
+                    lost={"queue_full": 100},
+                ),
+            ),
+            skipped=(ReasonCount(reason="no_reference", n=41),),
+            quarantined=(ReasonCount(reason="schema", n=3, detail="input `x` is missing"),),
+            unreferenced=(Unreferenced(model="digits", version="int8-8", first_seen_at=NOW),),
+            gaps=(Gap(begin=NOW - timedelta(hours=2), end=NOW - timedelta(hours=1)),),
+            fleet=Fleet(sources=1, boots=2, blind_connections=0),
+            judged_until=None,
+        ),
+    )
+
+
+class Page(HTMLParser):
+    """What a page holds: tags, attributes and text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str]] = []
+        self.words: list[str] = []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag and its attributes."""
+        self.tags.append(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_data(self, data: str) -> None:
+        """Note text."""
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        """All of the text, spaces joined."""
+        return " ".join(" ".join(self.words).replace("\u00a0", " ").split())
