@@ -57,17 +57,25 @@ def command_markdown() -> str:
         "act (the message says what to do). Each option `--NAME` of the configuration is in `configuration.md`.",
         "",
     ]
-    for path, command, context in _commands(main, click.Context(main, info_name="quantdrift", max_content_width=96)):
+    for path, command, context in _commands(main, _context(main, "quantdrift", None)):
         lines += [f"## `{path}`", "", "```text", command.get_help(context), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _commands(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Command, click.Context]]:
+def _commands(
+    command: click.Command, context: click.Context
+) -> Iterator[tuple[str, click.Command, click.Context]]:
     yield context.command_path, command, context
     if isinstance(command, click.Group):
         for name in command.list_commands(context):
             if inner := command.get_command(context, name):
-                yield from _commands(inner, click.Context(inner, info_name=name, parent=context, max_content_width=96))
+                yield from _commands(inner, _context(inner, name, context))
+
+
+def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
+    return click.Context(
+        command, info_name=name, parent=parent, terminal_width=96, help_option_names=["-h", "--help"]
+    )
 
 
 if __name__ == "__main__":

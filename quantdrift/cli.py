@@ -195,6 +195,7 @@ def report(
     day: bool,
     from_at: datetime | None,
     to_at: datetime | None,
+    model: str,
     out: Path | None,
     as_json: bool,
 ) -> None:
@@ -219,7 +220,7 @@ def report(
         start=from_at.replace(tzinfo=UTC) if from_at else None,
     )
     with _steps(quiet=as_json) as step:
-        figures = asyncio.run(write(config, secrets, period, out=out, progress=step))
+        figures = asyncio.run(write(config, secrets, period, out=out, progress=step, model=model))
     if as_json:
         _emit(figures)
     else:
@@ -266,6 +267,8 @@ def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
     Example:
       quantdrift db roles | psql "$QUANTDRIFT_DSN"
     """
+    import asyncio
+
     from storage.roles import apply, statements
 
     if not apply_:

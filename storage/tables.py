@@ -301,7 +301,7 @@ class Verdict(Base):
     n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared so far.")
     evidence: Mapped[Float] = mapped_column(comment="Summed evidence; pages at the threshold.")
     threshold: Mapped[Float] = mapped_column(
-        comment="1 / q, q the expected false pages per 30 days of the fleet."
+        comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet."
     )
     estimate: Mapped[Json] = mapped_column(
         comment="Per metric: mean with its time-uniform 95 % interval over the recent window, and the budget."

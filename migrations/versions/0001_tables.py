@@ -611,7 +611,7 @@ def upgrade() -> None:
             "threshold",
             sa.Double(),
             nullable=False,
-            comment="1 / q, q the expected false pages per 30 days of the fleet.",
+            comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet.",
         ),
         sa.Column(
             "estimate",

@@ -375,6 +375,7 @@ class Fold:
             counts = self._ledger.recent(rates.strata)
         standing = Standing(
             phase=phase,
+            evidence_ratio=entry.watch.evidence() / entry.watch.page_threshold(self._thresholds),
             n_groups=entry.n_groups,
             silent_s=(self._now_us() - entry.last_us) / MICROSECONDS,
             counts=counts,

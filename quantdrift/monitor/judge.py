@@ -7,6 +7,12 @@ from quantdrift.drift.watch import Phase
 from quantdrift.monitor.ledger import Counts
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
+# From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
+UNDECIDED_FROM = 1e-3
+_ALERTS = {
+    Phase.FIRING: (Verdict.FIRING, "the mean divergence is above the budget"),
+    Phase.WARNING: (Verdict.WARNING, "the mean divergence seems to be above the budget"),
+}
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
@@ -25,6 +31,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     phase
         What the evidence says.
+    evidence_ratio
+        Evidence over its paging threshold.
     n_groups
         Exchanges compared so far.
     silent_s
@@ -34,6 +42,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     phase: Phase
+    evidence_ratio: float
     n_groups: int
     silent_s: float
     counts: Counts
@@ -45,16 +54,23 @@ def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
     An alert lasts until its slice has shown to be inside the budget again: what makes others `unknown` does not hide
     it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
-    if standing.phase is Phase.FIRING:
-        return Verdict.FIRING, "the mean divergence is above the budget"
-    if standing.phase is Phase.WARNING:
-        return Verdict.WARNING, "the mean divergence seems to be above the budget"
+    if alert := _ALERTS.get(standing.phase):
+        return alert
+    if doubt := _doubt(standing, limits):
+        return Verdict.UNKNOWN, doubt
+    return Verdict.OK, "no evidence against its budget"
+
+
+def _doubt(standing: Standing, limits: Limits) -> str:
+    """Return what could hide drift, or nothing."""
     missing = limits.min_groups - standing.n_groups
     if missing > 0:
-        return Verdict.UNKNOWN, f"needs {missing} more exchanges"
+        return f"needs {missing} more exchanges"
     counts = standing.counts
     if counts.lost >= LEAST_LOST and counts.lost > limits.max_loss_ratio * counts.taken:
-        return Verdict.UNKNOWN, "loss: too many of its samples were lost in the last hour"
+        return "loss: too many of its samples were lost in the last hour"
     if standing.silent_s > limits.stale_after_s and counts.offered > 0:
-        return Verdict.UNKNOWN, "stale: there is traffic and no comparison"
-    return Verdict.OK, "inside its budget"
+        return "stale: there is traffic and no comparison"
+    if standing.evidence_ratio >= UNDECIDED_FROM:
+        return "undecided: the evidence is growing and not enough to alert yet"
+    return ""

@@ -9,13 +9,6 @@ import pytest
 from tests.product import ROOT
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests on one worker: they share the trained models and the machine's cores."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("acceptance"))
-
-
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the demo's FP32 and INT8 models, trained now."""

@@ -183,6 +183,7 @@ async def test_a_server_that_hangs_costs_one_more_try(server: NatsServer) -> Non
     running = asyncio.create_task(publisher.run(stop))
     publisher.put(exchange(0), 0)
     assert await publisher.drained(10)
+    assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
     publisher.put(exchange(1), 0)
     assert await publisher.drained(10)

@@ -191,7 +191,8 @@ def _first_line(kind: type[msgspec.Struct]) -> str:
 def _parameters(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str]]:
     """Read a numpydoc `Parameters` section."""
     body = textwrap.dedent("    " + (kind.__doc__ or "")).split("Parameters\n", 1)[-1].splitlines()[1:]
-    names, words = "", []
+    names = ""
+    words: list[str] = []
     for line in body:
         if line and not line.startswith(" "):
             if names:
