@@ -184,6 +184,7 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
 @click.option("--day", is_flag=True, help="The last 24 hours.")
 @click.option("--from", "from_at", type=click.DateTime(), help="Begin, UTC.")
 @click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive; now if left out.")
+@click.option("--model", default="", help="Only this model; all of them if left out.")
 @click.option(
     "--out", type=click.Path(path_type=Path), help="File to write; else a dated one in report.directory."
 )
@@ -324,7 +325,9 @@ def config_show(config_path: Path, defaults: bool) -> None:
     if defaults:
         click.echo(default_toml(), nl=False)
     else:
-        _emit(load(config_path))
+        config = load(config_path)
+        stream = msgspec.structs.replace(config.stream, url=config.stream.address)
+        _emit(msgspec.structs.replace(config, stream=stream))
 
 
 @main.command()

@@ -121,7 +121,7 @@ def _environment(config: Config, servers: _Servers) -> dict[str, str]:
         _LOG.info("postgres is up")
     if config.stream.url == Stream().url and not config.stream.credentials_file:
         environment["QUANTDRIFT__STREAM__URL"] = servers.start_nats()
-        _LOG.info("nats is up at %s", environment["QUANTDRIFT__STREAM__URL"])
+        _LOG.info("nats is up")
     return environment
 
 

@@ -138,7 +138,7 @@ class Publisher:
                     _LOG.warning("%s: trying on", error)
                     told = True
                 await asyncio.sleep(_RECONNECT_S)
-        _LOG.info("publishing to NATS at %s", stream.url)
+        _LOG.info("publishing to NATS at %s", stream.address)
         self._connected.set()
         await asyncio.Event().wait()  # from here on the client reconnects by itself
 

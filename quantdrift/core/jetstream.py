@@ -158,7 +158,7 @@ class Queue:
                 if self._client.is_closed:
                     await self._open()
         if not self._client.is_connected:
-            raise RetryError(f"NATS at {self._stream.url} is away")
+            raise RetryError(f"NATS at {self._stream.address} is away")
         return self._client
 
     async def wait_connected(self) -> None:
@@ -184,7 +184,7 @@ class Queue:
         async def lost() -> None:
             self._there.clear()
             if not client.is_closed:
-                _LOG.warning("lost NATS at %s: connecting again", self._stream.url)
+                _LOG.warning("lost NATS at %s: connecting again", self._stream.address)
 
         async def back() -> None:
             self._there.set()
@@ -206,7 +206,7 @@ class Queue:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             why = problems[0] if problems else error
-            raise RetryError(f"NATS at {self._stream.url} is not reachable: {why!r}") from error
+            raise RetryError(f"NATS at {self._stream.address} is not reachable: {why!r}") from error
         except ImportError as error:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client

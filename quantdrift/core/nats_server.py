@@ -43,7 +43,7 @@ class NatsServer:
     Parameters
     ----------
     directory
-        Its configuration, log and store; made, readable by its owner alone, when absent.
+        Its configuration, token, log and store; made, readable by its owner alone, when absent.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -72,7 +72,8 @@ class NatsServer:
             stale.unlink()
         name = f"quantdrift-{secrets.token_hex(8)}"
         config = self.directory / "nats.conf"
-        config.write_text(_configuration(self.directory, port or self.port, name), encoding="utf-8")
+        config.touch(mode=0o600)
+        config.write_text(_configuration(self.directory, port or self.port, name, self._token()), "utf-8")
         log = self.directory / "nats.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
@@ -94,8 +95,8 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Its address for clients; valid from the first `start` on, restarts included."""
-        return f"nats://127.0.0.1:{self.port}"
+        """Its address for clients, token included; valid from the first `start` on, restarts included."""
+        return f"nats://{self._token()}@127.0.0.1:{self.port}"
 
     @property
     def pid(self) -> int | None:
@@ -125,6 +126,14 @@ class NatsServer:
             process.kill()
             process.wait()
 
+    def _token(self) -> str:
+        """Return the secret that clients show: who may not read the directory may not read the payloads."""
+        path = self.directory / "token"
+        if not path.exists():
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_hex(24), "ascii")
+        return path.read_text("ascii")
+
     def __enter__(self) -> Self:
         self.start()
         return self
@@ -151,7 +160,7 @@ def find_program() -> Path:
     )
 
 
-def _configuration(data_dir: Path, port: int, name: str) -> str:
+def _configuration(data_dir: Path, port: int, name: str, token: str) -> str:
     text = msgspec.json.encode
     # sync_interval bounds what a power failure costs. A killed server loses nothing: the kernel has the pages.
     # The server's own default is two minutes; every write would cost a disk flush per exchange.
@@ -161,6 +170,7 @@ host: "127.0.0.1"
 port: {port or -1}
 ports_file_dir: {text(str(data_dir)).decode()}
 max_payload: {MAX_PAYLOAD_BYTES}
+authorization {{ token: "{token}" }}
 jetstream {{
   store_dir: {text(str(data_dir / "store")).decode()}
   sync_interval: "10s"

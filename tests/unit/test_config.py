@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quantdrift.core.config import Config, Provider, Role, load, load_secrets
+from quantdrift.core.config import Config, Provider, Role, Stream, load, load_secrets
 from quantdrift.core.config.explain import explain, memory_bytes
 from quantdrift.core.errors import OperatorError
 
@@ -143,6 +143,11 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="QUANTDRIFT_HMAC_KEY"):
         load_secrets(config, Role.SIDECAR, {})
     assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
+
+
+def test_credentials_in_an_address_are_not_shown() -> None:
+    """Logs, messages and `config show` name the servers alone."""
+    assert Stream(url="nats://user:hunter2@a:1,nats://token@b:2").address == "nats://a:1,nats://b:2"
 
 
 def test_the_explanation_adds_up(tmp_path: Path) -> None:

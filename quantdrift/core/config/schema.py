@@ -4,6 +4,7 @@ This module is the single source: the loader validates with it, `config.toml` an
 generated from it.
 """
 
+import re
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -55,6 +56,11 @@ class Stream(_Section, frozen=True, kw_only=True):
     publish_timeout_s: Annotated[
         float, _about("How long a sidecar waits for an acknowledgement before it tries once more.", "s", gt=0)
     ] = 5.0
+
+    @property
+    def address(self) -> str:
+        """The servers without any credentials that stand in the URL: for logs and messages."""
+        return re.sub(r"//[^@/,]*@", "//", self.url)
 
 
 class Storage(_Section, frozen=True, kw_only=True):

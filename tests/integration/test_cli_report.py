@@ -1,0 +1,56 @@
+"""`quantdrift report` and `quantdrift db`, as typed."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+
+def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (directory / "config.toml").write_text("")
+    return subprocess.run(
+        [sys.executable, "-m", "quantdrift", *arguments],
+        cwd=directory,
+        env={**os.environ, "QUANTDRIFT_DSN": dsn},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_report_is_written_where_it_was_asked_for(postgres_dsn: str, tmp_path: Path) -> None:
+    """As text and as JSON; an empty database makes an honest page."""
+    done = _quantdrift(postgres_dsn, tmp_path, "report", "--week", "--out", "page.html")
+    assert done.returncode == 0, done.stderr
+    assert "<html" in (tmp_path / "page.html").read_text()
+    done = _quantdrift(
+        postgres_dsn, tmp_path, "report", "--from", "2026-01-01", "--to", "2026-02-01", "--json"
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert list((tmp_path / "reports").glob("*.html"))
+    assert _quantdrift(postgres_dsn, tmp_path, "report", "--week", "--day").returncode == 2
+    assert "check its name" in _quantdrift(postgres_dsn, tmp_path, "report", "--model", "typo").stderr
+
+
+def test_the_schema_is_upgraded_once_and_then_left_alone(postgres_dsn: str, tmp_path: Path) -> None:
+    """Running it again is safe; machines read what was done."""
+    done = _quantdrift(postgres_dsn, tmp_path, "db", "upgrade", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["applied"] == []
+    assert "create role" in _quantdrift(postgres_dsn, tmp_path, "db", "roles").stdout.lower()
+
+
+def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_path: Path) -> None:
+    """Exit code 2, a sentence, and no password in it."""
+    wrong = postgres_dsn.replace("@", "-wrong@")
+    for command in (["db", "upgrade"], ["report", "--week"], ["monitor"], ["shadow"]):
+        done = _quantdrift(wrong, tmp_path, *command)
+        assert done.returncode == 2, (command, done.stderr)
+        assert "Traceback" not in done.stderr
+        assert "-wrong" not in done.stderr
