@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-NOT_BENCHMARKS = {"__init__", "__main__", "result"}
+NOT_BENCHMARKS = {"__init__", "__main__", "expected", "result"}
 
 
 def main() -> int:

@@ -18,7 +18,8 @@ def _extent(span: timedelta, n_items: int = 1000) -> Extent:
 @pytest.mark.parametrize(
     ("span", "grain", "width"),
     [
-        (timedelta(minutes=3), Grain.ITEM, timedelta(minutes=1)),
+        (timedelta(minutes=3), Grain.ITEM, timedelta(seconds=5)),
+        (timedelta(minutes=50), Grain.ITEM, timedelta(minutes=1)),
         (timedelta(minutes=90), Grain.ITEM, timedelta(minutes=2)),
         (timedelta(hours=24), Grain.ITEM, timedelta(minutes=30)),
         (timedelta(days=7), Grain.HOUR, timedelta(hours=3)),
@@ -28,7 +29,7 @@ def _extent(span: timedelta, n_items: int = 1000) -> Extent:
     ],
 )
 def test_resolution_follows_the_span_of_the_data(span: timedelta, grain: Grain, width: timedelta) -> None:
-    """Minutes for short spans, hours for a week, days for long ones; never more than sixty points of it."""
+    """Seconds and minutes for short spans, hours for a week, days for long ones; never more than sixty points of it."""
     period = Period(kind=Period.of(kind="week", end=NOW).kind, begin=NOW - 2 * span, end=NOW)
     found = resolution(period, _extent(span))
     assert found is not None
