@@ -2,7 +2,6 @@
 
 import os
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +13,7 @@ from quantdrift.core.config.load import Role, Secrets, load, load_secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 from quantdrift.core.logs import setup_logs
+from quantdrift.terminal import Steps, explained
 
 CONFIG = click.option(
     "--config",
@@ -34,6 +34,9 @@ DATA = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
+_EXTRAS = {"shadow": "shadow", "monitor": "monitor", "report": "report", "db": "storage", "up": "all"}
+
+
 class _Group(click.Group):
     """Prints our own errors without a traceback: exit code 2 where a person must act, 1 where it may pass."""
 
@@ -46,6 +49,11 @@ class _Group(click.Group):
             _fail(f"{error} (try again)", 1)
         except QuantdriftError as error:
             _fail(str(error), 1)
+        except ModuleNotFoundError as error:
+            extra = _EXTRAS.get(ctx.invoked_subcommand or "")
+            if extra is None:
+                raise
+            _fail(f"this command needs {error.name}: pip install 'quantdrift[{extra}]'", 2)
 
 
 def _fail(message: str, code: int) -> NoReturn:
@@ -220,7 +228,7 @@ def report(
         end=end,
         start=from_at.replace(tzinfo=UTC) if from_at else None,
     )
-    with _steps(quiet=as_json) as step:
+    with Steps(quiet=as_json) as step:
         figures = asyncio.run(write(config, secrets, period, out=out, progress=step, model=model))
     if as_json:
         _emit(figures)
@@ -249,7 +257,7 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
     from storage.migrate import head, upgrade
 
     config, secrets = _role(config_path, Role.MIGRATE, data)
-    with _steps(quiet=as_json) as step:
+    with Steps(quiet=as_json) as step:
         applied = asyncio.run(upgrade(secrets.dsn, config.storage, progress=step))
     if as_json:
         _emit({"applied": applied, "head": head()})
@@ -312,7 +320,7 @@ def config_check(config_path: Path, requests_per_s: float | None, as_json: bool)
     if as_json:
         _emit(explanation)
     else:
-        click.echo(_explained(explanation, config_path))
+        click.echo(explained(explanation, config_path))
 
 
 @config_.command("show")
@@ -345,49 +353,3 @@ def completion(shell: str) -> None:
     if kind is None:
         raise OperatorError(f"no completion for {shell}")
     click.echo(kind(main, {}, "quantdrift", "_QUANTDRIFT_COMPLETE").source())
-
-
-class _steps:  # noqa: N801 - used as a function
-    """Shows what is being done while a person waits: one line that is written over, or lines where that fails."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._live = sys.stderr.isatty()
-
-    def __enter__(self) -> Callable[[str], None]:
-        return self._step
-
-    def __exit__(self, *_: object) -> None:
-        if self._live and not self._quiet:
-            click.echo("\r\x1b[K", nl=False, err=True)
-
-    def _step(self, text: str) -> None:
-        if not self._quiet:
-            click.echo(f"\r\x1b[K{text} ..." if self._live else text, nl=not self._live, err=True)
-
-
-def _explained(explanation: Any, path: Path) -> str:
-    lines = [f"{path} is sound.", ""]
-    for model in explanation.models:
-        lines.append(
-            f"model {model.name}: flips <= {model.flip_budget:.2%}, mean KL <= {model.kl_budget:g} nat"
-        )
-        lines += [f"  versions {pattern:<12} against {file}" for pattern, file in model.references.items()]
-        lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
-    lines += ["", "header stratum        taken      replayed"]
-    for stratum in explanation.strata:
-        low, high = stratum.replayed_low, stratum.replayed_high
-        replayed = f"{low:.2%}" if low == high else f"{low:.2%} to {high:.2%}"
-        lines.append(f"  {stratum.name:<18} {stratum.rate:>7.2%}   {replayed:>10}")
-    if explanation.expected_replays_per_s is not None:
-        lines.append(
-            f"expected replays: {explanation.expected_replays_per_s:.1f}/s where no header stratum matches"
-        )
-    lines += [
-        f"hard cap: {explanation.max_replays_per_s:g} replays/s per sidecar",
-        f"false pages: at most {explanation.pages_per_30_days:g} expected in 30 days, whole fleet",
-        f"sidecar memory limit: {explanation.memory_bytes / 2**20:.0f} MiB",
-    ]
-    if explanation.notes:
-        lines += ["", "Notes:", *(f"  - {note}" for note in explanation.notes)]
-    return "\n".join(lines)

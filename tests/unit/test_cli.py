@@ -106,3 +106,15 @@ def test_the_command_line_loads_only_what_a_role_needs() -> None:
     ).stdout.split()
     heavy = {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "alembic", "asyncpg", "grpc"}
     assert not heavy & {name.split(".")[0] for name in modules}
+
+
+def test_a_role_whose_packages_are_missing_names_what_to_install(tmp_path: Path) -> None:
+    """The base install is the sidecar's; each other role says which extra it needs."""
+    (tmp_path / "config.toml").write_text("")
+    for command, module, extra in (("shadow", "onnx", "shadow"), ("monitor", "sqlalchemy", "monitor")):
+        code = f"import sys; sys.modules[{module!r}] = None; from quantdrift.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", code, command], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 2, done.stderr
+        assert f"pip install 'quantdrift[{extra}]'" in done.stderr

@@ -1,0 +1,62 @@
+"""What a person at a terminal sees: progress, and the explanation of a configuration."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from quantdrift.core.config.explain import Explanation
+
+
+class Steps:
+    """Shows what is being done while a person waits: one line that is written over, or lines where that fails.
+
+    Parameters
+    ----------
+    quiet
+        Show nothing: a machine reads the output.
+    """
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet = quiet
+        self._live = sys.stderr.isatty()
+
+    def __enter__(self) -> Callable[[str], None]:
+        return self._step
+
+    def __exit__(self, *_: object) -> None:
+        if self._live and not self._quiet:
+            click.echo("\r\x1b[K", nl=False, err=True)
+
+    def _step(self, text: str) -> None:
+        if not self._quiet:
+            click.echo(f"\r\x1b[K{text} ..." if self._live else text, nl=not self._live, err=True)
+
+
+def explained(explanation: Explanation, path: Path) -> str:
+    """Return what a configuration would do, as text."""
+    lines = [f"{path} is sound.", ""]
+    for model in explanation.models:
+        lines.append(
+            f"model {model.name}: flips <= {model.flip_budget:.2%}, mean KL <= {model.kl_budget:g} nat"
+        )
+        lines += [f"  versions {pattern:<12} against {file}" for pattern, file in model.references.items()]
+        lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
+    lines += ["", "header stratum        taken      replayed"]
+    for stratum in explanation.strata:
+        low, high = stratum.replayed_low, stratum.replayed_high
+        replayed = f"{low:.2%}" if low == high else f"{low:.2%} to {high:.2%}"
+        lines.append(f"  {stratum.name:<18} {stratum.rate:>7.2%}   {replayed:>10}")
+    if explanation.expected_replays_per_s is not None:
+        lines.append(
+            f"expected replays: {explanation.expected_replays_per_s:.1f}/s where no header stratum matches"
+        )
+    lines += [
+        f"hard cap: {explanation.max_replays_per_s:g} replays/s per sidecar",
+        f"false pages: at most {explanation.pages_per_30_days:g} expected in 30 days, whole fleet",
+        f"sidecar memory limit: {explanation.memory_bytes / 2**20:.0f} MiB",
+    ]
+    if explanation.notes:
+        lines += ["", "Notes:", *(f"  - {note}" for note in explanation.notes)]
+    return "\n".join(lines)
