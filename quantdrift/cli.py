@@ -34,7 +34,14 @@ DATA = click.option(
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
 
 
-_EXTRAS = {"shadow": "shadow", "monitor": "monitor", "report": "report", "db": "storage", "up": "all"}
+_EXTRAS = {
+    "shadow": "shadow",
+    "monitor": "monitor",
+    "report": "report",
+    "db": "storage",
+    "up": "all",
+    "config": "shadow",
+}
 
 
 class _Group(click.Group):
@@ -296,15 +303,18 @@ def config_() -> None:
 @config_.command("check")
 @CONFIG
 @click.option("--requests-per-s", type=float, help="Inference traffic of one pod, to expect a replay rate.")
+@click.option(
+    "--references", is_flag=True, help="Open each reference and check that it is FP32, as the shadow will."
+)
 @JSON
-def config_check(config_path: Path, requests_per_s: float | None, as_json: bool) -> None:
+def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
     """Say whether the configuration is sound and what it would do.
 
     Exit code 2 if it is not: every contradiction is listed at once.
 
     \b
     Example:
-      quantdrift config check --requests-per-s 300
+      quantdrift config check --requests-per-s 300 --references
     """
     from quantdrift.core.config.explain import explain
 
@@ -317,6 +327,16 @@ def config_check(config_path: Path, requests_per_s: float | None, as_json: bool)
         if not Path(path).is_file()
     ]
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
+    if references:
+        from shadow.onnx_runtime import inspect
+
+        found = [
+            inspect(Path(reference.path), reference.allow_reduced_precision)
+            for model in config.models
+            for reference in model.references
+        ]
+        checked = {one.path: f"{one.precision}, opset {one.opset}, sha256 {one.digest}" for one in found}
+        explanation = msgspec.structs.replace(explanation, checked=checked)
     if as_json:
         _emit(explanation)
     else:

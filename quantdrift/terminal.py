@@ -41,7 +41,10 @@ def explained(explanation: Explanation, path: Path) -> str:
         lines.append(
             f"model {model.name}: flips <= {model.flip_budget:.2%}, mean KL <= {model.kl_budget:g} nat"
         )
-        lines += [f"  versions {pattern:<12} against {file}" for pattern, file in model.references.items()]
+        for pattern, file in model.references.items():
+            lines.append(f"  versions {pattern:<12} against {file}")
+            if file in explanation.checked:
+                lines.append(f"           {'':<12} {explanation.checked[file]}")
         lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
     lines += ["", "header stratum        taken      replayed"]
     for stratum in explanation.strata:

@@ -51,6 +51,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         Expected false pages of the whole fleet: a bound.
     notes
         What deserves a look although it is allowed.
+    checked
+        Reference files that were opened: precision, opset and digest by path.
     """
 
     models: list[ModelPlan]
@@ -60,6 +62,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: int
     pages_per_30_days: float
     notes: list[str]
+    checked: dict[str, str] = {}
 
 
 def explain(config: Config, requests_per_s: float | None = None) -> Explanation:

@@ -1,4 +1,4 @@
-"""`quantdrift report` and `quantdrift db`, as typed."""
+"""`quantdrift report`, `db` and `config check`, as typed."""
 
 import json
 import os
@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+
+from tests.onnx_models import WEIGHT, linear_model, saved
 
 pytestmark = pytest.mark.integration
 
@@ -54,3 +57,18 @@ def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_pat
         assert done.returncode == 2, (command, done.stderr)
         assert "Traceback" not in done.stderr
         assert "-wrong" not in done.stderr
+
+
+def test_config_check_opens_the_references(tmp_path: Path) -> None:
+    """It says what each one is, and refuses one that is itself reduced, before anything is deployed."""
+    text = '[[models]]\nname = "m"\n[[models.references]]\npath = "model.onnx"\n'
+    command = [sys.executable, "-m", "quantdrift", "config", "check", "--references"]
+    for weight, code, said in (
+        (WEIGHT, 0, "float32, opset"),
+        (WEIGHT.astype(np.float16), 2, "not full precision"),
+    ):
+        saved(linear_model(weight=weight), tmp_path / "model.onnx")
+        (tmp_path / "config.toml").write_text(text)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert said in done.stdout + done.stderr
