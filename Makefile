@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format docs bench clean
+.PHONY: help setup demo test coverage lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -23,6 +23,9 @@ demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 
 test: lint ## Run the linters and every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+
+coverage: setup ## Tell by branch what the tests reach
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
 
 lint: setup ## Check style, types and the import layers
 	$(BIN)/ruff format --check .

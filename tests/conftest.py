@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import asyncpg
 import pytest
+from hypothesis import settings
 
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.config.schema import Storage
@@ -14,6 +15,13 @@ from quantdrift.core.nats_server import NatsServer
 from storage.embedded import PostgresServer
 from storage.migrate import upgrade
 from storage.throwaway import throwaway_server
+
+
+# Seeded by each test's own code, so that CI finds the same twice; no deadline, because machines differ. To look
+# further afield: HYPOTHESIS_PROFILE=explore.
+settings.register_profile("seeded", derandomize=True, deadline=None)
+settings.register_profile("explore", deadline=None, max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 
 
 @pytest.fixture(scope="session")
