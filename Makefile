@@ -22,10 +22,10 @@ demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/python -m examples.digits $(DEMO)
 
 test: lint ## Run the linters and every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
 coverage: setup ## Tell by branch what the tests reach
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --cov --cov-report=term:skip-covered $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered $(TESTS)
 
 lint: setup ## Check style, types and the import layers
 	$(BIN)/ruff format --check .

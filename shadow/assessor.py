@@ -57,12 +57,18 @@ class Assessor:
             Cases; those to be replayed share one signature.
         at
             When they were read.
+
+        Raises
+        ------
+        BrokenRuntimeError
+            A reference computes nothing any more.
         """
         prepared = [case for case in batch if isinstance(case, Prepared)]
         quarantined = [case for case in batch if isinstance(case, Quarantined)]
         compared: list[ComparedExchange] = []
         features = self._features(prepared)
-        for case, outcome in zip(prepared, compare_batch(prepared), strict=True):
+        outcomes = compare_batch(prepared, most_items=self._config.shadow.batch_items)
+        for case, outcome in zip(prepared, outcomes, strict=True):
             of_items = [next(features) for _ in range(case.n_items)]
             if isinstance(outcome, QuarantineError):
                 quarantined.append(set_aside(case.stream_sequence, case.payload, case.exchange, outcome))

@@ -92,7 +92,8 @@ class ClassificationComparator:
             return _log_normalised(safe, side), finite
         finite = np.asarray(~np.isnan(output).any(axis=1) & np.isfinite(output.max(axis=1)))
         safe = np.where(finite[:, np.newaxis], output, 0.0)
-        shifted = safe - safe.max(axis=1, keepdims=True)
+        with np.errstate(over="ignore"):  # as far apart as float64 reaches: probability zero
+            shifted = safe - safe.max(axis=1, keepdims=True)
         return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), finite
 
 

@@ -12,20 +12,19 @@ class Holding:
     """Knows what is in hand. All of it belongs to one event loop."""
 
     def __init__(self) -> None:
-        self._held: dict[int, Delivery] = {}
+        self._held: set[Delivery] = set()  # not by sequence: a stream that is made anew counts from 1 again
 
     def take(self, delivery: Delivery) -> None:
         """Keep a delivery alive from now on."""
-        self._held[delivery.sequence] = delivery
+        self._held.add(delivery)
 
     def release(self, deliveries: Iterable[Delivery]) -> None:
         """Care for them no more: what was not acknowledged comes again."""
-        for delivery in deliveries:
-            self._held.pop(delivery.sequence, None)
+        self._held.difference_update(deliveries)
 
     async def beat(self) -> None:
         """Ask the stream for more time for everything in hand."""
-        for delivery in list(self._held.values()):
+        for delivery in list(self._held):
             with contextlib.suppress(RetryError):  # away: it will be delivered again, and stored once
                 await delivery.in_progress()
 

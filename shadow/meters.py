@@ -48,8 +48,8 @@ class Meters:
         skipped: Counter[tuple[str, str]] = Counter()
         for index, compared in enumerate(batch.compared):
             exchange = compared.exchange
-            if index in written.too_late:
-                skipped[exchange.model, "too_late"] += 1
+            if (unplaced := written.unplaced.get(index)) is not None:
+                skipped[exchange.model, unplaced.value] += 1
                 continue
             labels = {"model": exchange.model}
             self._compared.add(1, labels)

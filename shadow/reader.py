@@ -87,12 +87,13 @@ class Reader:
             await self._stop.wait(_PAUSE_S)
             return
         self._health.stream_answered()
+        taken = [self._taken(delivery) for delivery in deliveries]  # should this fail, they come again, alone
         for delivery in deliveries:
             self._holding.take(delivery)
-        for delivery in deliveries:
-            if delivery.n_delivered == 1:
-                await self._add(delivery)
-        again = [delivery for delivery in deliveries if delivery.n_delivered > 1]
+        for one in taken:
+            if one.delivery.n_delivered == 1:
+                await self._add(one)
+        again = [one for one in taken if one.delivery.n_delivered > 1]
         self._careful = bool(again)
         if again:
             await self._alone(again)
@@ -105,29 +106,28 @@ class Reader:
         """Pass on everything that is waiting for its batch to fill."""
         await self._put(self._batcher.flush())
 
-    async def _add(self, delivery: Delivery) -> None:
-        taken = self._taken(delivery)
+    async def _add(self, taken: Taken) -> None:
         case = taken.case
         complete = self._batcher.add(
             case.signature if isinstance(case, Prepared) else _NOT_REPLAYED,
             taken,
             n_items=case.n_items if isinstance(case, Prepared) else 1,
-            n_bytes=len(delivery.data),
+            n_bytes=len(taken.delivery.data),
             now_s=self._clock.monotonic_s(),
         )
         await self._put(complete)
 
-    async def _alone(self, deliveries: list[Delivery]) -> None:
+    async def _alone(self, again: list[Taken]) -> None:
         """Pass messages on one by one, each when nothing else is in flight."""
         await self.flush()
-        random.SystemRandom().shuffle(deliveries)
-        for delivery in deliveries:
+        random.SystemRandom().shuffle(again)
+        for one in again:
             await self._stages.drained()
             if self._stop.is_set():
-                self._holding.release([delivery])
-                await give_back([delivery])
+                self._holding.release([one.delivery])
+                await give_back([one.delivery])
                 continue
-            await self._stages.put([self._taken(delivery)])
+            await self._stages.put([one])
         await self._stages.drained()
 
     async def _put(self, batches: list[list[Taken]]) -> None:

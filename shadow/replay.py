@@ -1,6 +1,8 @@
 """Replays a batch and compares it: a pure function from captured exchanges to divergences."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from math import ceil
 from typing import TypeVar
 
 import msgspec
@@ -45,10 +47,11 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def signature(self) -> tuple[object, ...]:
-        """What exchanges must share to be replayed together: version, and names, types and shapes of inputs."""
-        shapes = tuple(
-            (name, array.dtype.str, array.shape[1:]) for name, array in sorted(self.inputs.items())
-        )
+        """What exchanges must share to be replayed together: version, and names, types and shapes of inputs.
+
+        In their order too: a feature without the name of an input is that of the first one.
+        """
+        shapes = tuple((name, array.dtype.str, array.shape[1:]) for name, array in self.inputs.items())
         return (self.exchange.model, self.exchange.version, shapes)
 
 
@@ -63,7 +66,7 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
     reference: Array
 
 
-def compare_batch(batch: Sequence[Prepared]) -> list[Outcome]:
+def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
     """Return, per exchange, the divergences of its items or why it is set aside.
 
     All exchanges are replayed together, and compared together. Where that fails, halves are tried, down to single
@@ -73,8 +76,15 @@ def compare_batch(batch: Sequence[Prepared]) -> list[Outcome]:
     ----------
     batch
         Exchanges with one signature; at least one.
+    most_items
+        Items that are given to the reference at once.
+
+    Raises
+    ------
+    BrokenRuntimeError
+        The reference computes nothing any more.
     """
-    replayed = _together(batch, _replay)
+    replayed = _together(batch, partial(_replay, most_items=most_items))
     pairs = [_pair(entry, outputs) for entry, outputs in zip(batch, replayed, strict=True)]
     compared = iter(_together([pair for pair in pairs if isinstance(pair, _Pair)], _compare))
     return [next(compared) if isinstance(pair, _Pair) else pair for pair in pairs]
@@ -95,13 +105,14 @@ def _together(
     return [*_together(entries[:half], work), *_together(entries[half:], work)]
 
 
-def _replay(entries: Sequence[Prepared]) -> list[dict[str, Array]]:
+def _replay(entries: Sequence[Prepared], *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
     judge = entries[0].judge
     joined = {name: np.concatenate([entry.inputs[name] for entry in entries]) for name in entries[0].inputs}
     n_items = sum(entry.n_items for entry in entries)
     if judge.model.batched:
-        size = _fixed_size(judge.runtime.inputs) or n_items
+        # In equal steps, so that hardly an item is computed for nothing.
+        size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
         outputs = _in_steps(judge.runtime, joined, n_items, size)
     else:
         alone = [

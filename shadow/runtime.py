@@ -9,7 +9,13 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from quantdrift.core.errors import QuantdriftError
+
 Array = npt.NDArray[Any]
+
+
+class BrokenRuntimeError(QuantdriftError):
+    """The reference fails or hangs whatever it is given: its worker must end, and samples wait for the next one."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from quantdrift.core.process import Stop
 from shadow.assessor import Assessor
 from shadow.holding import Holding, acknowledge, give_back
 from shadow.meters import Health, Meters
+from shadow.replay import Prepared
+from shadow.runtime import BrokenRuntimeError
 from shadow.storing import until_stored
 from shadow.triage import Case
 from storage.rows import StoreBatch
@@ -57,6 +59,10 @@ class Stages:
         Whether the process is to end: then what Postgres does not take at once is given back to the stream.
     store_limit_s
         Longest transaction.
+    replay_limit_s
+        Longest replay of a batch: a thread that hangs cannot be ended by itself.
+    broken
+        Told once, with the reason, when the reference fails or hangs whatever it is given; the process must end.
     """
 
     def __init__(
@@ -71,6 +77,8 @@ class Stages:
         clock: Clock,
         stop: Stop,
         store_limit_s: float,
+        replay_limit_s: float,
+        broken: Callable[[str], None],
     ) -> None:
         self._assessor = assessor
         self._thread = thread
@@ -81,6 +89,8 @@ class Stages:
         self._clock = clock
         self._stop = stop
         self._store_limit_s = store_limit_s
+        self._replay_limit_s = replay_limit_s
+        self._broken = broken
         self._to_replay: asyncio.Queue[list[Taken]] = asyncio.Queue(maxsize=1)
         self._to_store: asyncio.Queue[_Assessed] = asyncio.Queue(maxsize=1)
 
@@ -99,8 +109,10 @@ class Stages:
         try:
             batch = await self._assess([one.case for one in taken])
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
-        except BaseException:
+        except BaseException as error:
             self._let_go(deliveries)
+            if isinstance(error, BrokenRuntimeError):
+                self._broken(str(error))
             raise
 
     async def store_one(self) -> None:
@@ -133,7 +145,14 @@ class Stages:
         loop = asyncio.get_running_loop()
         began_s = self._clock.monotonic_s()
         work: Callable[[], StoreBatch] = lambda: self._assessor.assess(cases, self._clock.now())  # noqa: E731
-        batch = await loop.run_in_executor(self._thread, work)
+        try:
+            async with asyncio.timeout(self._replay_limit_s):
+                batch = await loop.run_in_executor(self._thread, work)
+        except TimeoutError as error:
+            n_items = sum(case.n_items for case in cases if isinstance(case, Prepared))
+            raise BrokenRuntimeError(
+                f"the replay of {n_items} items did not end within {self._replay_limit_s:g} s"
+            ) from error
         self._meters.replayed(batch, self._clock.monotonic_s() - began_s, self._assessor.overflow())
         return batch
 

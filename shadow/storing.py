@@ -1,10 +1,14 @@
-"""Storing with patience: Postgres may be away for as long as it likes."""
+"""Storing with patience: Postgres may be away for as long as it likes.
+
+A password that was changed or a right that was taken away is no fault of the samples either: they wait until it is
+mended. Only what Postgres says of the rows themselves goes through.
+"""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from storage.rows import Written
 
@@ -38,7 +42,7 @@ async def until_stored(
         try:
             async with asyncio.timeout(limit_s):
                 return await write()
-        except (RetryError, TimeoutError) as error:
+        except (RetryError, OperatorError, TimeoutError) as error:
             failed()
             if stop.is_set():
                 return None

@@ -45,12 +45,12 @@ def decode(tensor: Tensor) -> Array:
     if min(tensor.shape, default=0) < 0:
         raise _schema(f"`{tensor.name}` has a negative dimension: {list(tensor.shape)}")
     if tensor.datatype == "BYTES":
-        elements = np.empty(n_elements, dtype=object)
         texts = list(_texts(tensor))
         if len(texts) != n_elements:
             raise _schema(f"`{tensor.name}` holds {len(texts)} elements, its shape asks for {n_elements}")
+        elements = np.empty(n_elements, dtype=object)
         elements[:] = texts
-        return elements.reshape(tensor.shape)
+        return _shaped(tensor, elements)
     is_bfloat16 = tensor.datatype == "BF16"
     dtype = np.dtype("<u2") if is_bfloat16 else _DTYPES.get(tensor.datatype)
     if dtype is None:
@@ -63,7 +63,7 @@ def decode(tensor: Tensor) -> Array:
     array: Array = np.frombuffer(tensor.data, dtype=dtype)
     if is_bfloat16:  # the upper half of a float32
         array = (array.astype(np.uint32) << _BFLOAT16_BITS).view(np.float32)
-    return array.reshape(tensor.shape)
+    return _shaped(tensor, array)
 
 
 def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batched: bool) -> dict[str, Array]:
@@ -135,6 +135,13 @@ def _text_array(name: str, array: Array) -> Array:
     decoded = np.empty(len(texts), dtype=object)
     decoded[:] = texts
     return decoded.reshape(array.shape)
+
+
+def _shaped(tensor: Tensor, elements: Array) -> Array:
+    try:
+        return elements.reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:  # the elements are as many as they should be
+        raise _schema(f"`{tensor.name}` has a shape that no array can have") from error
 
 
 def _texts(tensor: Tensor) -> Iterator[bytes]:

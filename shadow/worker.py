@@ -27,6 +27,7 @@ from shadow.assessor import Assessor
 from shadow.holding import Holding
 from shadow.meters import Health, Meters
 from shadow.onnx_runtime import OnnxRuntime
+from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
 from shadow.references import References
 from shadow.runtime import ReferenceRuntime
@@ -39,6 +40,7 @@ _LOG = logging.getLogger(__name__)
 _CONNECT_PAUSE_S = 1.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
+_WAITS_PER_REPLAY = 10
 
 Found = TypeVar("Found")
 
@@ -144,6 +146,8 @@ async def _work(
             clock=clock,
             stop=stop,
             store_limit_s=store_limit_s,
+            replay_limit_s=_WAITS_PER_REPLAY * shadow.ack_wait_s,
+            broken=_end,
         )
         reader = Reader(
             shadow=shadow,
@@ -190,14 +194,22 @@ async def _work(
 
 def _load_references(config: Config) -> References:
     def load(reference: Reference) -> ReferenceRuntime:
-        return OnnxRuntime(
-            Path(reference.path),
-            provider=config.shadow.provider,
-            threads=config.shadow.threads,
-            allow_reduced_precision=reference.allow_reduced_precision,
+        return ProvenRuntime(
+            OnnxRuntime(
+                Path(reference.path),
+                provider=config.shadow.provider,
+                threads=config.shadow.threads,
+                allow_reduced_precision=reference.allow_reduced_precision,
+            )
         )
 
     return References(config.models, load)
+
+
+def _end(why: str) -> None:
+    """End the process at once: what it has in hand was not acknowledged, and comes again after `ack_wait_s`."""
+    _LOG.error("%s. Ending with exit code 1; samples wait in the stream", why)
+    os._exit(1)  # a thread that hangs could not be waited for
 
 
 async def _when_there(connect: Callable[[], Awaitable[Found]], stop: Stop) -> Found | None:

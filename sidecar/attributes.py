@@ -59,7 +59,7 @@ class Attributes:
     def _shown(self, key: str, text: str) -> str:
         if key in self._hashed:
             return keyed_hash(self._hmac_key, text)
-        return cut(text.translate(_CONTROL), self._capture.max_value_bytes)
+        return cut(text, self._capture.max_value_bytes)
 
 
 def keyed_hash(key: bytes, text: str) -> str:
@@ -68,8 +68,8 @@ def keyed_hash(key: bytes, text: str) -> str:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the longest beginning of `text` that fits into `max_bytes` of UTF-8; what UTF-8 has not is left out."""
-    return text.encode(errors="ignore")[:max_bytes].decode(errors="ignore")
+    """Return the longest beginning of `text` that fits into `max_bytes`, without control characters and surrogates."""
+    return text.translate(_CONTROL).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
 
 
 def as_text(value: Any) -> str:

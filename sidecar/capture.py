@@ -52,6 +52,7 @@ class Desk:
         self._publisher = publisher
         self._slot = slot
         self._n_strata = n_strata
+        self._n_errors = 0
 
     def handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
         """Deal with one exchange.
@@ -63,6 +64,7 @@ class Desk:
         """
         if not 0 <= meta.stratum < self._n_strata:
             raise ValueError(f"there is no stratum {meta.stratum}")
+        self._slot.add(meta.stratum, Count.HANDED)
         try:
             exchange = self._recorder.record(meta, request, response)
             if exchange is None:
@@ -73,7 +75,13 @@ class Desk:
             _LOG.debug("exchange %s is lost: %s", meta.id, error)
             self._slot.lose(meta.stratum, error.loss)
         except Exception:  # noqa: BLE001 - an observer: one bad exchange must not end it
-            _LOG.exception("exchange %s is lost to an error of our own", meta.id)
+            self._n_errors += 1
+            if (
+                self._n_errors & (self._n_errors - 1) == 0
+            ):  # 1, 2, 4, 8: a fault in each must not flood the log
+                _LOG.exception(
+                    "exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors
+                )
             self._slot.lose(meta.stratum, Loss.CAPTURE_ERROR)
 
 
@@ -106,6 +114,9 @@ async def serve(
     """
     clock = SystemClock()
     slot = counters.slot(counters.n_slots - 1)
+    slot.settle(
+        counters.n_strata, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR
+    )
     origin = origin_of(config, secrets, boot, environment)
     publisher = Publisher(config, slot, clock)
     desk = Desk(Recorder(config, origin), publisher, slot, counters.n_strata)

@@ -36,6 +36,7 @@ class Count(IntEnum):
     TAKEN = 1
     THINNED = 2
     PUBLISHED = 3
+    HANDED = 4  # relay: given to the capture process whole; capture: received
 
 
 _LOSSES = list(Loss)
@@ -135,6 +136,23 @@ class Slot:
     def gauge(self, gauge: Gauge) -> int:
         """Return a gauge of the slot."""
         return int(self._cells[gauge])
+
+    def settle(self, n_strata: int, received: Count, *, ended: tuple[Count, ...], loss: Loss) -> None:
+        """Count under `loss` what a predecessor in this slot had in hand when it died.
+
+        Parameters
+        ----------
+        n_strata
+            Header strata.
+        received, ended
+            What it took over, and what it let go beside what it lost.
+        loss
+            The reason.
+        """
+        for stratum in range(n_strata):
+            gone = sum(self.count(stratum, count) for count in ended)
+            gone += sum(self.lost_count(stratum, each) for each in _LOSSES)
+            self.lose(stratum, loss, max(0, self.count(stratum, received) - gone))
 
     def count(self, stratum: int, count: Count) -> int:
         """Return a count of a stratum."""

@@ -11,6 +11,7 @@ from enum import IntEnum
 
 from sidecar.heads import CHUNKED, UNTIL_CLOSE, FramingError
 
+PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")
@@ -80,18 +81,13 @@ class Delimiter:
         self._left = 0  # of the body or chunk
         self._partial = bytearray()  # a head or line that came in parts
         self._trailer_bytes = 0
-        self._backlog: list[bytes] | None = None  # while it is open what the next bytes are
+        self._backlog: bytearray | None = None  # while it is open what the next bytes are
         self.keep = False
 
     @property
     def at_rest(self) -> bool:
         """Whether the last message is complete and nothing of another has come."""
         return self._state is _HEAD and not self._partial and not self._backlog
-
-    @property
-    def in_body(self) -> bool:
-        """Whether a head is complete and its body is not."""
-        return self._state is not _HEAD
 
     def feed(self, chunk: bytes) -> None:
         """Take the next bytes of the direction.
@@ -138,13 +134,13 @@ class Delimiter:
 
     def pause(self) -> None:
         """Hold what follows the present message back until `resume` or `tunnel`: its meaning is still open."""
-        self._backlog = []
+        self._backlog = bytearray()
 
     def resume(self) -> None:
         """Go on with what was held back, if it was."""
         backlog, self._backlog = self._backlog, None
-        for chunk in backlog or ():
-            self.feed(chunk)
+        if backlog:
+            self.feed(bytes(backlog))
 
     def tunnel(self) -> None:
         """Follow no more: another protocol has taken over."""
@@ -154,8 +150,8 @@ class Delimiter:
 
     def _wait(self, chunk: bytes) -> None:
         assert self._backlog is not None
-        self._backlog.append(chunk)
-        if sum(map(len, self._backlog)) > self._max_head_bytes:
+        self._backlog += chunk
+        if len(self._backlog) > self._max_head_bytes:
             raise FramingError("too much follows a request whose answer decides on the protocol")
 
     def _end(self) -> None:

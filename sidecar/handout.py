@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Gauge, Slot
+from sidecar.counters import Count, Gauge, Slot
+from sidecar.framing import PIECE_BYTES
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,6 +88,8 @@ class Handout:
         if self._n_offered - self._n_sent + n_bytes > self._limit_bytes:
             self._slot.lose(stratum, Loss.CAPTURE_BEHIND)
             return
+        if len(buffers) * PIECE_BYTES > n_bytes:
+            buffers = [b"".join(buffers)]  # what waits must not cost many times what is counted
         self._buffers.extend(buffers)
         self._n_offered += n_bytes
         self._frames.append((stratum, self._n_offered))
@@ -126,7 +129,8 @@ class Handout:
     def _sent(self, n_bytes: int) -> None:
         self._n_sent += n_bytes
         while self._frames and self._frames[0][1] <= self._n_sent:
-            self._frames.popleft()
+            stratum, _ = self._frames.popleft()
+            self._slot.add(stratum, Count.HANDED)
         if self._drained is not None and not self._frames:
             self._drained.set()
         while n_bytes:

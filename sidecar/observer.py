@@ -14,16 +14,18 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
-from sidecar.framing import TUNNEL, Delimiter
+from sidecar.framing import PIECE_BYTES, TUNNEL, Delimiter
 from sidecar.handoff import RawMeta, frame
 from sidecar.heads import FramingError, RequestHead, parse_request, parse_response
 from sidecar.sampler import Draw, Sampler
 
 _LOG = logging.getLogger(__name__)
 
-_INFER = re.compile(rb"(/v2/models/[^/?]+(?:/versions/[^/?]+)?/infer)(?:\?.*)?", re.DOTALL)
+_INFER = re.compile(
+    rb"(?:https?://[^/?]*)?(/v2/models/[^/?]+(?:/versions/[^/?]+)?/infer)(?:\?.*)?", re.DOTALL
+)
 _MAX_PIPELINED = 1000
-_PIECE_BYTES = 100  # what a held buffer costs beside its content
+_HELD_BYTES = 500  # what a held exchange costs beside its buffers
 Offer = Callable[[int, Sequence[bytes | memoryview]], None]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -299,7 +301,7 @@ class Observer:
             return False
         scope = self._scope
         n_bytes = stop - start
-        charge = n_bytes + _PIECE_BYTES
+        charge = n_bytes + PIECE_BYTES + (0 if held.charged_bytes else _HELD_BYTES)
         if (
             held.request_bytes + held.response_bytes + n_bytes > scope.max_exchange_bytes
             or scope.held_bytes + charge > scope.max_held_bytes

@@ -26,6 +26,9 @@ _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer/?")
 _LENGTH = struct.Struct("<I")
 _T = TypeVar("_T")
 _MAX_RANK = 32
+_MAX_SIZE = 2**63 - 1
+# A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
+MAX_JSON_VALUES = 2_000_000
 
 # Little-endian numpy types; BF16 has none and comes only as bytes.
 _DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -131,7 +134,7 @@ def parse_target(method: str, path: str) -> Target | None:
     return Target(model=unquote(match[1]), version=unquote(match[2] or ""))
 
 
-def decode_request(json_length: str | None, body: bytes) -> Request:
+def decode_request(json_length: str | None, body: bytes, max_values: int = MAX_JSON_VALUES) -> Request:
     """Return the request in `body`.
 
     Parameters
@@ -140,15 +143,17 @@ def decode_request(json_length: str | None, body: bytes) -> Request:
         Value of `Inference-Header-Content-Length`, or None without that header.
     body
         De-chunked and decompressed.
+    max_values
+        Most values that its JSON part may hold.
 
     Raises
     ------
     LostError
         `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
-        stateful sequence cannot be replayed alone.
+        stateful sequence cannot be replayed alone. `too_large`: more values than may be held.
     """
     part, tail = _split(json_length, body)
-    document = _document(part)
+    document = _document(part, max_values)
     wire = _convert(document, _WireRequest)
     parameters = wire.parameters or {}
     if parameters.get("sequence_id"):  # 0 and the empty string stand for none
@@ -158,10 +163,10 @@ def decode_request(json_length: str | None, body: bytes) -> Request:
     return Request(document=document, parameters=parameters, inputs=_tensors(wire.inputs, tail))
 
 
-def decode_response(json_length: str | None, body: bytes) -> Response:
+def decode_response(json_length: str | None, body: bytes, max_values: int = MAX_JSON_VALUES) -> Response:
     """Return the response in `body`; parameters and errors as for a request."""
     part, tail = _split(json_length, body)
-    wire = _convert(_document(part), _WireResponse)
+    wire = _convert(_document(part, max_values), _WireResponse)
     version = "" if wire.model_version is None else str(wire.model_version)
     return Response(version=version, outputs=_tensors(wire.outputs, tail))
 
@@ -177,7 +182,9 @@ def _split(json_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
     return body[:length], memoryview(body)[length:]
 
 
-def _document(part: bytes) -> dict[str, Any]:
+def _document(part: bytes, max_values: int) -> dict[str, Any]:
+    if part.count(b",") + part.count(b"[") + part.count(b"{") > max_values:
+        raise LostError(Loss.TOO_LARGE, f"the JSON part holds more than {max_values} values")
     try:
         document = msgspec.json.decode(part)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -234,7 +241,7 @@ def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
 def _check_shape(wire: _WireTensor) -> None:
     if wire.datatype not in _ITEM_BYTES and wire.datatype != "BYTES":
         raise LostError(Loss.DECODE, "a tensor's datatype is not known")
-    if len(wire.shape) > _MAX_RANK or any(size < 0 for size in wire.shape):
+    if len(wire.shape) > _MAX_RANK or any(not 0 <= size <= _MAX_SIZE for size in wire.shape):
         raise LostError(Loss.DECODE, "a tensor's shape is none")
 
 
@@ -258,7 +265,7 @@ def _from_json(wire: _WireTensor) -> bytes:
     flat = _flatten(wire.data, wire.shape)
     try:
         if wire.datatype == "BYTES":
-            return b"".join(_LENGTH.pack(len(raw)) + raw for raw in (_encoded(text) for text in flat))
+            return _strings(flat)
         dtype = _DTYPES.get(wire.datatype)
         if dtype is None:
             raise LostError(Loss.DECODE, f"{wire.datatype} does not come as JSON")
@@ -270,10 +277,15 @@ def _from_json(wire: _WireTensor) -> bytes:
         raise LostError(Loss.DECODE, f"a tensor's data is not {wire.datatype}") from error
 
 
-def _encoded(text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise LostError(Loss.DECODE, "a tensor's data is not BYTES")
-    return text.encode()
+def _strings(flat: list[Any]) -> bytes:
+    data = bytearray()
+    for text in flat:
+        if not isinstance(text, str):
+            raise LostError(Loss.DECODE, "a tensor's data is not BYTES")
+        raw = text.encode()
+        data += _LENGTH.pack(len(raw))
+        data += raw
+    return bytes(data)
 
 
 def _flatten(data: Any, shape: list[int]) -> list[Any]:

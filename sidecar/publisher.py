@@ -20,6 +20,7 @@ from sidecar.counters import Count, Gauge, Slot
 _LOG = logging.getLogger(__name__)
 
 _N_IN_FLIGHT = 16
+_ITEM_BYTES = 256  # what waits costs beside its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0
 
@@ -31,6 +32,11 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     stratum: int
     wire: bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """What it takes of the queue."""
+        return len(self.wire) + _ITEM_BYTES
 
 
 class Publisher:
@@ -81,8 +87,9 @@ class Publisher:
             return
         self._exchanges.take(1)
         self._bytes.take(len(wire))
-        self._items.append(_Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire))
-        self._note_bytes(len(wire))
+        item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
+        self._items.append(item)
+        self._note_bytes(item.n_bytes)
         self._more.release()
 
     async def run(self, stop: Stop) -> None:
@@ -119,7 +126,7 @@ class Publisher:
     def _refusal(self, size: int) -> Loss | None:
         if self._queue is not None and size > self._queue.max_payload_bytes:
             return Loss.TOO_LARGE
-        if self._queued_bytes + size > self._config.sidecar.queue_bytes:
+        if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:
             return Loss.QUEUE_FULL
         if not self._exchanges.allows(1):
             return Loss.RATE_CAP
@@ -154,7 +161,7 @@ class Publisher:
             self._lose(item, loss)
             return
         self._slot.add(item.stratum, Count.PUBLISHED)
-        self._note_bytes(-len(item.wire))
+        self._note_bytes(-item.n_bytes)
 
     async def _send(self, item: _Item) -> Loss | None:
         """Return why it was lost, or None when the stream has acknowledged it.
@@ -183,7 +190,7 @@ class Publisher:
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)
-        self._note_bytes(-len(item.wire))
+        self._note_bytes(-item.n_bytes)
 
     def _note_bytes(self, change: int) -> None:
         self._queued_bytes += change

@@ -5,17 +5,27 @@ from datetime import UTC, datetime
 import msgspec
 
 from quantdrift.core.config.schema import Config, Model
-from quantdrift.core.records import Exchange, Loss, Policy, Sampling
+from quantdrift.core.records import Exchange, Loss, Policy, Sampling, Tensor
 from sidecar.attributes import Attributes, cut, keyed_hash
 from sidecar.handoff import RawMeta
 from sidecar.lost import LostError
 from sidecar.message import Head, parse_head, read_body
-from sidecar.oip import JSON_LENGTH, PROTOCOL, Target, decode_request, decode_response, parse_target
+from sidecar.oip import (
+    JSON_LENGTH,
+    PROTOCOL,
+    Response,
+    Target,
+    decode_request,
+    decode_response,
+    parse_target,
+)
 from sidecar.policy import policy_of
 from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128
+_VERSION_BYTES = 128
+_BYTES_PER_VALUE = 8  # of the longest exchange, for each value in a JSON part
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +96,8 @@ class Recorder:
         model = self._models.get(target.model)
         if model is None:
             raise LostError(Loss.UNKNOWN_MODEL, "no such model in the configuration")
-        limit = self._config.sidecar.max_exchange_bytes
-        sent = read_body(asked, bytes(request[meta.request_head_bytes :]), limit)
-        got = read_body(answer, bytes(response[meta.response_head_bytes :]), limit)
-        query = decode_request(asked.headers.get(JSON_LENGTH), sent)
-        reply = decode_response(answer.headers.get(JSON_LENGTH), got)
-        attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
+        inputs, attributes, n_bytes = self._request(asked, request[meta.request_head_bytes :])
+        reply = self._response(answer, response[meta.response_head_bytes :], n_bytes)
 
         policy = self._policy_of(meta.epoch)
         margin = candidate_margin(reply.outputs, model) if self._needs_margin else None
@@ -105,7 +111,7 @@ class Recorder:
             model=model.name,
             version=self._version(reply.version, target, model),
             protocol=PROTOCOL,
-            inputs=query.inputs,
+            inputs=inputs,
             outputs=reply.outputs,
             attributes=attributes,
             sampling=Sampling(
@@ -119,6 +125,19 @@ class Recorder:
             trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
         )
 
+    def _request(self, head: Head, raw: bytes | memoryview) -> tuple[tuple[Tensor, ...], dict[str, str], int]:
+        """Return inputs, attributes and the content's length; the decoded document is gone by then: it is large."""
+        limit = self._config.sidecar.max_exchange_bytes
+        body = read_body(head, bytes(raw), limit)
+        query = decode_request(head.headers.get(JSON_LENGTH), body, limit // _BYTES_PER_VALUE)
+        attributes = self._attributes.pick(head.headers, query.parameters, query.document)
+        return query.inputs, attributes, len(body)
+
+    def _response(self, head: Head, raw: bytes | memoryview, n_request_bytes: int) -> Response:
+        limit = self._config.sidecar.max_exchange_bytes
+        body = read_body(head, bytes(raw), limit - n_request_bytes)
+        return decode_response(head.headers.get(JSON_LENGTH), body, limit // _BYTES_PER_VALUE)
+
     def _policy_of(self, epoch: str) -> Policy:
         if self._policy is None or self._policy.epoch != epoch:
             self._policy = policy_of(self._config.sampling, epoch)
@@ -127,7 +146,8 @@ class Recorder:
 
     def _version(self, answered: str, target: Target, model: Model) -> str:
         """Return the first that is told: by the response, the path, the configuration, the environment."""
-        return answered or target.version or model.version or self._origin.version or UNVERSIONED
+        told = cut(answered or target.version, _VERSION_BYTES)
+        return told or model.version or self._origin.version or UNVERSIONED
 
     def _group(self, asked: Head) -> str:
         """Return the statistical unit: requests of one user are taken together and are not independent."""

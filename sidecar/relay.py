@@ -5,7 +5,9 @@ does not read stops the other side from being read. An observer that raises is l
 """
 
 import asyncio
+import contextlib
 import logging
+import os
 import socket
 import struct
 from collections.abc import Callable
@@ -21,6 +23,7 @@ CONNECT_S = 10.0
 LINGER_S = 60.0
 # A little above what one read may bring, so that a single large read does not stop the reading.
 _HIGH_WATER_BYTES = 256 * 1024
+_READ_BYTES = 256 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -47,7 +50,6 @@ class Relay:
         self.scope = scope
         self.loop = loop
         self.connections: set[Connection] = set()
-        self.is_draining = False
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -83,7 +85,6 @@ class Relay:
 
     async def drain(self) -> None:
         """Close every connection as soon as it is between exchanges; return when all are closed."""
-        self.is_draining = True
         for connection in list(self.connections):
             connection.drain()
         await self._empty.wait()
@@ -132,6 +133,8 @@ class _Side(asyncio.Protocol):
         self.connection.other(self).resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self is self.connection.backend:
+            self.read_rest()
         self.is_lost = True
         self.connection.lost(self, exc)
 
@@ -146,6 +149,15 @@ class _Side(asyncio.Protocol):
     def resume(self) -> None:
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
+
+    def read_rest(self) -> None:
+        """Take what has arrived: a failed write ends the transport, and an early answer (413, say) may lie unread."""
+        if self.transport is None:
+            return
+        end = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # there is nothing more, or it was reset
+            while data := os.read(end.fileno(), _READ_BYTES):
+                self.data_received(data)
 
     def end(self) -> None:
         """Send what waits, then say that no more comes."""

@@ -167,6 +167,8 @@ def _listen(address: str, backlog: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted sockets inherit it. The backend's own probes reach the relay, never a client that has vanished.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listener.bind(where)
             listener.listen(backlog)
         except OSError:

@@ -6,6 +6,7 @@ The supervisor starts it as `python -m sidecar.worker`. It is kept small: no aio
 import argparse
 import asyncio
 import gc
+import resource
 import socket
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Role, Secrets, load, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
-from sidecar.counters import Counters, Gauge, Slot
+from quantdrift.core.records import Loss
+from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.drain import Deadlines
 from sidecar.handout import Handout
 from sidecar.observer import Scope
@@ -48,6 +50,8 @@ async def serve(
     bounds = config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
+    n_strata = len(config.sampling.header_strata) + 1
+    slot.settle(n_strata, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
     sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp())
@@ -95,6 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {given.slot}")
     counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
     listener = socket.socket(fileno=given.listen_fd)
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (most, most)
+    )  # two files per client: the usual 1024 are soon gone
 
     async def process(stop: Stop) -> int:
         slot = counters.slot(given.slot)

@@ -10,14 +10,14 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.facts import Fleet, ReasonCount, StratumCounts
 
-_EDGE = timedelta(minutes=15)  # a sidecar that runs has stated its counts at least once in such a stretch
+_EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
 
-# Counts are cumulative per boot: what a period saw is its last statement less the one before it.
+# Counts are cumulative per boot: what a period saw is its last statement less the last one before the period, however
+# old that is. Where there is none, the boot is counted from zero, as in the view `coverage_hour`.
 _TALLIES = text("""
     with edge as (
-        select source, boot, stratum, max(sequence) filter (where at < :begin) as before,
-            min(sequence) filter (where at >= :begin) as first, max(sequence) filter (where at >= :begin) as last
-        from tally where at >= :edge and at < :end group by 1, 2, 3
+        select source, boot, stratum, min(sequence) as first, max(sequence) as last
+        from tally where at >= :begin and at < :end group by 1, 2, 3
     )
     select e.source, e.boot::text as boot, e.stratum, l.offered - coalesce(b.offered, 0) as offered,
         l.taken - coalesce(b.taken, 0) as taken, l.thinned - coalesce(b.thinned, 0) as thinned,
@@ -25,8 +25,11 @@ _TALLIES = text("""
         l.blind_connections - coalesce(b.blind_connections, 0) as blind_connections
     from edge e
     join tally l on l.source = e.source and l.boot = e.boot and l.stratum = e.stratum and l.sequence = e.last
-    left join tally b on b.source = e.source and b.boot = e.boot and b.stratum = e.stratum
-        and b.sequence = coalesce(e.before, case when e.first > 1 then e.first end)
+    left join lateral (
+        select t.* from tally t
+        where t.source = e.source and t.boot = e.boot and t.stratum = e.stratum and t.sequence < e.first
+        order by t.sequence desc limit 1
+    ) b on true
     order by e.stratum, e.source
 """)
 
@@ -79,7 +82,7 @@ class Coverage:
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
         blind: dict[tuple[str, str], int] = {}
-        for row in await self._rows(_TALLIES, begin=begin, end=end, edge=begin - _EDGE):
+        for row in await self._rows(_TALLIES, begin=begin, end=end):
             stratum = row["stratum"]
             counts[stratum].update({name: row[name] for name in ("offered", "taken", "thinned", "published")})
             lost[stratum].update(row["lost"])

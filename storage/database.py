@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 import asyncpg
-from sqlalchemy import URL, make_url, text
+from sqlalchemy import URL, event, make_url, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -16,7 +17,8 @@ from storage.driver import connection_class
 
 # Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict,
 # locks; and two single ones: a standby that is not yet the primary, and a transaction ended for idling.
-_PASSING_STATES: Final = ("08", "53", "57", "40", "55", "25006", "25P03")
+_READ_ONLY: Final = "25006"
+_PASSING_STATES: Final = ("08", "53", "57", "40", "55", _READ_ONLY, "25P03")
 _OPERATOR_STATES: Final = {
     "28": "check user and password in the Postgres address, and the server's pg_hba.conf",
     "3D000": "create it, or correct the name at the end of the Postgres address",
@@ -129,7 +131,7 @@ def make_engine(
     options
         For SQLAlchemy's `create_async_engine`.
     """
-    return create_async_engine(
+    engine = create_async_engine(
         address_of(dsn),
         hide_parameters=True,
         connect_args={
@@ -140,6 +142,14 @@ def make_engine(
         },
         **options,
     )
+    event.listen(engine.sync_engine, "handle_error", _leave_standby)
+    return engine
+
+
+def _leave_standby(context: ExceptionContext) -> None:
+    """Close every connection to a server that has become a standby: the address leads to the new primary by now."""
+    if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
+        context.is_disconnect = True
 
 
 @asynccontextmanager

@@ -47,11 +47,12 @@ _COUNT = text("""
     ) as row
 """)
 
-# A group is one exchange: its items in the slice share one inclusion probability and count as their mean.
+# A group is one exchange: its items in the slice share one inclusion probability, and its weight in equal parts.
 _GROUPS = """
     with item as (
         select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
-            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.js, least(c.kl, m.cap) as kl, c.kl as raw_kl
+            1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.js,
+            case when c.kl is not null then least(c.kl, m.cap) end as kl, c.kl as raw_kl
         from comparison c
         join unnest(cast(:versions as int[]), cast(:caps as double precision[])) as m (id, cap) on m.id = c.model_version_id
         cross join unnest(c.slice_ids) as s (slice_id)
@@ -61,25 +62,26 @@ _GROUPS = """
 
 _ITEM_SUMS = text(f"""
     {_GROUPS}, one as (
-        select model_version_id, slice_id, at, exchange_id, count(*) as n, max(w) as w, avg(flip) as flip,
-            avg(js) as js, avg(kl) as kl, count(*) filter (where raw_kl = 'infinity') as n_kl_infinite
+        select model_version_id, slice_id, at, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
+            sum(flip) as flip, sum(js) as js, sum(kl) as kl, count(flip) as n_flip, count(js) as n_js,
+            count(kl) as n_kl, count(*) filter (where raw_kl = 'infinity') as n_kl_infinite
         from item group by 1, 2, 3, 4
     )
     select model_version_id, slice_id, at, sum(n) as n_items, count(*) as n_groups, sum(w) as weight,
-        sum(w * w) as weight_sq, coalesce(sum(w * flip), 0) as flip, coalesce(sum(w * js), 0) as js,
-        coalesce(sum(w * kl), 0) as kl, sum(n_kl_infinite) as n_kl_infinite
+        sum(w * w) as weight_sq, coalesce(sum(part * flip), 0) as flip, coalesce(sum(part * js), 0) as js,
+        coalesce(sum(part * kl), 0) as kl, sum(part * n_flip) as flip_weight, sum(part * n_js) as js_weight,
+        sum(part * n_kl) as kl_weight, sum(n_kl_infinite) as n_kl_infinite
     from one group by 1, 2, 3 order by 1, 2, 3
 """)  # noqa: S608 - constant text
 
 _ITEM_BINS = text(f"""
     {_GROUPS}, sized as (
         select *, count(*) over (partition by model_version_id, slice_id, exchange_id) as n from item
-        where raw_kl is not null
     )
     select model_version_id, slice_id, sum(w / n) as weight,
         case when raw_kl <= 1e-6 then 0 when raw_kl >= 10 then 63
             else least(63, floor(64 * ln(raw_kl / 1e-6) / ln(1e7))::int) end as bin
-    from sized group by 1, 2, 4
+    from sized where raw_kl is not null group by 1, 2, 4
 """)  # noqa: S608 - constant text
 
 
@@ -230,5 +232,8 @@ def _sums(row: RowMapping) -> Sums:
         flip=float(row["flip"]),
         js=float(row["js"]),
         kl=float(row["kl"]),
+        flip_weight=float(row["flip_weight"]),
+        js_weight=float(row["js_weight"]),
+        kl_weight=float(row["kl_weight"]),
         n_kl_infinite=int(row["n_kl_infinite"]),
     )

@@ -72,7 +72,7 @@ class Extent(_Fact, frozen=True, kw_only=True):
 
 
 class Sums(_Fact, frozen=True, kw_only=True):
-    """Sums over the exchanges of one slice; means are `sum / weight`.
+    """Sums over the exchanges of one slice; a mean is the sum over the weight of what has that metric.
 
     Parameters
     ----------
@@ -81,7 +81,10 @@ class Sums(_Fact, frozen=True, kw_only=True):
     weight, weight_sq
         Sum of 1 / pi over exchanges, and of its square.
     flip, js, kl
-        Weighted sums of the exchanges' means; kl is capped per item at the model's `kl_cap`, in nats.
+        Weighted sums over items, each with an equal part of its exchange's weight; kl is capped per item at the
+        model's `kl_cap`, in nats.
+    flip_weight, js_weight, kl_weight
+        The part of `weight` that has that metric: outputs that are no distribution have none.
     n_kl_infinite
         Items whose KL was infinite.
     """
@@ -93,6 +96,9 @@ class Sums(_Fact, frozen=True, kw_only=True):
     flip: float = 0.0
     js: float = 0.0
     kl: float = 0.0
+    flip_weight: float = 0.0
+    js_weight: float = 0.0
+    kl_weight: float = 0.0
     n_kl_infinite: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
@@ -104,9 +110,20 @@ class Sums(_Fact, frozen=True, kw_only=True):
         return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
 
     def mean(self, metric: Metric) -> float | None:
-        """Return the weighted mean over exchanges of flip, js or kl; None where there are none."""
-        total = {Metric.FLIP: self.flip, Metric.JS: self.js, Metric.KL: self.kl}[metric]
-        return total / self.weight if self.weight else None
+        """Return the weighted mean over exchanges of flip, js or kl; None where none has that metric."""
+        total, weight = self._of(metric)
+        return total / weight if weight else None
+
+    def n_effective_of(self, metric: Metric) -> float:
+        """Return the part of `n_effective` that has that metric: flip, js or kl."""
+        return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
+
+    def _of(self, metric: Metric) -> tuple[float, float]:
+        return {
+            Metric.FLIP: (self.flip, self.flip_weight),
+            Metric.JS: (self.js, self.js_weight),
+            Metric.KL: (self.kl, self.kl_weight),
+        }[metric]
 
 
 class SliceSums(_Fact, frozen=True, kw_only=True):

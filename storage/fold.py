@@ -31,6 +31,10 @@ from storage.fold_rows import (
 
 _HOUR: Final = timedelta(hours=1)
 
+# The row must be there to be locked: without one, two monitors could both begin.
+_BEGIN: Final = text("""
+    insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0) on conflict (id) do nothing
+""")
 _POSITION: Final = text("select fold_seq, event_time, mass, n_detectors from fold where id = 1 for update")
 _NUMBER: Final = text("""
     with next as (
@@ -48,32 +52,59 @@ _COMPARISONS: Final = text("""
     order by batch_id, comparison.exchange_id, item
 """)
 _TALLY: Final = """
-    t.source, t.boot::text, t.stratum, t.sequence, t.at, t.offered, t.taken,
+    t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
     coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
 """
 _TALLIES: Final = text(f"""
-    select t.batch_id, {_TALLY} from tally t
+    select t.batch_id, {_TALLY} from tally t join batch b on b.id = t.batch_id
     where t.batch_id = any(cast(:batches as bigint[])) order by t.batch_id, t.source, t.boot, t.sequence, t.stratum
 """)  # noqa: S608 - constants
 _RECENT_TALLIES: Final = text(f"""
     select {_TALLY} from tally t join batch b on b.id = t.batch_id
-    where b.fold_seq is not null and t.at > :horizon
+    where b.fold_seq is not null and t.at > :horizon and b.stored_at > :horizon
     order by b.fold_seq, t.source, t.boot, t.sequence, t.stratum
 """)  # noqa: S608 - constants
+# However long a sidecar was silent: its next tally is measured against its last. One step per sidecar start and
+# stratum along the primary key; reading every tally would take minutes in a large fleet.
 _BASELINES: Final = text(f"""
-    select distinct on (t.source, t.boot, t.stratum) {_TALLY} from tally t join batch b on b.id = t.batch_id
-    where b.fold_seq is not null and t.at <= :horizon and t.at > cast(:horizon as timestamptz) - interval '1 day'
-    order by t.source, t.boot, t.stratum, t.sequence desc
+    with recursive known as (
+        (select source, boot, stratum from tally order by source, boot, stratum limit 1)
+        union all
+        select n.source, n.boot, n.stratum from known k cross join lateral (
+            select t.source, t.boot, t.stratum from tally t
+            where (t.source, t.boot, t.stratum) > (k.source, k.boot, k.stratum)
+            order by t.source, t.boot, t.stratum limit 1
+        ) n
+    )
+    select newest.* from known k cross join lateral (
+        select {_TALLY} from tally t join batch b on b.id = t.batch_id
+        where t.source = k.source and t.boot = k.boot and t.stratum = k.stratum
+            and b.fold_seq is not null and least(t.at, b.stored_at) <= :horizon
+        order by t.sequence desc limit 1
+    ) newest
+    where newest.at > cast(:horizon as timestamptz) - interval '30 days'
 """)  # noqa: S608 - constants
 
 
 async def resume(connection: AsyncConnection) -> Snapshot:
-    """Return where the record stands, for a fold that begins or goes on."""
+    """Return where the record stands, for a fold that begins or goes on; what is retired stays behind."""
     position = await _position(connection)
     detectors = await _rows(
-        connection, "select * from detector order by model_version_id, slice_id, metric, kind"
+        connection,
+        "select * from detector where retired_at is null order by model_version_id, slice_id, metric, kind",
     )
-    verdicts = await _rows(connection, "select * from verdict order by model_version_id, slice_id")
+    # Without a detector there are only versions without a reference; what has retired ones alone is history.
+    verdicts = await _rows(
+        connection,
+        """
+        select v.* from verdict v
+            left join lateral (
+                select bool_and(d.retired_at is not null) as retired from detector d
+                where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
+            ) d on true
+        where d.retired is not true order by v.model_version_id, v.slice_id
+        """,
+    )
     baselines: Sequence[RowMapping] = ()
     recent: Sequence[RowMapping] = ()
     if position.event_us is not None:
@@ -171,9 +202,8 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
 
 
 async def _position(connection: AsyncConnection) -> Position:
-    row = (await connection.execute(_POSITION)).mappings().one_or_none()
-    if row is None:
-        return Position()
+    await connection.execute(_BEGIN)
+    row = (await connection.execute(_POSITION)).mappings().one()
     return Position(
         fold_seq=row["fold_seq"],
         event_us=None if row["event_time"] is None else to_us(row["event_time"]),

@@ -44,7 +44,10 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
 
 
 class TallyRow(_Row, frozen=True, kw_only=True):
-    """Cumulative counts of one header stratum of one sidecar; `lost` over all reasons."""
+    """Cumulative counts of one header stratum of one sidecar; `lost` over all reasons.
+
+    `at_us` is not later than the storing: a clock that runs ahead must not make its counts recent for ever.
+    """
 
     source: str
     boot: str
@@ -178,6 +181,11 @@ class RollupRow(_Row, frozen=True, kw_only=True):
     js: float
     kl: float
     margin: float
+    flip_weight: float
+    topk_weight: float
+    js_weight: float
+    kl_weight: float
+    margin_weight: float
     n_kl_infinite: int
     kl_bins: tuple[float, ...]
 
@@ -199,7 +207,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     position
         Where it stopped.
     detectors, verdicts
-        All of them.
+        All that are not retired.
     baselines
         Per sidecar start and stratum the newest folded tally before the recent window.
     tallies

@@ -1,4 +1,8 @@
-"""Events that wait for the collector."""
+"""Events that wait for the collector, in the order of their numbers.
+
+An event that the collector refused although it took others waits behind those that it never refused, so that it
+holds up nobody. It is never given up: the outbox holds alert transitions alone, and their number is its bound.
+"""
 
 from typing import Any, Final
 
@@ -14,10 +18,9 @@ _UNSENT: Final = text("""
     from outbox o join transition t on t.id = o.transition_id
     where o.sent_at is null order by o.attempts, o.id limit :most
 """)
-_SENT: Final = text(
-    "update outbox set sent_at = now(), attempts = attempts + 1, last_error = null where id = :id"
-)
-_FAILED: Final = text("update outbox set attempts = attempts + 1, last_error = :error where id = :id")
+_SENT: Final = text("update outbox set sent_at = now(), last_error = null where id = :id")
+_REFUSED: Final = text("update outbox set attempts = attempts + 1, last_error = :error where id = :id")
+_UNREACHED: Final = text("update outbox set last_error = :error where id = :id")
 
 
 class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +31,7 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     id
         Its number in the outbox.
     attempts
-        Exports tried so far.
+        How often the collector refused it while it took others.
     at_us
         Event time, microseconds since 1970.
     from_verdict, to_verdict
@@ -46,7 +49,7 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
-    """Return waiting events, those tried least first, so that one that is never taken holds up nobody."""
+    """Return waiting events in their order, those that the collector refused behind the others."""
     return [
         WaitingEvent(
             id=row["id"],
@@ -65,9 +68,9 @@ async def mark_sent(connection: AsyncConnection, event_id: int) -> None:
     await connection.execute(_SENT, {"id": event_id})
 
 
-async def mark_failed(connection: AsyncConnection, event_id: int, error: str) -> None:
-    """Note that an export failed; it will be tried again."""
-    await connection.execute(_FAILED, {"id": event_id, "error": error})
+async def mark_failed(connection: AsyncConnection, event_id: int, error: str, *, refused: bool) -> None:
+    """Note that an export failed; it will be tried again, behind the others where it was `refused`."""
+    await connection.execute(_REFUSED if refused else _UNREACHED, {"id": event_id, "error": error})
 
 
 async def count_unsent(connection: AsyncConnection) -> int:

@@ -46,10 +46,9 @@ _VERDICT_ALERTS: Final = text("""
     where v.model_version_id = :version and v.slice_id = :slice
 """)
 _FOLD: Final = text("""
-    insert into fold (id, fold_seq, event_time, mass, n_detectors, folded_at)
-    values (1, :fold_seq, :event_time, :mass, :n_detectors, now())
-    on conflict (id) do update set fold_seq = excluded.fold_seq, event_time = excluded.event_time,
-        mass = excluded.mass, n_detectors = excluded.n_detectors, folded_at = excluded.folded_at
+    update fold set fold_seq = :fold_seq, event_time = :event_time, mass = :mass, n_detectors = :n_detectors,
+        folded_at = now()
+    where id = 1
 """)
 _ADDED_BINS: Final = (
     "(select array_agg(a + b order by i) from unnest(rollup.kl_bins, excluded.kl_bins)"
@@ -65,6 +64,11 @@ _SUMS: Final = (
     "js",
     "kl",
     "margin",
+    "flip_weight",
+    "topk_weight",
+    "js_weight",
+    "kl_weight",
+    "margin_weight",
     "n_kl_infinite",
 )
 

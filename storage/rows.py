@@ -148,9 +148,9 @@ class Written(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     n_rows
         Rows that were not there before.
-    too_late
-        Indices into `compared` of exchanges that no partition takes any more.
+    unplaced
+        Indices into `compared` of exchanges that no partition takes, with the reason they were set aside for.
     """
 
     n_rows: int
-    too_late: frozenset[int] = frozenset()
+    unplaced: dict[int, QuarantineReason] = {}

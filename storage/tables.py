@@ -143,7 +143,8 @@ class Batch(Base):
     )
     skipped: Mapped[Json] = mapped_column(
         server_default=text("'{}'"),
-        comment="Exchanges read but not compared, number by reason: no_reference and the quarantine reasons.",
+        comment="Exchanges read but not compared, number by reason: no_reference (counted as often as they are"
+        " delivered) and the quarantine reasons (counted once).",
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(
         comment="Place in the fold; null until the monitor took it."
@@ -347,7 +348,9 @@ class Outbox(Base):
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
     transition_id: Mapped[BigInt] = mapped_column(ForeignKey("transition.id"), comment="What it tells of.")
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
-    attempts: Mapped[Int] = mapped_column(server_default=text("0"), comment="Exports tried.")
+    attempts: Mapped[Int] = mapped_column(
+        server_default=text("0"), comment="How often the collector refused it while it took others."
+    )
     last_error: Mapped[Str | None] = mapped_column(comment="Why the last one failed.")
     sent_at: Mapped[Time | None] = mapped_column(comment="When the collector took it; null until then.")
 
@@ -358,14 +361,18 @@ class Quarantine(Base):
     __tablename__ = "quarantine"
     __table_args__ = (
         Index("ix_quarantine_quarantined_at", "quarantined_at"),
-        UniqueConstraint("stream_sequence", "reason"),
+        UniqueConstraint("stream_sequence", "digest", "reason"),
         {
             "comment": "Exchanges that could not be compared, with their reason; payloads are deleted after a day."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
     stream_sequence: Mapped[BigInt] = mapped_column(
-        comment="Sequence in the stream; the same message counts once."
+        comment="Sequence in the stream, which begins anew when the stream is made anew."
+    )
+    digest: Mapped[bytes] = mapped_column(
+        LargeBinary,
+        comment="SHA-256 of the message; the same message under the same sequence counts once per reason.",
     )
     exchange_id: Mapped[Uuid | None] = mapped_column(comment="Exchange, where it could be read.")
     model: Mapped[Str] = mapped_column(comment="Model, where it could be read, else empty.")
@@ -389,11 +396,18 @@ class _Rollup:
         comment="Sum of weights 1 / pi over groups: estimated exchanges offered."
     )
     weight_sq: Mapped[Float] = mapped_column(comment="Sum of squared weights; n_eff = weight^2 / weight_sq.")
-    flip: Mapped[Float] = mapped_column(comment="Weighted sum of group means of flip; divide by weight.")
+    flip: Mapped[Float] = mapped_column(comment="Weighted sum of flip over items; divide by flip_weight.")
     topk: Mapped[Float] = mapped_column(comment="The same of topk.")
     js: Mapped[Float] = mapped_column(comment="The same of js, nats.")
     kl: Mapped[Float] = mapped_column(comment="The same of kl, each item capped at the model's kl_cap, nats.")
     margin: Mapped[Float] = mapped_column(comment="The same of margin.")
+    flip_weight: Mapped[Float] = mapped_column(
+        comment="The part of weight that has a flip: items share the weight of their exchange."
+    )
+    topk_weight: Mapped[Float] = mapped_column(comment="The same of topk.")
+    js_weight: Mapped[Float] = mapped_column(comment="The same of js.")
+    kl_weight: Mapped[Float] = mapped_column(comment="The same of kl.")
+    margin_weight: Mapped[Float] = mapped_column(comment="The same of margin.")
     n_kl_infinite: Mapped[BigInt] = mapped_column(comment="Items whose KL was infinite.")
     kl_bins: Mapped[list[float]] = mapped_column(
         ARRAY(Double), comment="Weighted histogram of kl: 64 log-spaced bins from 1e-6 to 10 nats, ends open."

@@ -4,20 +4,22 @@ Nothing is acknowledged to the stream before the transaction has committed, so e
 store what is stored already: rows, quarantined messages and tallies are there once, whatever happens.
 """
 
+import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 import msgspec
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, insert, select, tuple_, update
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import MIB
-from quantdrift.core.errors import OperatorError, QuarantineReason
-from quantdrift.core.records import Policy, Predicate, Tally
+from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
+from quantdrift.core.records import Predicate, Tally
 from quantdrift.core.slices import SliceKey
 from storage import tables
 from storage.bulk import comparison_rows, day_of, insert_comparisons
@@ -26,6 +28,8 @@ from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, 
 
 PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
 _HOUR_S: Final = 3600.0
+# Yesterday, today and tomorrow have a partition for as long as anybody makes them.
+_MAINTAINED: Final = timedelta(days=1)
 _UNDEFINED_TABLE: Final = "42P01"
 _NO_REFERENCE: Final = "no_reference"
 
@@ -33,22 +37,19 @@ _NO_REFERENCE: Final = "no_reference"
 class Writer:
     """Stores what a shadow worker compared. One task uses it.
 
-    Ids of policies, candidate versions and slices are remembered once their transaction has committed.
-
     Parameters
     ----------
     database
         Where to.
     clock
-        For the allowance of payloads: a wrong configuration sets everything aside, and must not fill the disk.
+        Tells what is captured in the future, and measures the allowance of payloads: a wrong configuration sets
+        everything aside, and must not fill the disk.
     """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
+        self._clock = clock
         self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
-        self._versions: dict[VersionKey, int] = {}
-        self._policies: dict[str, int] = {}
-        self._slices: dict[tuple[str, str], int] = {}
 
     async def slices(self) -> list[SliceKey]:
         """Return every slice the record knows, oldest first.
@@ -91,10 +92,13 @@ class Writer:
         Raises
         ------
         RetryError
-            Postgres is away or busy: nothing is stored, the same call may succeed later.
+            Postgres is away or busy, or lacks the partition of today: nothing is stored, the same call may succeed
+            later.
+        OperatorError
+            The address, a right or the schema is wrong: the same call succeeds once that is mended.
         """
         async with self._database.begin() as connection:
-            versions, policies, slices = await self._ids(connection, batch)
+            versions, policies, slices = await _ids(connection, batch)
             skipped = Counter(await _quarantine(connection, batch.quarantined, self._payloads))
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
@@ -112,15 +116,16 @@ class Writer:
                 )
             ]
             n_rows, days = await insert_comparisons(connection, rows)
-            late = frozenset(
-                i for i, c in enumerate(batch.compared) if day_of(c.exchange.captured_at) in days
-            )
-            too_late = [_too_late(batch.compared[index]) for index in sorted(late)]
-            skipped.update(await _quarantine(connection, too_late, self._payloads))
+            now = self._clock.now()
+            unplaced = {
+                index: _unplaced(compared, now)
+                for index, compared in enumerate(batch.compared)
+                if day_of(compared.exchange.captured_at) in days
+            }
+            skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
             if n_rows != expected or not (n_rows or skipped):
                 await _correct_batch(connection, batch_id, n_rows, skipped)
-        self._versions, self._policies, self._slices = versions, policies, slices
-        return Written(n_rows=n_rows, too_late=late)
+        return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
 
     async def store_tallies(self, worker: str, tallies: Sequence[Tally]) -> Written:
         """Store tallies, each once, in one transaction with one `batch` row.
@@ -146,72 +151,85 @@ class Writer:
                 .returning(tables.Batch.id)
             )
             assert batch_id is not None
+            # Handed over beside the statement, which then goes out in parts that Postgres can take.
             stored = await connection.scalars(
-                upsert(tables.Tally)
-                .values([row for tally in tallies for row in _tally_rows(tally, batch_id)])
-                .on_conflict_do_nothing()
-                .returning(tables.Tally.sequence)
+                upsert(tables.Tally).on_conflict_do_nothing().returning(tables.Tally.sequence),
+                [row for tally in tallies for row in _tally_rows(tally, batch_id)],
             )
             n_rows = len(stored.all())
             if n_rows != expected:
                 await _correct_batch(connection, batch_id, n_rows, Counter())
         return Written(n_rows=n_rows)
 
-    async def _ids(
-        self, connection: AsyncConnection, batch: StoreBatch
-    ) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
-        """Return all known ids, having made those that the batch needs and that are not known yet."""
-        keys = {*(c.version for c in batch.compared), *(u.version for u in batch.unreferenced)}
-        versions = dict(self._versions)
-        for key in sorted(keys - set(versions), key=msgspec.structs.astuple):
-            versions[key] = await _id_of(
-                connection,
-                tables.ModelVersion.__table__,
-                {
-                    "model": key.model,
-                    "candidate_version": key.candidate_version,
-                    "reference_digest": key.reference_digest,
-                },
-                {"reference": msgspec.json.decode(batch.references.get(key.reference_digest, "{}"))},
-            )
-        policies = dict(self._policies)
-        wanted: dict[str, Policy] = {
-            c.exchange.sampling.policy.epoch: c.exchange.sampling.policy for c in batch.compared
-        }
-        for epoch in sorted(set(wanted) - set(policies)):
-            policies[epoch] = await _id_of(
-                connection,
-                tables.Policy.__table__,
-                {"epoch": epoch},
-                {"definition": msgspec.to_builtins(wanted[epoch])},
-            )
-        slices = dict(self._slices)
-        met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
-        # In one order everywhere, so that two workers never wait for each other.
-        for name in sorted(set(met) - set(slices)):
-            slices[name] = await _id_of(
-                connection,
-                tables.Slice.__table__,
-                {"model": name[0], "predicate": name[1]},
-                {
-                    "name": met[name].name,
-                    "definition": {"where": msgspec.to_builtins(met[name].where)},
-                },
-            )
-        return versions, policies, slices
+
+async def _ids(
+    connection: AsyncConnection, batch: StoreBatch
+) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
+    """Return the ids of everything that the batch points to, having made what was missing.
+
+    They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
+    out again for something else.
+    """
+    keys = {*(c.version for c in batch.compared), *(u.version for u in batch.unreferenced)}
+    versions = await _ids_of(
+        connection,
+        tables.ModelVersion.__table__,
+        ("model", "candidate_version", "reference_digest"),
+        {
+            msgspec.structs.astuple(key): {
+                "reference": msgspec.json.decode(batch.references.get(key.reference_digest, "{}"))
+            }
+            for key in keys
+        },
+    )
+    policies = await _ids_of(
+        connection,
+        tables.Policy.__table__,
+        ("epoch",),
+        {
+            (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
+            for policy in (compared.exchange.sampling.policy for compared in batch.compared)
+        },
+    )
+    met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    slices = await _ids_of(
+        connection,
+        tables.Slice.__table__,
+        ("model", "predicate"),
+        {
+            key: {"name": one.name, "definition": {"where": msgspec.to_builtins(one.where)}}
+            for key, one in met.items()
+        },
+    )
+    return (
+        {key: versions[msgspec.structs.astuple(key)] for key in keys},
+        {epoch: policy_id for (epoch,), policy_id in policies.items()},
+        {(model, predicate): slice_id for (model, predicate), slice_id in slices.items()},
+    )
 
 
-async def _id_of(connection: AsyncConnection, table: Any, key: dict[str, Any], more: dict[str, Any]) -> int:
-    """Return the id of the row with this key, having inserted it where it was missing."""
-    same = [table.c[name] == value for name, value in key.items()]
-    found = await connection.scalar(select(table.c.id).where(*same))
-    if found is None:
-        found = await connection.scalar(
-            upsert(table).values(**key, **more).on_conflict_do_nothing().returning(table.c.id)
+async def _ids_of(
+    connection: AsyncConnection,
+    table: Any,
+    names: tuple[str, ...],
+    wanted: Mapping[tuple[str, ...], dict[str, Any]],
+) -> dict[tuple[str, ...], int]:
+    """Return the ids of the rows with these keys, having inserted those that were missing with their other values."""
+    if not wanted:
+        return {}
+    columns = [table.c[name] for name in names]
+    known = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
+    found = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
+    # In one order everywhere, so that two workers never wait for each other.
+    for key in sorted(set(wanted) - set(found)):
+        row = dict(zip(names, key, strict=True))
+        made = await connection.scalar(
+            upsert(table).values(**row, **wanted[key]).on_conflict_do_nothing().returning(table.c.id)
         )
-    if found is None:  # another worker was faster, and has committed by now
-        found = await connection.scalar(select(table.c.id).where(*same))
-    assert isinstance(found, int)
+        if made is None:  # another worker was faster, and has committed by now
+            made = await connection.scalar(select(table.c.id).filter_by(**row))
+        assert isinstance(made, int)
+        found[key] = made
     return found
 
 
@@ -242,23 +260,20 @@ async def _quarantine(
     if not messages:
         return []
     stored = await connection.scalars(
-        upsert(tables.Quarantine)
-        .values(
-            [
-                {
-                    "stream_sequence": message.stream_sequence,
-                    "exchange_id": message.exchange_id,
-                    "model": message.model,
-                    "captured_at": message.captured_at,
-                    "reason": message.reason.value,
-                    "detail": message.detail.replace("\0", ""),
-                    "payload": message.payload if payloads.grants(len(message.payload)) else None,
-                }
-                for message in messages
-            ]
-        )
-        .on_conflict_do_nothing()
-        .returning(tables.Quarantine.reason)
+        upsert(tables.Quarantine).on_conflict_do_nothing().returning(tables.Quarantine.reason),
+        [
+            {
+                "stream_sequence": message.stream_sequence,
+                "digest": hashlib.sha256(message.payload).digest(),
+                "exchange_id": message.exchange_id,
+                "model": message.model,
+                "captured_at": message.captured_at,
+                "reason": message.reason.value,
+                "detail": message.detail.replace("\0", ""),
+                "payload": message.payload if payloads.grants(len(message.payload)) else None,
+            }
+            for message in messages
+        ],
     )
     return list(stored)
 
@@ -322,13 +337,28 @@ def _tally_rows(tally: Tally, batch_id: int) -> list[dict[str, Any]]:
     ]
 
 
-def _too_late(compared: ComparedExchange) -> Quarantined:
+def _unplaced(compared: ComparedExchange, now: datetime) -> Quarantined:
+    """Set aside an exchange whose day has no partition.
+
+    Raises
+    ------
+    RetryError
+        Maintenance makes that day's: it is not the exchange that is wrong, and it waits.
+    """
     exchange = compared.exchange
+    ahead = day_of(exchange.captured_at) - day_of(now)
+    if abs(ahead) <= _MAINTAINED:
+        raise RetryError(
+            f"the record has no partition for {day_of(exchange.captured_at)}: the monitor makes them every day, "
+            "is it running? `quantdrift db upgrade` makes them too"
+        )
+    reason = QuarantineReason.TOO_EARLY if ahead > _MAINTAINED else QuarantineReason.TOO_LATE
+    why = f", {ahead.days} days ahead of this worker's clock" if ahead > _MAINTAINED else ""
     return Quarantined(
         stream_sequence=compared.stream_sequence,
         payload=compared.payload,
-        reason=QuarantineReason.TOO_LATE,
-        detail=f"no partition takes {exchange.captured_at.isoformat()}",
+        reason=reason,
+        detail=f"no partition takes {exchange.captured_at.isoformat()}{why}",
         exchange_id=exchange.id,
         model=exchange.model,
         captured_at=exchange.captured_at,

@@ -16,7 +16,6 @@ from storage.embedded import PostgresServer
 from storage.migrate import upgrade
 from storage.throwaway import throwaway_server
 
-
 # Seeded by each test's own code, so that CI finds the same twice; no deadline, because machines differ. To look
 # further afield: HYPOTHESIS_PROFILE=explore.
 settings.register_profile("seeded", derandomize=True, deadline=None)

@@ -42,11 +42,13 @@ class Backend(socketserver.ThreadingTCPServer):
 
     allow_reuse_address = True
     daemon_threads = True
+    request_queue_size = 128  # with fewer it resets connections itself under load
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Answer)
         self.go_on = threading.Event()
         self.n_waiting = 0
+        self.reply: Callable[[bytes], bytes] = lambda body: b"to " + body
 
     @property
     def port(self) -> int:
@@ -66,11 +68,11 @@ class Answer(socketserver.StreamRequestHandler):
                     length = int(line.split(b":")[1])
                 line = self.rfile.readline()
             body = self.rfile.read(length)
+            assert isinstance(self.server, Backend)
             if body == b"wait":
-                assert isinstance(self.server, Backend)
                 self.server.n_waiting += 1
                 self.server.go_on.wait(30)
-            self.wfile.write(answer(b"to " + body))
+            self.wfile.write(answer(self.server.reply(body)))
 
 
 @contextlib.contextmanager

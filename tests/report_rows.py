@@ -256,10 +256,22 @@ async def write_rollup(
         name,
         columns=(
             f"model_version_id slice_id {time} n_items n_groups weight weight_sq flip js kl n_kl_infinite topk margin"
-            " kl_bins"
+            " flip_weight topk_weight js_weight kl_weight margin_weight kl_bins"
         ).split(),
         records=[
-            (version_id, slice_id, at, int(s[0]), int(s[1]), *s[2:7], int(s[7]), 0.0, 0.0, s[9:])
+            (
+                version_id,
+                slice_id,
+                at,
+                int(s[0]),
+                int(s[1]),
+                *s[2:7],
+                int(s[7]),
+                0.0,
+                0.0,
+                *(5 * [s[2]]),
+                s[9:],
+            )
             for at, s in sums.items()
         ],
     )
@@ -414,8 +426,8 @@ async def write_short_story(dsn: str, *, seed: int = 7, parts: tuple[Part, ...] 
             "insert into fold (id, fold_seq, event_time, mass, n_detectors) values (1, 1, $1, 0, 12)", end
         )
         await db.execute(
-            "insert into quarantine (stream_sequence, model, quarantined_at, reason, detail)"
-            " select n, 'digits', $1, 'schema', 'input `x` has shape [1, 7], [-1, 64] is expected'"
+            "insert into quarantine (stream_sequence, digest, model, quarantined_at, reason, detail)"
+            " select n, '', 'digits', $1, 'schema', 'input `x` has shape [1, 7], [-1, 64] is expected'"
             " from generate_series(1, 3) n",
             START + 5 * MINUTE,
         )

@@ -50,7 +50,8 @@ def upgrade() -> None:
             postgresql.JSONB(astext_type=sa.Text()),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="Exchanges read but not compared, number by reason: no_reference and the quarantine reasons.",
+            comment="Exchanges read but not compared, number by reason: no_reference (counted as often as they are"
+            " delivered) and the quarantine reasons (counted once).",
         ),
         sa.Column(
             "fold_seq",
@@ -253,7 +254,13 @@ def upgrade() -> None:
             "stream_sequence",
             sa.BigInteger(),
             nullable=False,
-            comment="Sequence in the stream; the same message counts once.",
+            comment="Sequence in the stream, which begins anew when the stream is made anew.",
+        ),
+        sa.Column(
+            "digest",
+            sa.LargeBinary(),
+            nullable=False,
+            comment="SHA-256 of the message; the same message under the same sequence counts once per reason.",
         ),
         sa.Column(
             "exchange_id", sa.UUID(as_uuid=False), nullable=True, comment="Exchange, where it could be read."
@@ -278,7 +285,9 @@ def upgrade() -> None:
             "payload", sa.LargeBinary(), nullable=True, comment="The message itself; deleted by retention."
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_quarantine")),
-        sa.UniqueConstraint("stream_sequence", "reason", name=op.f("uq_quarantine_stream_sequence_reason")),
+        sa.UniqueConstraint(
+            "stream_sequence", "digest", "reason", name=op.f("uq_quarantine_stream_sequence_digest_reason")
+        ),
         comment="Exchanges that could not be compared, with their reason; payloads are deleted after a day.",
     )
     op.create_index("ix_quarantine_quarantined_at", "quarantine", ["quarantined_at"], unique=False)
@@ -330,7 +339,7 @@ def upgrade() -> None:
             "flip",
             sa.Double(),
             nullable=False,
-            comment="Weighted sum of group means of flip; divide by weight.",
+            comment="Weighted sum of flip over items; divide by flip_weight.",
         ),
         sa.Column("topk", sa.Double(), nullable=False, comment="The same of topk."),
         sa.Column("js", sa.Double(), nullable=False, comment="The same of js, nats."),
@@ -341,6 +350,16 @@ def upgrade() -> None:
             comment="The same of kl, each item capped at the model's kl_cap, nats.",
         ),
         sa.Column("margin", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "flip_weight",
+            sa.Double(),
+            nullable=False,
+            comment="The part of weight that has a flip: items share the weight of their exchange.",
+        ),
+        sa.Column("topk_weight", sa.Double(), nullable=False, comment="The same of topk."),
+        sa.Column("js_weight", sa.Double(), nullable=False, comment="The same of js."),
+        sa.Column("kl_weight", sa.Double(), nullable=False, comment="The same of kl."),
+        sa.Column("margin_weight", sa.Double(), nullable=False, comment="The same of margin."),
         sa.Column("n_kl_infinite", sa.BigInteger(), nullable=False, comment="Items whose KL was infinite."),
         sa.Column(
             "kl_bins",
@@ -374,7 +393,7 @@ def upgrade() -> None:
             "flip",
             sa.Double(),
             nullable=False,
-            comment="Weighted sum of group means of flip; divide by weight.",
+            comment="Weighted sum of flip over items; divide by flip_weight.",
         ),
         sa.Column("topk", sa.Double(), nullable=False, comment="The same of topk."),
         sa.Column("js", sa.Double(), nullable=False, comment="The same of js, nats."),
@@ -385,6 +404,16 @@ def upgrade() -> None:
             comment="The same of kl, each item capped at the model's kl_cap, nats.",
         ),
         sa.Column("margin", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "flip_weight",
+            sa.Double(),
+            nullable=False,
+            comment="The part of weight that has a flip: items share the weight of their exchange.",
+        ),
+        sa.Column("topk_weight", sa.Double(), nullable=False, comment="The same of topk."),
+        sa.Column("js_weight", sa.Double(), nullable=False, comment="The same of js."),
+        sa.Column("kl_weight", sa.Double(), nullable=False, comment="The same of kl."),
+        sa.Column("margin_weight", sa.Double(), nullable=False, comment="The same of margin."),
         sa.Column("n_kl_infinite", sa.BigInteger(), nullable=False, comment="Items whose KL was infinite."),
         sa.Column(
             "kl_bins",
@@ -658,7 +687,11 @@ def upgrade() -> None:
             comment="When it was written.",
         ),
         sa.Column(
-            "attempts", sa.Integer(), server_default=sa.text("0"), nullable=False, comment="Exports tried."
+            "attempts",
+            sa.Integer(),
+            server_default=sa.text("0"),
+            nullable=False,
+            comment="How often the collector refused it while it took others.",
         ),
         sa.Column("last_error", sa.Text(), nullable=True, comment="Why the last one failed."),
         sa.Column(

@@ -19,7 +19,7 @@ class Admin:
 
     def __init__(self, address: str, ready: Callable[[], bool]) -> None:
         host, _, port = address.rpartition(":")
-        self._host = host
+        self._host = host.strip("[]")
         self.port = int(port)
         self._ready = ready
         app = web.Application()

@@ -74,22 +74,30 @@ class Child:
         pause_s = _FIRST_PAUSE_S
         while True:
             started_s = loop.time()
-            self._process = await asyncio.create_subprocess_exec(
-                *self._command, env=self._environment, pass_fds=self._fds, start_new_session=True
-            )
-            if self._ending.is_set():
-                self._process.terminate()  # told to end while it was being started
-            code = await self._process.wait()
-            self._process = None
-            if self._ending.is_set() or code == self._final:
-                return code
-            self._on_death()
-            if loop.time() - started_s >= _STEADY_S:
-                pause_s = _FIRST_PAUSE_S
-            _LOG.error("%s ended with %d: again in %g s", self.name, code, pause_s)
+            try:
+                code = await self._run_once()
+            except OSError as error:  # no memory, no process or no file left: that passes
+                _LOG.error("%s cannot be started (%s): again in %g s", self.name, error, pause_s)
+            else:
+                if self._ending.is_set() or code == self._final:
+                    return code
+                self._on_death()
+                if loop.time() - started_s >= _STEADY_S:
+                    pause_s = _FIRST_PAUSE_S
+                _LOG.error("%s ended with %d: again in %g s", self.name, code, pause_s)
             if await self._ending.wait(pause_s):
                 return 0
             pause_s = min(pause_s * 2, _LAST_PAUSE_S)
+
+    async def _run_once(self) -> int:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command, env=self._environment, pass_fds=self._fds, start_new_session=True
+        )
+        if self._ending.is_set():
+            self._process.terminate()  # told to end while it was being started
+        code = await self._process.wait()
+        self._process = None
+        return code
 
     def terminate(self) -> None:
         """Ask it to end."""

@@ -26,6 +26,7 @@ class QuarantineReason(StrEnum):
     OUTPUT = "output"  # the candidate's output cannot be compared with the reference's
     REPLAY = "replay"  # the reference failed on this input, every time
     TOO_LATE = "too_late"  # no partition takes its capture time any more
+    TOO_EARLY = "too_early"  # captured in the future, says a clock that is wrong: no partition takes it yet
     POISON = "poison"  # delivered too often without ever being finished
 
 

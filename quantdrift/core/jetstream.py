@@ -15,7 +15,7 @@ import nats.js.errors
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig, Header, StreamConfig
 
-from quantdrift.core.config.schema import Stream
+from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.delivery import REQUEST_S, Delivery, Inbox
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.nats_errors import StreamFullError, TooLargeError, mapped
@@ -30,6 +30,8 @@ Kind = Literal["exchange", "tally"]
 DURABLE = "shadow"
 _CONNECT_S = 3
 _RECONNECT_WAIT_S = 1
+_PING_S = 10  # a server that is silent for three of them is taken for lost
+_UNSENT_BYTES = 2 * MIB  # more than this waits in the client: the server does not read
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
 
@@ -201,6 +203,9 @@ class Queue:
                     max_reconnect_attempts=-1,
                     reconnect_time_wait=_RECONNECT_WAIT_S,
                     connect_timeout=_CONNECT_S,
+                    ping_interval=_PING_S,
+                    max_outstanding_pings=2,
+                    pending_size=_UNSENT_BYTES,
                     user_credentials=self._stream.credentials_file or None,
                 )
         except (nats.errors.Error, OSError, TimeoutError) as error:
@@ -229,6 +234,8 @@ class Queue:
         client = await self.live()
         if len(wire) > self.max_payload_bytes:
             raise TooLargeError(f"{len(wire)} bytes are above the server's {self.max_payload_bytes}")
+        if client.pending_data_size > _UNSENT_BYTES:
+            raise RetryError(f"NATS at {self._stream.address} does not read what was sent")
         jetstream = client.jetstream(timeout=self._stream.publish_timeout_s)
         headers = {Header.MSG_ID.value: message_id}
         async with mapped():

@@ -1,6 +1,7 @@
 """Every instrument of quantdrift, declared once: name, unit and meaning.
 
-Names carry no unit and no `_total`; units are UCUM. A role asks for its instruments here and nowhere else.
+Names carry no unit and no `_total`; units are UCUM. A pure number has an annotation (`{verdict}`) for its unit, not
+`1`: of that some ways into Prometheus make a suffix `_ratio`, and others none. A role asks for its instruments here and nowhere else.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,7 +92,7 @@ SLICE_OVERFLOW = Instrument(
 # The monitor.
 FOLDED = Instrument("quantdrift.monitor.folded", _C, "{batch}", "Batches folded.")
 FOLD_TIME = Instrument("quantdrift.monitor.fold.duration", _H, "s", "Time of one fold.")
-LEADER = Instrument("quantdrift.monitor.leader", _OG, "1", "1 where this process leads, else 0.")
+LEADER = Instrument("quantdrift.monitor.leader", _OG, "{leader}", "1 where this process leads, else 0.")
 EVENTS_SENT = Instrument("quantdrift.monitor.events", _C, "{event}", "Alert events the collector took.")
 EVENTS_FAILED = Instrument(
     "quantdrift.monitor.event_failures", _C, "{event}", "Exports that will be tried again."
@@ -104,18 +105,21 @@ PROGRESS_AGE = Instrument(
     "Age of the last folded capture, by model: the heartbeat to alert on.",
 )
 VERDICT = Instrument(
-    "quantdrift.slice.verdict", _OG, "1", "0 ok, 1 unknown, 2 warning, 3 firing, by model, version and slice."
+    "quantdrift.slice.verdict",
+    _OG,
+    "{verdict}",
+    "0 ok, 1 unknown, 2 warning, 3 firing, by model, version and slice.",
 )
 EVIDENCE = Instrument(
     "quantdrift.slice.evidence",
     _OG,
-    "1",
+    "{threshold}",
     "Evidence over its paging threshold: 1 pages, by model, version, slice.",
 )
 DIVERGENCE = Instrument(
     "quantdrift.slice.divergence",
     _OG,
-    "1",
+    "{divergence}",
     "Mean divergence of the recent window, by model, version, slice, metric.",
 )
 SLICES_LEFT_OUT = Instrument(

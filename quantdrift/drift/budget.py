@@ -39,7 +39,6 @@ RECENT_GROUPS = 1000
     PAGING,  # 1.0 while the page copy runs
     TICKETING,  # 1.0 while the ticket copy runs
     ALERTING,  # 1.0 while the mirror image runs
-    LIVE,  # 0.0 once retired
     PAGE_MASS,  # mass given to the page copy since its reset
     TICKET_MASS,  # the same of the ticket copy
     N_TOTAL,  # groups ever
@@ -49,9 +48,9 @@ RECENT_GROUPS = 1000
     LAST_AT,  # event time of the last group, microseconds
     CREATED_AT,  # event time of the first group, microseconds
     POLICY,  # the caller's number of the policy of the last group; carried, never read here
-) = range(16)
+) = range(15)
 _K = N_BETS
-RATES = slice(16, 16 + _K)
+RATES = slice(15, 15 + _K)
 PAGE = slice(RATES.stop, RATES.stop + _K)
 TICKET = slice(PAGE.stop, PAGE.stop + _K)
 CUSUM = slice(TICKET.stop, TICKET.stop + _K)
@@ -157,7 +156,6 @@ class BudgetDetector:
         state[M], state[SCALE] = budget, scale
         state[RATES] = np.geomspace(smallest, LARGEST_BET / budget, N_BETS)
         state[RATES.stop - 1] = LARGEST_BET / budget
-        state[LIVE] = 1.0
         state[CREATED_AT] = state[LAST_AT] = at_us
         self.arm(state, mass=mass, at_us=at_us)
         return state
@@ -191,17 +189,6 @@ class BudgetDetector:
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""
         return float(state[PAGE_MASS])
-
-    def retire(self, state: FloatArray) -> None:
-        """Take the signal out of the fleet, in place: its evidence is forgotten."""
-        state[LIVE] = 0.0
-        state[PAGE] = state[TICKET] = 0.0
-        state[[PAGE_MASS, TICKET_MASS]] = 0.0
-
-    def revive(self, state: FloatArray, *, mass: float) -> None:
-        """Take it back, in place; the mass of the time between is not its own."""
-        state[LIVE] = 1.0
-        state[MASS] = mass
 
     def rotate(self, state: FloatArray) -> None:
         """Let the recent window move on, in place: it holds `RECENT_GROUPS` to twice as many groups."""
@@ -252,7 +239,6 @@ class BudgetDetector:
         ticket = product * (states[:, TICKET] + np.cumsum(ticketing[:, :, None] / before, axis=0))
         mirror = resolve.mirror(states[:, MIRROR], m, z, seen * states[:, ALERTING])
         windows = states[:, WINDOWS].reshape(len(states), N_WINDOWS, interval.SUMS)
-        live = states[:, LIVE] > 0
         return BudgetPath(
             start=states,
             block=block,
@@ -261,7 +247,7 @@ class BudgetDetector:
             page_mass=running_sum(states[:, PAGE_MASS], paging)[1:],
             ticket=ticket.sum(axis=2) / N_BETS,
             ticket_mass=running_sum(states[:, TICKET_MASS], ticketing)[1:],
-            recovery=np.where(live, mirror.sum(axis=2) / len(resolve.BETS), np.inf),
+            recovery=mirror.sum(axis=2) / len(resolve.BETS),
             page_bets=page,
             ticket_bets=ticket,
             mirror=mirror,

@@ -35,7 +35,7 @@ class Path(Protocol):
 
     @property
     def recovery(self) -> FloatArray:
-        """Evidence that what was alarmed about is over; infinite for a retired signal."""
+        """Evidence that what was alarmed about is over."""
         ...
 
     def stopped(self, step: IntArray) -> FloatArray:

@@ -102,6 +102,12 @@ class Watch:
         if self.phase is not Phase.WATCHING:
             DETECTORS[key.kind].alarmed(state, page=self.phase is Phase.FIRING)
 
+    def stand_down(self, *, mass: float, at_us: int) -> None:
+        """End an alert that nothing more can be said about: watch again, from nothing."""
+        self.phase = Phase.WATCHING
+        for key, state in self.states.items():
+            DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
+
     def evidence(self) -> float:
         """Return the summed evidence for paging."""
         return sum(DETECTORS[key.kind].evidence(self.states[key]) for key in sorted(self.states))
@@ -294,11 +300,10 @@ class _Run:
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
-        watch.phase = after
-        for key, state in watch.states.items():
-            if after is Phase.WATCHING:
-                mass, at_us = float(given.mass[start + step]), int(given.at_us[start + step])
-                DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
-            else:
+        if after is Phase.WATCHING:
+            watch.stand_down(mass=float(given.mass[start + step]), at_us=change.at_us)
+        else:
+            watch.phase = after
+            for key, state in watch.states.items():
                 DETECTORS[key.kind].alarmed(state, page=after is Phase.FIRING)
         return change

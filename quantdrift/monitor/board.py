@@ -63,7 +63,12 @@ class Board:
         """Take over the verdicts of a leader."""
         rows = list(verdicts)
         rows.sort(key=lambda row: (-max(_NUMBERS[row.verdict], 1), -row.evidence, row.slice_id))
-        labelled = [(row, _labels(row, catalog)) for row in rows[: self._max_slices]]
+        # A version measured against two references is one series, and the worse of the two is what it says.
+        by_labels: dict[tuple[str, ...], VerdictRow] = {}
+        for row in rows:
+            by_labels.setdefault(tuple(_labels(row, catalog).values()), row)
+        shown = list(by_labels.values())
+        labelled = [(row, _labels(row, catalog)) for row in shown[: self._max_slices]]
         last_us: dict[str, int] = {}
         for row in rows:
             if row.n_groups:
@@ -78,7 +83,7 @@ class Board:
                 for metric, estimate in row.estimate.items()
                 if "mean" in estimate
             ),
-            left_out=len(rows) - len(labelled),
+            left_out=len(shown) - len(labelled),
             last_us=last_us,
         )
 

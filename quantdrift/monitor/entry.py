@@ -1,6 +1,8 @@
 """One slice of one candidate version, as the fold holds it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift import budget as fields
@@ -30,7 +32,7 @@ class Entry:
     Attributes
     ----------
     last_us
-        Capture time of its last comparison, which the row follows.
+        Capture time of its last comparison, at most that of storing it; the row follows.
     """
 
     def __init__(self, watch: Watch, verdict: VerdictRow) -> None:
@@ -75,16 +77,26 @@ class Entry:
             found[signal.metric] = shown
         return found
 
-    def retire(self, now_us: int) -> int:
-        """Retire what has seen nothing for 30 days; return how many detectors that were."""
-        silent = [
-            state
-            for state in self.watch.states.values()
-            if state[fields.LIVE] and now_us - state[fields.LAST_AT] > RETIRED_AFTER_US
+    def silent(self, now_us: int) -> list[SignalKey]:
+        """Return the signals that have seen nothing for 30 days."""
+        return [
+            signal
+            for signal, state in sorted(self.watch.states.items())
+            if now_us - state[fields.LAST_AT] > RETIRED_AFTER_US
         ]
-        for state in silent:
-            BUDGET.retire(state)
-        return len(silent)
+
+    def retire(self, signals: Sequence[SignalKey], fold_seq: int) -> list[DetectorRow]:
+        """Watch `signals` no more and return their last rows."""
+        rows = [
+            msgspec.structs.replace(
+                row, retired_us=row.last_us + RETIRED_AFTER_US, fold_seq=fold_seq, evidence=0.0
+            )
+            for row in self.rows()
+            if SignalKey(row.metric, row.kind) in signals
+        ]
+        for signal in signals:
+            del self.watch.states[signal]
+        return rows
 
     def rows(self) -> Iterator[DetectorRow]:
         """Yield its detectors as they are stored."""
@@ -102,7 +114,7 @@ class Entry:
                 fold_seq=self.verdict.fold_seq,
                 created_us=int(state[fields.CREATED_AT]),
                 last_us=last_us,
-                retired_us=None if state[fields.LIVE] else last_us + RETIRED_AFTER_US,
+                retired_us=None,
             )
 
 

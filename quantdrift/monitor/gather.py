@@ -1,6 +1,7 @@
 """From the rows of a batch to the groups that each slice is given."""
 
 import itertools
+import logging
 import math
 from collections.abc import Iterator, Sequence
 
@@ -10,11 +11,12 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.group import GroupValue
+from quantdrift.drift.group import GroupValue, group_value
 from quantdrift.drift.watch import Groups, Series
 from storage.fold_rows import ComparisonRow
 
 WATCHED = (Metric.FLIP, Metric.KL)
+_LOG = logging.getLogger(__name__)
 
 
 class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +65,36 @@ def values_of(metric: Metric, items: Sequence[ComparisonRow], cap: float) -> lis
         if value is not None and not math.isnan(value):
             found.append(min(max(value, 0.0), cap) / cap)
     return found
+
+
+def group_values(
+    slice_id: int, items: Sequence[ComparisonRow], smallest: float, budget: Budget
+) -> dict[Metric, GroupValue]:
+    """Return the value of one exchange in a slice, per metric that its items have.
+
+    Parameters
+    ----------
+    slice_id
+        The slice, for the log.
+    items
+        The items of the exchange that lie in it.
+    smallest
+        Lower bound of the slice's inclusion probabilities under the exchange's policy.
+    budget
+        With the caps.
+    """
+    first = items[0]
+    values = {}
+    for metric in WATCHED:
+        x = values_of(metric, items, cap_of(metric, budget))
+        if not x:
+            continue
+        try:
+            values[metric] = group_value(x, [first.pi] * len(x), smallest, len(x))
+        except ValueError as error:
+            # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
+            _LOG.warning("exchange %s says nothing of slice %d: %s", first.exchange_id, slice_id, error)
+    return values
 
 
 class SliceGroups:

@@ -13,6 +13,8 @@ _ALERTS = {
     Phase.FIRING: (Verdict.FIRING, "the mean divergence is above the budget"),
     Phase.WARNING: (Verdict.WARNING, "the mean divergence seems to be above the budget"),
 }
+SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
+RETIRED = "retired: nothing was compared for 30 days"
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
@@ -39,6 +41,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         Event time since its last comparison.
     counts
         Of the header strata that its items may fall into, over the recent hour.
+    superseded
+        Whether its candidate version has been silent while another one of the model was compared.
     """
 
     phase: Phase
@@ -46,6 +50,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     n_groups: int
     silent_s: float
     counts: Counts
+    superseded: bool = False
 
 
 def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
@@ -63,6 +68,8 @@ def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
 
 def _doubt(standing: Standing, limits: Limits) -> str:
     """Return what could hide drift, or nothing."""
+    if standing.superseded:
+        return SUPERSEDED
     missing = limits.min_groups - standing.n_groups
     if missing > 0:
         return f"needs {missing} more exchanges"

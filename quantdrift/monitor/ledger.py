@@ -8,6 +8,7 @@ import msgspec
 from storage.fold_rows import TallyRow
 
 RECENT_US = 3_600_000_000
+KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted as if it had just started
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +56,10 @@ class Ledger:
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
             _, stratum, *grown = heapq.heappop(self._entries)
             self._count(stratum, (grown[0], grown[1], grown[2]), -1)
+
+    def trim(self, now_us: int) -> None:
+        """Let go of the starts of sidecars that have said nothing for 30 days."""
+        self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
     def recent(self, strata: Iterable[str]) -> Counts:
         """Return the counts of `strata` together."""

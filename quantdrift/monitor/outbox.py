@@ -2,6 +2,11 @@
 
 The exporter's `export()` is called directly and a row is marked sent on success alone: batch processors swallow
 failures and drop what overflows. Without a collector rows are marked sent at once; `transition` keeps every event.
+
+Order: events go out as they were made. The exporter does not tell a collector that is away from one that refuses this
+very event, so after a failure another event is tried, each time a different one. If that one is taken and the first
+fails again, it was refused: from then on it waits behind all others, and is never given up. If that one fails too, the
+collector is taken to be away, and all wait in their order.
 """
 
 import asyncio
@@ -103,10 +108,11 @@ class Sender:
     def __init__(self, database: Database, exporter: EventExporter) -> None:
         self._database = database
         self._exporter = exporter
+        self._n_probes = 0
         self.n_waiting = 0
 
     async def send_waiting(self) -> tuple[int, bool]:
-        """Send what waits until it is empty or one fails; return how many were taken, and whether one failed.
+        """Send what waits; return how many were taken, and whether the collector seems to be away.
 
         Raises
         ------
@@ -114,22 +120,34 @@ class Sender:
             Postgres is away. An event that the collector took just before is sent again: at least once.
         """
         async with self._database.begin() as connection:
-            events = await unsent(connection, _AT_ONCE)
-        sent, failed = 0, False
-        for event in events:
-            error = await asyncio.to_thread(self._exporter.send, event)
-            async with self._database.begin() as connection:
-                if error:
-                    await mark_failed(connection, event.id, error)
-                else:
-                    await mark_sent(connection, event.id)
+            waiting = await unsent(connection, _AT_ONCE)
+        sent, away = 0, False
+        while waiting and not away:
+            event = waiting.pop(0)
+            error = await self._send(event)
             if error:
-                failed = True
-                break
-            sent += 1
+                self._n_probes += 1
+                probe = waiting.pop(self._n_probes % len(waiting)) if waiting else None
+                away = probe is None or bool(await self._send(probe))
+                if not away:
+                    sent += 1
+                    error = await self._send(event)
+            if error:
+                async with self._database.begin() as connection:
+                    await mark_failed(connection, event.id, error, refused=not away)
+            else:
+                sent += 1
         async with self._database.begin() as connection:
             self.n_waiting = await count_unsent(connection)
-        return sent, failed
+        return sent, away
+
+    async def _send(self, event: WaitingEvent) -> str:
+        """Return an empty text if the collector took the event, which is then noted, else why not."""
+        error = await asyncio.to_thread(self._exporter.send, event)
+        if not error:
+            async with self._database.begin() as connection:
+                await mark_sent(connection, event.id)
+        return error
 
 
 def log_record(event: WaitingEvent) -> LogRecord:
@@ -139,10 +157,17 @@ def log_record(event: WaitingEvent) -> LogRecord:
         timestamp=event.at_us * 1000,
         severity_number=severity,
         severity_text=severity.name,
-        body=summary(msgspec.convert(event.details, Story)),
+        body=_text(event),
         attributes={f"quantdrift.{name}": value for name, value in event.details.items()},
         event_name=EVENT_NAME,
     )
+
+
+def _text(event: WaitingEvent) -> str:
+    try:
+        return summary(msgspec.convert(event.details, Story))
+    except msgspec.ValidationError:  # written by a release that told less: its attributes say what they say
+        return f"{event.from_verdict} -> {event.to_verdict}"
 
 
 def grpc_headers(secrets: Secrets) -> dict[str, str]:

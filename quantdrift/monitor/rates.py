@@ -24,6 +24,9 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
     strata: tuple[str, ...]
 
 
+MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow
+
+
 class Rates:
     """Remembers `SliceRates`; slices and policies never change once they have a number."""
 
@@ -34,6 +37,8 @@ class Rates:
         """Return how slice `slice_id` is sampled under policy `policy_id`, both in `catalog`."""
         known = self._known.get((slice_id, policy_id))
         if known is None:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             where, policy = catalog.slices[slice_id].where, catalog.policies[policy_id]
             strata = reachable_strata(where, policy)
             first = {stratum.rate for stratum in strata if stratum.rate > 0}

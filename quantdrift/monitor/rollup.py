@@ -18,6 +18,7 @@ class _Sums:
         self.n_items = self.n_groups = self.n_kl_infinite = 0
         self.weight = self.weight_sq = 0.0
         self.means = dict.fromkeys(_MEANS, 0.0)
+        self.weights = dict.fromkeys(_MEANS, 0.0)
         self.kl_bins = [0.0] * KL_BINS
 
 
@@ -30,7 +31,8 @@ class Rollup:
     def add(self, slice_id: int, items: Sequence[ComparisonRow], kl_cap: float) -> None:
         """Add one group: the items of one exchange that lie in a slice.
 
-        The group has weight 1 / pi and each item an equal part of it; a metric that an item lacks adds nothing.
+        The group has weight 1 / pi and each item an equal part of it; a metric that an item lacks adds nothing, and
+        nothing to that metric's weight.
         """
         first = items[0]
         hour_us = first.captured_us - first.captured_us % HOUR_US
@@ -45,6 +47,7 @@ class Rollup:
             for metric in _MEANS:
                 value = getattr(row, metric)
                 if value is not None:
+                    sums.weights[metric] += share
                     sums.means[metric] += share * (min(value, kl_cap) if metric == "kl" else value)
             if row.kl is not None:
                 sums.n_kl_infinite += math.isinf(row.kl)
@@ -64,6 +67,7 @@ class Rollup:
                 n_kl_infinite=sums.n_kl_infinite,
                 kl_bins=tuple(sums.kl_bins),
                 **sums.means,
+                **{f"{metric}_weight": weight for metric, weight in sums.weights.items()},
             )
             for (version, slice_id, hour_us), sums in sorted(self._sums.items())
         ]

@@ -6,8 +6,12 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift import budget as fields
+from quantdrift.drift.block import FloatArray
 from quantdrift.drift.budget import Moved
+from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.interval import Estimate
+from storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
 _UNITS = {Metric.FLIP: "share of exchanges", Metric.KL: "nat"}
@@ -82,6 +86,88 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         return {name: value for name, value in plain.items() if value is not None}
 
 
+def tell(
+    *,
+    version: VersionRow,
+    place: SliceRow,
+    change: tuple[Verdict, Verdict],
+    reason: str,
+    metric: Metric,
+    state: FloatArray,
+    n_groups: int,
+    moved: Moved | None,
+    evidence: float,
+    threshold: float,
+    aggregate: tuple[Verdict, Estimate | None],
+    episode: Episode,
+    at_us: int,
+    fold_seq: int,
+) -> TransitionRow:
+    """Return a change of verdict with its story.
+
+    Parameters
+    ----------
+    version, place
+        Candidate version and slice.
+    change, reason
+        The verdicts before and after, and why.
+    metric, state
+        The metric that decided, and its budget detector then.
+    n_groups, evidence, threshold
+        As in `Story`.
+    moved
+        What moved, or None where an alert has ended.
+    aggregate
+        Verdict and estimate over all of the version's traffic.
+    episode, at_us, fold_seq
+        As in the row.
+    """
+    recent = BUDGET.recent(state)
+    mean, low, high = interval_of(recent)
+    aggregate_mean, aggregate_low, aggregate_high = interval_of(aggregate[1])
+    story = Story(
+        model=version.model,
+        version=version.candidate_version,
+        reference=version.reference_digest,
+        slice=place.name,
+        predicate=place.predicate,
+        from_verdict=change[0],
+        verdict=change[1],
+        reason=reason,
+        metric=metric,
+        unit=unit_of(metric),
+        budget=float(state[fields.M] * state[fields.SCALE]),
+        before=moved.before if moved else None,
+        after=moved.after if moved else None,
+        mean=mean,
+        low=low,
+        high=high,
+        n_recent=recent.n if recent else 0,
+        n_groups=n_groups,
+        evidence=evidence,
+        threshold=threshold,
+        aggregate_verdict=aggregate[0],
+        aggregate_mean=aggregate_mean,
+        aggregate_low=aggregate_low,
+        aggregate_high=aggregate_high,
+        onset=iso(moved.onset_us) if moved else None,
+        n_since_onset=moved.n_after if moved else None,
+        advice=advice(metric, aggregate[0], moved, change[1]),
+    )
+    return TransitionRow(
+        model_version_id=version.id,
+        slice_id=place.id,
+        from_verdict=change[0],
+        to_verdict=change[1],
+        at_us=at_us,
+        fold_seq=fold_seq,
+        episode=episode,
+        metric=metric,
+        onset_us=moved.onset_us if moved else at_us,
+        details=story.attributes(),
+    )
+
+
 def iso(at_us: int) -> str:
     """Return microseconds since 1970 as ISO 8601 in UTC."""
     seconds, micros = divmod(at_us, MICROSECONDS)
@@ -93,8 +179,17 @@ def unit_of(metric: Metric) -> str:
     return _UNITS.get(metric, "1")
 
 
-def advice(metric: Metric, aggregate: Verdict, moved: Moved | None) -> str:
-    """Return what the person on call does next, in a few sentences; `moved` is None where an alert has ended."""
+def advice(metric: Metric, aggregate: Verdict, moved: Moved | None, verdict: Verdict) -> str:
+    """Return what the person on call does next, in a few sentences.
+
+    `moved` is None where an alert has ended, as `verdict` says: `unknown` when its slice is compared no
+    more.
+    """
+    if moved is None and verdict is Verdict.UNKNOWN:
+        return (
+            "Nothing: it is compared no more, so nothing can be said of it, good or bad. "
+            "If it comes back it is watched from nothing."
+        )
     if moved is None:
         return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
     where = (

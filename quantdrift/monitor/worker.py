@@ -156,6 +156,7 @@ class Monitor:
             # Whatever was half done is in the record or nowhere: begin from it.
             self._fold = None
             self._connected = False
+            self._board.leads = False
             raise
         if not leads:
             self._fold = None
@@ -173,10 +174,13 @@ class Monitor:
             fold.learn(await load_catalog(connection))
             for batch in batches:
                 fold.batch(batch)
+                await asyncio.sleep(
+                    0
+                )  # a probe of the admin port waits for one batch at most, not for the backlog
             outcome = fold.take()
             if batches or outcome.verdicts:
                 await write(connection, outcome, self._config.telemetry.trace_url)
-        self._board.show(fold.verdicts(), fold.catalog)
+        self._board.show(fold.current(), fold.catalog)
         for transition in outcome.transitions:
             _LOG.info(
                 "%s -> %s: %s",

@@ -199,7 +199,6 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         verdict, reason = Verdict.UNKNOWN, "this version has no reference"
     elif not sums.n_groups and verdict is Verdict.OK:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
-    n = sums.n_effective
     name = facts.slices[key[1]]
     budgets = said.budgets if said else {}
     return SliceFigures(
@@ -210,15 +209,15 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         reason=reason,
         n_items=sums.n_items,
         n_exchanges=sums.n_groups,
-        n_effective=n,
+        n_effective=sums.n_effective,
         traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
-        flip=share(sums.mean(Metric.FLIP), n),
-        kl=mean_of_bins(sums.mean(Metric.KL), bins, n, accepted.kl_cap),
-        js=share(sums.mean(Metric.JS), n, top=log(2)),
+        flip=_estimate(Metric.FLIP, sums, bins, accepted.kl_cap),
+        kl=_estimate(Metric.KL, sums, bins, accepted.kl_cap),
+        js=_estimate(Metric.JS, sums, bins, accepted.kl_cap),
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
         kl_budget=budgets.get(Metric.KL, accepted.kl),
         n_kl_infinite=sums.n_kl_infinite,
-        tail=tuple(quantile(bins, p, n) for p in QUANTILES),
+        tail=tuple(quantile(bins, p, sums.n_effective_of(Metric.KL)) for p in QUANTILES),
     )
 
 
@@ -230,7 +229,9 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     budget = said.budgets.get(episode.metric, default) if said else default
 
     def estimate(measured: Measured | None) -> Estimate | None:
-        return _estimate(episode.metric, measured, accepted.kl_cap)
+        if measured is None or episode.metric not in {Metric.FLIP, Metric.JS, Metric.KL}:
+            return None
+        return _estimate(episode.metric, measured.sums, measured.bins, accepted.kl_cap)
 
     whole = next(
         (
@@ -287,12 +288,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     )
 
 
-def _estimate(metric: Metric, measured: Measured | None, cap_nat: float) -> Estimate | None:
-    if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.KL}:
-        return None
-    mean, n = measured.sums.mean(metric), measured.sums.n_effective
+def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap_nat: float) -> Estimate | None:
+    mean, n = sums.mean(metric), sums.n_effective_of(metric)
     if metric is Metric.KL:
-        return mean_of_bins(mean, measured.bins, n, cap_nat)
+        return mean_of_bins(mean, bins, n, cap_nat)
     return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 

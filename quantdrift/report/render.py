@@ -36,6 +36,7 @@ _REASONS = {
     "output": "the output cannot be compared with the reference's",
     "replay": "the reference failed on this input",
     "too_late": "no partition takes its capture time any more",
+    "too_early": "captured in the future: the sidecar's clock is wrong",
     "poison": "delivered too often without being finished",
 }
 

@@ -147,7 +147,7 @@ def trend(
     # A last bucket that has only begun would jump about at the end of a line that does not.
     least = _TRUSTED if merged and median(sums.n_effective for sums in merged.values()) >= _TRUSTED else 0
     for index, sums in merged.items():
-        value, n = sums.mean(metric), sums.n_effective
+        value, n = sums.mean(metric), sums.n_effective_of(metric)
         if n < least:
             continue
         estimate = share(value, n) if metric is Metric.FLIP else mean_of_bins(value, bins, n, cap_nat)

@@ -83,8 +83,9 @@ def headline(
     """
     pages = [episode for episode in episodes if episode.severity is Verdict.FIRING]
     unknown = sum(entry.verdict is Verdict.UNKNOWN for entry in slices)
-    if aggregate is None:
-        text = f"Nothing of {title} was compared in this period, so nothing can be said of it"
+    if aggregate is None or aggregate.flip is None:
+        what = "was compared" if aggregate is None else "gave outputs that can be compared"
+        text = f"Nothing of {title} {what} in this period, so nothing can be said of it"
         return f"{text}; {_count_of(len(episodes), 'alert')} stood open." if episodes else f"{text}."
     if pages:
         return _drifted(title, len(slices), aggregate, pages) + _unknown(unknown)

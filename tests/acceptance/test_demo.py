@@ -8,7 +8,7 @@ import pytest
 
 from tests.product import ROOT
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.xdist_group("acceptance"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 
 def test_the_demo_pages_for_the_archive_alone_and_leaves_a_report(tmp_path: Path) -> None:

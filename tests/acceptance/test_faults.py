@@ -9,7 +9,7 @@ import pytest
 from examples.otlp_receiver import OtlpReceiver
 from tests.product import Product, started
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.xdist_group("acceptance"), pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 
 PUBLISHED = "quantdrift_sidecar_published_total"
 ERROR = 17  # OpenTelemetry's severity number

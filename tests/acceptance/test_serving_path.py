@@ -16,7 +16,7 @@ from examples.digits.model import CANDIDATE, INPUT, NAME, OUTPUT
 from examples.digits.services import Ports, child
 from tests.product import ROOT
 
-pytestmark = [pytest.mark.acceptance, pytest.mark.xdist_group("acceptance"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 
 
 @asynccontextmanager

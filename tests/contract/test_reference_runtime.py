@@ -10,6 +10,7 @@ from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import QuarantineError
 from shadow.linear import LinearRuntime
 from shadow.onnx_runtime import OnnxRuntime
+from shadow.proven import ProvenRuntime
 from shadow.runtime import ReferenceRuntime
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
 
@@ -26,7 +27,11 @@ def _onnx(directory: Path) -> ReferenceRuntime:
     return OnnxRuntime(saved(linear_model(), directory / "linear.onnx"), provider=Provider.CPU, threads=1)
 
 
-RUNTIMES = pytest.mark.parametrize("make", [_linear, _onnx], ids=["linear", "onnxruntime"])
+def _proven(_: Path) -> ReferenceRuntime:
+    return ProvenRuntime(LinearRuntime(WEIGHT, BIAS))
+
+
+RUNTIMES = pytest.mark.parametrize("make", [_linear, _onnx, _proven], ids=["linear", "onnxruntime", "proven"])
 
 
 @RUNTIMES

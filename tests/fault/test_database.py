@@ -148,6 +148,18 @@ def test_connections_lost_while_idle_are_not_noticed(postgres_server: PostgresSe
     asyncio.run(scenario())
 
 
+async def test_a_server_that_became_a_standby_is_left(postgres_dsn: str) -> None:
+    """After a failover the old primary still answers, and refuses to write: its connections are not used again."""
+    async with Database(postgres_dsn, Storage()) as database:
+        async with database.begin() as connection:
+            await connection.execute(text("set session default_transaction_read_only = on"))
+        with pytest.raises(RetryError, match="read-only"):
+            async with database.begin() as connection:
+                await connection.execute(INSERT, {"m": "m"})
+        async with database.begin() as connection:
+            await connection.execute(INSERT, {"m": "m"})
+
+
 async def test_a_statement_that_takes_too_long_passes(postgres_dsn: str) -> None:
     """The server cancels it, the work may be tried again, and the connection stays usable."""
     async with Database(postgres_dsn, Storage(statement_timeout_s=0.05, pool_size=2)) as database:

@@ -185,6 +185,8 @@ async def test_a_server_that_hangs_costs_one_more_try(server: NatsServer) -> Non
     assert await publisher.drained(10)
     assert server.pid is not None
     os.kill(server.pid, signal.SIGSTOP)
+    hung = psutil.Process(server.pid)
+    await until(lambda: hung.status() == psutil.STATUS_STOPPED)
     publisher.put(exchange(1), 0)
     assert await publisher.drained(10)
     os.kill(server.pid, signal.SIGCONT)

@@ -1,5 +1,6 @@
 """The sidecar's processes are killed and stopped: the port stays open and answers stay right."""
 
+import json
 import signal
 import socket
 import threading
@@ -10,12 +11,16 @@ from typing import Self
 
 import pytest
 
+from quantdrift.core.config import Config, Sidecar
+from quantdrift.core.config.explain import CAPTURE_BYTES, WORKER_BYTES, memory_bytes
+from tests.raw_exchanges import REQUEST, RESPONSE
 from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
 from tests.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
 
 KIB = 1024
+MODELS = '[{"name": "digits"}]'
 
 
 @pytest.fixture
@@ -132,6 +137,94 @@ def test_a_killed_capture_process_is_started_again(tmp_path: Path, backend: Back
     assert not clients.refused
     assert not clients.wrong
     assert clients.n_cut == 0
+
+
+def test_what_a_killed_capture_process_had_in_hand_is_counted_as_lost(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """Its queue dies with it: a process that is killed again and again must not look like one that loses nothing."""
+    backend.reply = lambda _: json.dumps(RESPONSE).encode()
+    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS) as running:
+        ask = post(json.dumps(REQUEST).encode())
+        running.talk(ask)
+        wait(lambda: running.count("quantdrift_sidecar_queued_bytes") > 0, "the first waits for the stream")
+        one_bytes = running.count("quantdrift_sidecar_queued_bytes")
+        for _ in range(6):
+            running.talk(ask)
+        wait(lambda: running.count("quantdrift_sidecar_queued_bytes") > 6.5 * one_bytes, "all wait")
+        running.captures[0].kill()
+        wait(lambda: running.count("quantdrift_sidecar_lost_total") > 0, "its successor counts them")
+        assert running.count("quantdrift_sidecar_lost_total", reason="capture_error") == 7
+        assert running.count("quantdrift_sidecar_taken_total") == 7
+
+
+def test_what_a_killed_worker_had_in_hand_is_counted_as_lost(tmp_path: Path, backend: Backend) -> None:
+    """Its connections are cut, and with them the exchanges under way."""
+    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1) as running, running.connect() as client:
+        client.sendall(post(b"wait"))
+        wait(lambda: backend.n_waiting == 1, "the backend works")
+        victim = running.workers[0]
+        victim.kill()
+        wait(lambda: running.workers not in ([], [victim]), "another worker")
+        wait(running.is_ready, "it is ready")
+        assert running.count("quantdrift_sidecar_lost_total", reason="truncated") == 1
+        assert running.count("quantdrift_sidecar_taken_total") == 1
+
+
+def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """Large sampled requests of the costliest kind, no stream anywhere, and the capture process stopped for a while."""
+    bounds = Sidecar(
+        max_exchange_bytes=2048 * KIB,
+        max_held_bytes=8192 * KIB,
+        handoff_bytes=4096 * KIB,
+        queue_bytes=4096 * KIB,
+    )
+    backend.reply = lambda _: json.dumps(RESPONSE).encode()
+    n_values = 250_000
+    tensor = {"name": "x", "shape": [n_values], "datatype": "BYTES", "data": ["abc"] * n_values}
+    request = post(json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
+    assert 1024 * KIB < len(request) < 2048 * KIB
+    options = {
+        f"SIDECAR__{name.upper()}": getattr(bounds, name)
+        for name in ("max_exchange_bytes", "max_held_bytes", "handoff_bytes", "queue_bytes")
+    }
+    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS, **options) as running:
+        family = [running.root, running.workers[0], running.captures[0]]
+
+        def flood(n_each: int) -> None:
+            clients = [
+                threading.Thread(target=lambda: [running.talk(request) for _ in range(n_each)])
+                for _ in range(16)
+            ]
+            for client in clients:
+                client.start()
+            for client in clients:
+                client.join()
+
+        flood(4)
+        running.captures[0].suspend()
+        flood(2)
+        running.captures[0].resume()
+        flood(4)
+        wait(
+            lambda: running.count("quantdrift_sidecar_lost_total", reason="queue_full") > 0, "it was a flood"
+        )
+        peaks = [_peak_bytes(process.pid) for process in family]
+        assert [*running.workers, *running.captures] == family[1:]
+        assert running.count("quantdrift_sidecar_taken_total") == 160
+    limit_bytes = memory_bytes(Config(sidecar=bounds))
+    _, relay_bytes, capture_bytes = peaks
+    assert sum(peaks) < limit_bytes
+    assert relay_bytes < WORKER_BYTES + bounds.max_held_bytes + bounds.handoff_bytes
+    assert capture_bytes < CAPTURE_BYTES + bounds.queue_bytes + 20 * bounds.max_exchange_bytes
+
+
+def _peak_bytes(pid: int) -> int:
+    """Return the most memory that a process ever had resident."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * KIB for line in lines if line.startswith("VmHWM"))
 
 
 def test_no_child_outlives_a_killed_supervisor(tmp_path: Path, backend: Backend) -> None:

@@ -35,6 +35,7 @@ async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
 def _close(found: Sums, sums: list[float]) -> None:
     names = ("n_items", "n_groups", "weight", "weight_sq", "flip", "js", "kl", "n_kl_infinite")
     assert [getattr(found, name) for name in names] == pytest.approx(sums[:8], rel=1e-9)
+    assert [found.flip_weight, found.js_weight, found.kl_weight] == pytest.approx(3 * [sums[2]], rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +172,52 @@ async def test_a_sidecar_that_started_again_is_counted_from_zero(postgres_dsn: s
     assert sum(stratum.offered for stratum in strata) == 18 * 900 + 11 * 300
     assert (fleet.sources, fleet.boots, fleet.blind_connections) == (1, 2, 2)
     assert all(stratum.compared is None for stratum in strata)
+
+
+async def test_counts_after_a_long_silence_begin_where_the_last_ones_ended(
+    postgres_dsn: str, story: Story
+) -> None:
+    """A sidecar that was not heard of for hours before the period counts from its last word, however old."""
+    del story
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("delete from tally where at >= $1 and at < $2", START - 2 * MINUTE, START + 30 * MINUTE)
+    await db.execute("update tally set at = at - interval '5 hours' where at < $1", START)
+    await db.close()
+    async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+        strata, _ = await reader.coverage.strata(START, END, by_stratum=False)
+    (default,) = (stratum for stratum in strata if stratum.stratum == "default")
+    assert default.offered == 18 * 900
+
+
+async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str, story: Story) -> None:
+    """Outputs that are no distribution have no KL: the mean is that of the others, and without others there is none."""
+    window, caps = Window(begin=START, end=END, grain=Grain.ITEM), {story.version_id: CAP}
+    faint = story.slice_ids[1]
+
+    async def measured() -> Sums:
+        async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
+            (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
+            bins = await reader.divergence.bins(window, caps, [faint])
+        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.kl_weight)
+        return found.sums
+
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "update comparison set kl = null, js = null where item > 0 and $1 = any(slice_ids)", faint
+    )
+    some = await measured()
+    await db.execute("update comparison set kl = null, js = null where $1 = any(slice_ids)", faint)
+    none = await measured()
+    await db.close()
+    mine = [item for item in story.items if item.part == 1]
+    first = [item for item in mine if item.item == 0]
+    part = [1 / item.n_items for item in first]
+    expected = sum(w * min(item.kl, CAP) for w, item in zip(part, first, strict=True)) / sum(part)
+    assert some.mean(Metric.KL) == pytest.approx(expected)
+    assert some.n_effective_of(Metric.KL) == pytest.approx(some.n_effective * sum(part) / some.weight)
+    assert some.n_effective_of(Metric.FLIP) == pytest.approx(some.n_effective)
+    assert (none.mean(Metric.KL), none.mean(Metric.JS), none.n_effective_of(Metric.KL)) == (None, None, 0.0)
+    assert none.mean(Metric.FLIP) == some.mean(Metric.FLIP)
 
 
 async def test_losses_after_publishing_are_counted_by_reason(reader: Reader) -> None:

@@ -165,6 +165,31 @@ async def test_a_client_may_close_its_half() -> None:
 
 
 @on_both_loops
+async def test_an_early_answer_comes_through_when_the_backend_closes_at_once() -> None:
+    """It refuses a large request without reading it: the failed write must not cost the answer that lies unread."""
+    refusal = answer(b"no", b"413 No", b"Connection: close\r\n")
+
+    async def serve(reader: StreamReader, writer: StreamWriter) -> None:
+        await reader.readexactly(10)
+        writer.write(refusal)
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        for _ in range(50):
+            reader, writer = await at.client()
+            writer.write(post(bytes(8 * MIB)))
+            got = b""
+            with contextlib.suppress(ConnectionError):
+                while data := await reader.read(1000):
+                    got += data
+            assert got == refusal
+            await end(writer)
+        await at.quiet()
+    assert bench.lost(Loss.TRUNCATED) == 50
+    assert bench.balance() == 0
+
+
+@on_both_loops
 async def test_a_backend_may_close_its_half() -> None:
     """The client sees the end of the response and can still send the rest of its request."""
     received = bytearray()

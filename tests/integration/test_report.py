@@ -46,6 +46,24 @@ async def _write(
     return figures, (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
+async def test_outputs_that_are_no_distributions_are_not_reported_as_no_divergence(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Where nothing could be measured the page says so, instead of a mean of zero."""
+    await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("update comparison set flip = null, js = null, kl = null")
+    await db.close()
+    figures, html = await _write(postgres_dsn, tmp_path)
+    (model,) = figures.models
+    assert model.aggregate is not None
+    assert model.aggregate.n_exchanges > 0
+    measures = [(entry.flip, entry.kl, entry.js) for entry in (model.aggregate, *model.slices)]
+    assert set(measures) == {(None, None, None)}
+    assert "gave outputs that can be compared in this period" in model.headline
+    assert "no data" in Page(html).text
+
+
 async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
     """The page and its figures say which slice drifted, from what to what, and that the aggregate looks fine."""
     story = await write_short_story(postgres_dsn)

@@ -24,8 +24,8 @@ BATCH = text("""
     values ('tally', 'w', :at, :at, :at, 1) returning id
 """)
 QUARANTINE = text("""
-    insert into quarantine (stream_sequence, model, quarantined_at, reason, detail, payload)
-    values (:n, 'm', :at, 'decode', '', 'bytes')
+    insert into quarantine (stream_sequence, digest, model, quarantined_at, reason, detail, payload)
+    values (:n, '', 'm', :at, 'decode', '', 'bytes')
 """)
 
 

@@ -101,7 +101,8 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
     """Means are sums over weights; the aggregate of the same hour and the slice's share stand beside them."""
     insert = (
         "insert into rollup_hour (hour, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk,"
-        " js, kl, margin, n_kl_infinite, kl_bins) values ($1, 1, $2, 30, 20, $3, $4, $5, 4, 2, 1, 3, 1, '{}')"
+        " js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight, margin_weight, n_kl_infinite, kl_bins)"
+        " values ($1, 1, $2, 30, 20, $3, $4, $5, 4, 2, 1, 3, $3, $3, $3, $3, $3, 1, '{}')"
     )
     await record.execute(insert, HOUR, 1, 1000.0, 25_000.0, 10.0)
     await record.execute(insert, HOUR, 2, 40.0, 100.0, 2.0)

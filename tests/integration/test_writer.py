@@ -1,8 +1,11 @@
 """The bulk writer against a real Postgres."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from random import Random
 from typing import Any
 
 import asyncpg
@@ -11,11 +14,22 @@ import pytest
 
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Storage
-from quantdrift.core.errors import OperatorError, QuarantineReason
+from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
+from quantdrift.core.process import Stop
 from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
+from shadow.storing import until_stored
 from storage.database import Database
-from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, Unreferenced, VersionKey
+from storage.retention import maintain
+from storage.rows import (
+    ComparedExchange,
+    ComparedItem,
+    Quarantined,
+    StoreBatch,
+    Unreferenced,
+    VersionKey,
+    Written,
+)
 from storage.writer import Writer
 from tests.onnx_models import POLICY, exchange_of, inputs_of
 
@@ -126,6 +140,34 @@ async def test_storing_again_changes_nothing(database: Database, record: asyncpg
     assert await record.fetchval("select count(*) from model_version") == 1
 
 
+async def test_workers_that_are_given_the_same_exchanges_store_each_once(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Redelivered while the first worker still stores, in any order and any mixture: every batch row tells the truth."""
+    known = [_compared(n, n_items=1 + n % 3) for n in range(40)]
+    random = Random(7)
+    outcomes: list[Written | None] = []
+
+    async def work(batches: list[list[ComparedExchange]]) -> None:
+        writer, stop = Writer(database, SystemClock()), Stop()
+        for batch in batches:
+            write = partial(writer.store, _batch(compared=tuple(batch)))
+            outcomes.append(await until_stored(write, stop, limit_s=30, failed=lambda: None))
+
+    await asyncio.gather(
+        *(work([random.sample(known, random.randint(1, 20)) for _ in range(10)]) for _ in range(3)),
+        work([known[::-1]]),
+    )
+    n_items = sum(len(compared.items) for compared in known)
+    assert await record.fetchval("select count(*) from comparison") == n_items
+    assert sum(outcome.n_rows for outcome in outcomes if outcome) == n_items
+    wrong = """
+        select count(*) from batch b
+        where n_rows = 0 or n_rows <> (select count(*) from comparison c where c.batch_id = b.id)
+    """
+    assert await record.fetchval(wrong) == 0
+
+
 async def test_a_failed_transaction_leaves_nothing(database: Database, record: asyncpg.Connection) -> None:
     """What is no inclusion probability breaks the COPY: nothing of the batch stays, and no id is remembered."""
     good, bad = _compared(1), _compared(2)
@@ -146,12 +188,95 @@ async def test_what_no_partition_takes_is_quarantined(database: Database, record
     writer = Writer(database, SystemClock())
     for n_rows in (1, 0):
         written = await writer.store(_batch(compared=(old, new)))
-        assert (written.n_rows, written.too_late) == (n_rows, frozenset({0}))
+        assert (written.n_rows, written.unplaced) == (n_rows, {0: QuarantineReason.TOO_LATE})
     row = await record.fetchrow("select * from quarantine")
     assert (row["reason"], row["stream_sequence"], row["payload"]) == ("too_late", 1, b"wire")
     assert row["exchange_id"] == uuid.UUID(old.exchange.id)
     batch = await record.fetchrow("select n_rows, skipped from batch")
     assert (batch["n_rows"], msgspec.json.decode(batch["skipped"])) == (1, {"too_late": 1})
+
+
+async def test_what_is_captured_in_the_future_is_set_aside_as_that(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A sidecar's clock that is a month ahead is named as the reason."""
+    early = _compared(1, captured_at=datetime.now(UTC) + timedelta(days=40))
+    written = await Writer(database, SystemClock()).store(_batch(compared=(early, _compared(2))))
+    assert (written.n_rows, written.unplaced) == (1, {0: QuarantineReason.TOO_EARLY})
+    row = await record.fetchrow("select reason, detail from quarantine")
+    assert row["reason"] == "too_early"
+    assert "40 days ahead" in row["detail"]
+
+
+@pytest.mark.parametrize("days", [-1, 0, 1])
+async def test_a_partition_that_nobody_made_is_no_fault_of_the_exchange(
+    database: Database, record: asyncpg.Connection, days: int
+) -> None:
+    """With the monitor away for too long the days run out: exchanges wait, and are stored once it is back."""
+    at = datetime.now(UTC) + timedelta(days=days)
+    await record.execute(f"drop table comparison_{at:%Y%m%d}")
+    compared = _compared(1, captured_at=at)
+    writer = Writer(database, SystemClock())
+    with pytest.raises(RetryError, match="db upgrade"):
+        await writer.store(_batch(compared=(compared,)))
+    assert await record.fetchval("select count(*) from quarantine") == 0
+    await maintain(database, Storage(), datetime.now(UTC))
+    assert (await writer.store(_batch(compared=(compared,)))).n_rows == 1
+
+
+async def test_ids_that_a_failover_lost_are_made_again(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A standby that lacked the last transactions took over: what they made is made again, whatever its id."""
+    faint = SliceKey(model="digits", name="scanner=faint", predicate='header.x-scanner = "faint"')
+    writer = Writer(database, SystemClock())
+    await writer.store(_batch(compared=(_compared(1, slices=(faint,)),)))
+    await record.execute("truncate comparison, batch, slice, model_version, policy restart identity cascade")
+    await record.execute(
+        "insert into slice (model, predicate, name, definition) values ('digits', 'other', 'other', '{}')"
+    )
+    await writer.store(_batch(compared=(_compared(2, slices=(faint,)),)))
+    names = await record.fetch("select s.name from comparison c join slice s on s.id = any(c.slice_ids)")
+    assert [row["name"] for row in names] == ["scanner=faint"]
+    found = "select count(*) from comparison c join model_version v on v.id = c.model_version_id"
+    assert await record.fetchval(f"{found} join policy p on p.id = c.policy_id") == 1
+
+
+async def test_a_new_stream_s_messages_are_set_aside_as_well(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A stream that was wiped counts from 1 again: another message under an old sequence is not taken for it."""
+    old = Quarantined(stream_sequence=1, payload=b"old", reason=QuarantineReason.DECODE, detail="no exchange")
+    new = msgspec.structs.replace(old, payload=b"new")
+    writer = Writer(database, SystemClock())
+    for aside in (old, old, new, new):
+        await writer.store(_batch(quarantined=(aside,)))
+    payloads = await record.fetch("select payload from quarantine order by id")
+    assert [row["payload"] for row in payloads] == [b"old", b"new"]
+    skipped = await record.fetch("select skipped from batch")
+    assert [msgspec.json.decode(row["skipped"]) for row in skipped] == 2 * [{"decode": 1}]
+
+
+async def test_more_rows_than_a_statement_takes_are_stored(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Postgres takes 32,767 values at once; thousands of strata, and of messages set aside, are more."""
+    strata = tuple(
+        StratumCount(stratum=f"s{n}", offered=1, taken=0, thinned=0, published=0) for n in range(3000)
+    )
+    tally = Tally(
+        source="pod", boot="f" * 32, sequence=1, at=datetime.now(UTC), strata=strata, blind_connections=0
+    )
+    writer = Writer(database, SystemClock())
+    assert (await writer.store_tallies("w", [tally])).n_rows == 3000
+    aside = tuple(
+        Quarantined(stream_sequence=n, payload=b"", reason=QuarantineReason.DECODE, detail="")
+        for n in range(5000)
+    )
+    await writer.store(_batch(quarantined=aside))
+    assert (
+        await record.fetchval("select (skipped ->> 'decode')::int from batch where skipped <> '{}'") == 5000
+    )
 
 
 async def test_what_is_skipped_is_counted_by_reason(database: Database, record: asyncpg.Connection) -> None:

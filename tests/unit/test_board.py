@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+import msgspec
 import pytest
 
 from quantdrift.core.clock import ManualClock
@@ -70,6 +71,19 @@ def test_the_worst_slices_are_exported_and_the_rest_is_counted() -> None:
     assert telemetry.of("quantdrift.slice.left_out") == [(1, {})]
     board.clear()
     assert telemetry.of("quantdrift.slice.verdict") == []
+
+
+def test_a_version_measured_against_two_references_is_one_series() -> None:
+    """Two rows with the same labels would hide one another: the worse one is shown, and once."""
+    twin = msgspec.structs.replace(CATALOG.versions[1], id=7, reference_digest="e" * 64)
+    catalog = msgspec.structs.replace(CATALOG, versions={**CATALOG.versions, 7: twin})
+    board, telemetry = Board(ManualClock(BEGIN), max_slices=9), _Readings()
+    board.register(telemetry)
+    board.leads = True
+    other = msgspec.structs.replace(verdict(ALL_ID, Verdict.OK, 0.5), model_version_id=7)
+    board.show([verdict(ALL_ID, Verdict.FIRING), other], catalog)
+    assert [value for value, _ in telemetry.of("quantdrift.slice.verdict")] == [3]
+    assert telemetry.of("quantdrift.slice.left_out") == [(0, {})]
 
 
 def test_the_heartbeat_is_the_age_of_the_last_folded_capture() -> None:

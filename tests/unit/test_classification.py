@@ -109,6 +109,9 @@ def test_logits_far_apart_do_not_overflow() -> None:
     """The softmax is stable, and its logarithm exact where the probability itself is zero in float64."""
     found = LOGITS.compare(np.array([[-5000.0, 0.0]]), np.array([[0.0, -5000.0]]))
     assert found.kl[0] == pytest.approx(5000.0)
+    ends = np.array([[1.7e308, -1.7e308]])
+    assert LOGITS.compare(ends, -ends).kl[0] == np.inf
+    assert LOGITS.compare(ends, ends).kl[0] == 0.0
 
 
 def test_probabilities_are_checked_and_normalised() -> None:

@@ -241,6 +241,13 @@ def test_a_step_of_a_sequence_is_lost_by_its_name() -> None:
     assert decode_request(*body_of(plain, sequence_id=0)).inputs
 
 
+def test_a_shape_that_no_record_can_hold_is_lost() -> None:
+    """It is the client's: no error of our own."""
+    with pytest.raises(LostError) as caught:
+        decode_request(None, one_input(shape=[0, 2**63], data=[]))
+    assert caught.value.loss is Loss.DECODE
+
+
 @pytest.mark.parametrize(
     ("method", "path", "target"),
     [

@@ -100,6 +100,16 @@ def test_the_version_is_the_first_that_is_told() -> None:
     assert recorded().version == "unversioned"
 
 
+def test_what_was_told_is_fit_to_be_stored() -> None:
+    """A version and a trace come from the wire: Postgres takes no NUL, and no key of a megabyte."""
+    answered = {**RESPONSE, "model_version": "7\0" + "x" * 5000}
+    config = msgspec.structs.replace(CONFIG, sidecar=Sidecar())
+    exchange = recorded(config, response=answered, headers={"traceparent": "00-a\0b"})
+    assert exchange.version == "7" + "x" * 127
+    assert exchange.trace == "00-ab"
+    assert recorded(path="/v2/models/digits/versions/%00/infer").version == "unversioned"
+
+
 def test_requests_of_one_user_are_one_group() -> None:
     """With a sticky header the group is its keyed hash; without one an exchange stands for itself."""
     sticky = msgspec.structs.replace(
@@ -128,6 +138,9 @@ def test_requests_of_one_user_are_one_group() -> None:
             Loss.SHARED_MEMORY,
             {"request": {**REQUEST, "outputs": [{"parameters": {"shared_memory_region": "r"}}]}},
         ),
+        (Loss.TOO_LARGE, {"request": b'{"inputs":[' + b"[]," * 600 + b"[]]}"}),
+        (Loss.TOO_LARGE, {"response": b"{" + b'"a":[],' * 300 + b'"b":{}}'}),
+        (Loss.TOO_LARGE, {"request": b" " * 2500 + json.dumps(REQUEST).encode(), "response": b" " * 2500}),
         (
             Loss.TOO_LARGE,
             {"request": gzip.compress(b" " * 5000, mtime=0), "headers": {"Content-Encoding": "gzip"}},

@@ -79,11 +79,11 @@ def test_every_exchange_gets_its_own_divergences() -> None:
         _prepared(exchange_of(x, other), runtime),
         _prepared(exchange_of(inputs_of(1, 2)), runtime),
     ]
-    first, second, third = compare_batch(batch)
+    first, second, third = compare_batch(batch, most_items=64)
     assert runtime.sizes == [6]
     np.testing.assert_allclose(_kl(first), [0, 0], atol=1e-9)
     np.testing.assert_allclose(_kl(third), [0], atol=1e-9)
-    alone = _kl(compare_batch([batch[1]])[0])
+    alone = _kl(compare_batch([batch[1]], most_items=64)[0])
     np.testing.assert_allclose(_kl(second), alone)
     assert alone[0] > 0.01
     assert alone[1] == pytest.approx(0, abs=1e-9)
@@ -99,7 +99,7 @@ def test_only_what_fails_alone_is_set_aside(n_bad: int) -> None:
         if seed < n_bad:
             x[0, 0] = BAD
         batch.append(_prepared(exchange_of(x), runtime))
-    outcomes = compare_batch(batch)
+    outcomes = compare_batch(batch, most_items=64)
     assert [isinstance(outcome, QuarantineError) for outcome in outcomes] == [i < n_bad for i in range(9)]
     first = outcomes[0]
     assert isinstance(first, QuarantineError)
@@ -111,10 +111,19 @@ def test_a_reference_with_a_fixed_number_of_items_gets_that_number(size: int, st
     """Items are replayed in that size, filled up at the end, and the filling is thrown away."""
     runtime = _Fussy(size)
     batch = [_prepared(exchange_of(inputs_of(n, n)), runtime) for n in (3, 2)]
-    outcomes = compare_batch(batch)
+    outcomes = compare_batch(batch, most_items=64)
     assert runtime.sizes == [size] * steps
     assert [len(_kl(outcome)) for outcome in outcomes] == [3, 2]
     np.testing.assert_allclose(np.concatenate([_kl(outcome) for outcome in outcomes]), 0, atol=1e-9)
+
+
+def test_an_exchange_of_many_items_is_replayed_in_steps() -> None:
+    """Never more items than `most_items` are given to the reference, and hardly one more than there are."""
+    runtime = _Fussy()
+    x = inputs_of(10)
+    (outcome,) = compare_batch([_prepared(exchange_of(x), runtime)], most_items=4)
+    assert runtime.sizes == [4, 4, 4]
+    np.testing.assert_allclose(_kl(outcome), np.zeros(10), atol=1e-9)
 
 
 def test_a_model_without_batches_is_replayed_one_by_one() -> None:
@@ -125,7 +134,7 @@ def test_a_model_without_batches_is_replayed_one_by_one() -> None:
         _prepared(exchange_of(x[0], logits_of(x[0])), runtime, batched=False),
         _prepared(exchange_of(x[1], logits_of(x[1:])), runtime, batched=False),
     ]
-    for outcome in compare_batch(batch):
+    for outcome in compare_batch(batch, most_items=64):
         np.testing.assert_allclose(_kl(outcome), [0], atol=1e-9)
 
 
@@ -137,7 +146,8 @@ def test_the_output_is_the_configured_one_or_the_first_on_both_sides() -> None:
     both = msgspec.structs.replace(exchange, outputs=(other, *exchange.outputs))
     none = msgspec.structs.replace(exchange, outputs=(other,))
     outcomes = compare_batch(
-        [_prepared(both, runtime), _prepared(none, runtime), _prepared(both, runtime, output="other")]
+        [_prepared(both, runtime), _prepared(none, runtime), _prepared(both, runtime, output="other")],
+        most_items=64,
     )
     np.testing.assert_allclose(_kl(outcomes[0]), [0], atol=1e-9)
     for outcome in outcomes[1:]:
@@ -160,7 +170,7 @@ def test_outputs_that_cannot_be_compared_harm_no_neighbour() -> None:
         tensor("logits", logits_of(x)),
     ]
     batch = [_prepared(msgspec.structs.replace(exchange, outputs=(output,)), runtime) for output in outputs]
-    *bad, good = compare_batch(batch)
+    *bad, good = compare_batch(batch, most_items=64)
     np.testing.assert_allclose(_kl(good), [0, 0], atol=1e-9)
     for outcome in bad:
         assert isinstance(outcome, QuarantineError)

@@ -26,8 +26,17 @@ def _version(digest: str = "5f") -> Version:
 
 
 def _sums(n: int, flips: float = 0.0, kl: float = 0.0) -> Sums:
+    weight = 10.0 * n
     return Sums(
-        n_items=n, n_groups=n, weight=10.0 * n, weight_sq=100.0 * n, flip=10 * flips, kl=10 * kl, js=0.0
+        n_items=n,
+        n_groups=n,
+        weight=weight,
+        weight_sq=100.0 * n,
+        flip=10 * flips,
+        kl=10 * kl,
+        flip_weight=weight,
+        js_weight=weight,
+        kl_weight=weight,
     )
 
 

@@ -14,7 +14,8 @@ GRID = Grid(begin=NOW - timedelta(hours=4), width=timedelta(minutes=5), n=48)
 
 
 def _point(index: int, n: int, flips: float = 0.0) -> SliceSums:
-    sums = Sums(n_items=n, n_groups=n, weight=float(n), weight_sq=float(n), flip=flips)
+    weight = float(n)
+    sums = Sums(n_items=n, n_groups=n, weight=weight, weight_sq=weight, flip=flips, flip_weight=weight)
     return SliceSums(version_id=1, slice_id=2, at=GRID.begin + index * GRID.width, sums=sums)
 
 

@@ -1,5 +1,6 @@
 from datetime import timedelta
 
+import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
@@ -102,6 +103,14 @@ def test_the_headline_of_an_unknown_version_does_not_reassure() -> None:
     found = headline("digits int8-7", [], whole, [])
     assert (
         found == "Nothing can be said of digits int8-7 yet (evidence 34 against 10): unknown is not healthy."
+    )
+
+
+def test_the_headline_of_a_version_whose_outputs_are_no_distributions_says_so() -> None:
+    """A reference that gives nothing but NaN measures nothing, however much was replayed."""
+    blind = msgspec.structs.replace(ALL, flip=None, kl=None, js=None)
+    assert headline("digits int8-7", OTHERS, blind, []) == (
+        "Nothing of digits int8-7 gave outputs that can be compared in this period, so nothing can be said of it."
     )
 
 

@@ -42,6 +42,16 @@ def test_elements_come_back(datatype: str, dtype: type[np.generic]) -> None:
     np.testing.assert_array_equal(decoded, array)
 
 
+@pytest.mark.parametrize(
+    ("datatype", "shape"),
+    [("BYTES", (10**15,)), ("FP32", (0, 10**30)), ("BYTES", (0, 10**30)), ("FP32", (0,) + 70 * (1,))],
+)
+def test_shapes_that_no_array_can_have_are_refused(datatype: str, shape: tuple[int, ...]) -> None:
+    """What a client writes as a shape asks for no memory and raises nothing but the reason for a quarantine."""
+    with pytest.raises(QuarantineError, match="schema"):
+        decode(Tensor(name="x", datatype=datatype, shape=shape, data=b""))
+
+
 def test_bfloat16_is_widened_exactly() -> None:
     """BF16 is the upper half of a float32."""
     values = np.array([1.5, -2.0, 3.140625], np.float32)

@@ -5,13 +5,17 @@ import msgspec
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.slices import SliceAssigner
 
-# Resident memory of the idle processes, measured on Linux x86-64 with CPython 3.11, rounded up. The rest of the
-# limit is computed from the configured bounds.
+# Resident memory of the idle processes (47, 28 and 53 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
+# rest of the limit is computed from the configured bounds. What a relay worker has beyond that is for connections:
+# 5 KiB for each, and up to 512 KiB for one whose client reads more slowly than the backend sends.
 SUPERVISOR_BYTES = 64 * MIB
-WORKER_BYTES = 32 * MIB
+WORKER_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
-# A decoded exchange exists as frame, tensors and message at once while it is being encoded.
-DECODE_COPIES = 4
+# The largest exchange while it is decoded: its frame, its body, its JSON values (sidecar.oip bounds their number; they
+# take most), its tensors and its message.
+DECODE_COPIES = 16
+# What is being received from a relay worker: one frame and the stream's own buffer.
+RECEIVE_BYTES = 4 * MIB
 
 
 class StratumPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,10 +102,15 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
 
 
 def memory_bytes(config: Config) -> int:
-    """Return a memory limit for the sidecar's container: no traffic may make it need more."""
+    """Return a memory limit for the sidecar's container.
+
+    Sampling cannot make it need more. Serving can: add 512 KiB for each client beyond some 60 per worker that is
+    expected to read large responses slowly at the same time.
+    """
     sidecar = config.sidecar
     workers = sidecar.workers * (WORKER_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes)
-    capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes
+    receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
+    capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
     return SUPERVISOR_BYTES + workers + capture
 
 

@@ -311,8 +311,10 @@ class Reference(_Section, frozen=True, kw_only=True):
 class Budget(_Section, frozen=True, kw_only=True):
     """How much divergence the owner of a model accepts, as means over exchanges."""
 
-    flip: Annotated[float, _about("Share of exchanges whose top class may change.", gt=0, lt=1)] = 0.01
-    kl: Annotated[float, _about("Mean Kullback-Leibler divergence from the reference.", "nat", gt=0)] = 0.02
+    flip: Annotated[float, _about("Share of exchanges whose top class may change.", ge=1e-5, lt=1)] = 0.01
+    kl: Annotated[float, _about("Mean Kullback-Leibler divergence from the reference.", "nat", ge=1e-5)] = (
+        0.02
+    )
     kl_cap: Annotated[
         float,
         _about("Single divergences count at most this much: a quantised zero gives infinity.", "nat", gt=0),

@@ -1,0 +1,66 @@
+"""A reference that notices when it is broken."""
+
+import numpy as np
+import pytest
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from shadow.linear import LinearRuntime
+from shadow.proven import ProvenRuntime
+from shadow.runtime import Array, BrokenRuntimeError
+from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
+
+pytestmark = pytest.mark.unit
+
+
+class _Mortal(LinearRuntime):
+    """Fails on everything once it is dead, and on zeros if it is picky."""
+
+    def __init__(self, *, picky: bool = False) -> None:
+        super().__init__(WEIGHT, BIAS)
+        self.dead = False
+        self.picky = picky
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `logits`, or fail."""
+        if self.dead or (self.picky and not inputs["x"].any()):
+            raise QuarantineError(QuarantineReason.REPLAY, "an illegal memory access was encountered")
+        return super().run(inputs)
+
+
+@pytest.mark.parametrize("picky", [False, True])
+def test_a_dead_device_is_told_from_a_bad_input(*, picky: bool) -> None:
+    """A bad input among good ones is quarantined; once nothing can be computed any more, that is said."""
+    runtime = _Mortal(picky=picky)
+    proven = ProvenRuntime(runtime)
+    np.testing.assert_allclose(proven.run({"x": inputs_of(2)})["logits"], logits_of(inputs_of(2)), rtol=1e-5)
+    with pytest.raises(QuarantineError):
+        proven.run({"x": inputs_of(2)[:, :2]})
+    runtime.dead = True
+    with pytest.raises(BrokenRuntimeError, match="illegal memory access"):
+        proven.run({"x": inputs_of(2)})
+
+
+def test_a_reference_that_never_computed_anything_blames_the_input() -> None:
+    """As long as nothing was computed, nothing tells a bad input from a dead device."""
+    proven = ProvenRuntime(_Mortal(picky=True))
+    with pytest.raises(QuarantineError):
+        proven.run({"x": 0 * inputs_of(2)})
+
+
+def test_what_is_kept_is_small() -> None:
+    """Of the inputs that could be computed the smallest is kept."""
+    runtime = _Mortal(picky=True)
+    proven = ProvenRuntime(runtime)
+    seen: list[int] = []
+    for n_items in (50, 2, 30):
+        proven.run({"x": inputs_of(n_items)})
+    original = runtime.run
+
+    def counted(inputs: dict[str, Array]) -> dict[str, Array]:
+        seen.append(len(inputs["x"]))
+        return original(inputs)
+
+    runtime.run = counted  # type: ignore[method-assign]
+    with pytest.raises(QuarantineError):
+        proven.run({"x": inputs_of(9)[:, :2]})
+    assert seen == [9, 2]

@@ -1,0 +1,179 @@
+"""What the stages and the reader of a shadow worker do when something in them fails."""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config, Shadow
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process import Stop
+from quantdrift.core.telemetry import Telemetry
+from shadow.assessor import Assessor
+from shadow.holding import Holding
+from shadow.meters import Health, Meters
+from shadow.reader import Reader
+from shadow.references import References
+from shadow.runtime import BrokenRuntimeError
+from shadow.stages import Stages
+from shadow.storing import until_stored
+from shadow.triage import Case
+from storage.database import Database
+from storage.rows import StoreBatch, Written
+from storage.writer import Writer
+from tests.onnx_models import exchange_of, inputs_of
+
+pytestmark = pytest.mark.unit
+
+DEADLINE_S = 30.0
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+class _Delivery:
+    """A message that notes how often it was kept alive."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.sequence = 1
+        self.n_delivered = 1
+        self.n_beats = 0
+
+    async def in_progress(self) -> None:
+        """Note a sign of life."""
+        self.n_beats += 1
+
+
+class _Consumer:
+    """A stream with a few messages."""
+
+    def __init__(self, deliveries: Sequence[_Delivery]) -> None:
+        self._deliveries = list(deliveries)
+
+    async def fetch(self, *_: Any, **__: Any) -> list[_Delivery]:
+        """Return all of them."""
+        return self._deliveries
+
+
+class _Failing(Assessor):
+    """Assesses nothing: it does as it is told."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__(Config(), "test", ())
+        self._work = work
+
+    def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
+        """Work, and return an empty batch."""
+        del batch
+        self._work()
+        return StoreBatch(worker="test", at=at)
+
+
+class _Bench:
+    """Stages around `work`, and what they said."""
+
+    def __init__(
+        self, work: Callable[[], None], thread: ThreadPoolExecutor, *, replay_limit_s: float = DEADLINE_S
+    ) -> None:
+        self.holding = Holding()
+        self.said: list[str] = []
+        clock = SystemClock()
+        self.health = Health(clock)
+        self.stages = Stages(
+            assessor=_Failing(work),
+            thread=thread,
+            writer=Writer(Database(NOWHERE, Config().storage), clock),
+            holding=self.holding,
+            meters=Meters(Telemetry("test", {}), clock),
+            health=self.health,
+            clock=clock,
+            stop=Stop(),
+            store_limit_s=DEADLINE_S,
+            replay_limit_s=replay_limit_s,
+            broken=self.said.append,
+        )
+
+
+async def test_a_replay_that_hangs_ends_the_worker() -> None:
+    """A thread cannot be ended by itself, so the process is told to; the batch is let go and comes again."""
+    released = threading.Event()
+
+    def hang() -> None:
+        released.wait(DEADLINE_S)
+
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(hang, thread, replay_limit_s=0.05)
+        await bench.stages.put([])
+        try:
+            with pytest.raises(BrokenRuntimeError):
+                await bench.stages.replay_one()
+        finally:
+            released.set()
+        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+    assert len(bench.said) == 1
+    assert "did not end within 0.05 s" in bench.said[0]
+
+
+async def test_a_broken_reference_ends_the_worker() -> None:
+    """Nothing of the batch is set aside or acknowledged."""
+
+    def die() -> None:
+        raise BrokenRuntimeError("CUDA is gone")
+
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(die, thread)
+        await bench.stages.put([])
+        with pytest.raises(BrokenRuntimeError):
+            await bench.stages.replay_one()
+        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+    assert bench.said == ["CUDA is gone"]
+
+
+async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
+    """An error in our own reading keeps none of the messages alive for ever: they come again, one by one."""
+
+    class Broken(References):
+        def find(self, model: str, version: str) -> None:
+            raise ArithmeticError(f"{model} {version}")
+
+    deliveries = [_Delivery(b"no exchange"), _Delivery(encode(exchange_of(inputs_of(1))))]
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(lambda: None, thread)
+        reader = Reader(
+            shadow=Shadow(),
+            consumer=_Consumer(deliveries),  # type: ignore[arg-type]
+            references=Broken((), lambda _: pytest.fail("loads nothing")),
+            stages=bench.stages,
+            holding=bench.holding,
+            health=bench.health,
+            clock=SystemClock(),
+            stop=Stop(),
+        )
+        with pytest.raises(ArithmeticError):
+            await reader.read_once()
+    await bench.holding.beat()
+    assert [delivery.n_beats for delivery in deliveries] == [0, 0]
+
+
+@pytest.mark.parametrize("error", [RetryError("away"), OperatorError("the password was changed")])
+async def test_storing_waits_for_whatever_can_be_mended(error: Exception) -> None:
+    """Neither a server that is away nor a wrong password is a sample's fault: the same batch is tried again."""
+    outcomes: list[Exception | Written] = [error, error, Written(n_rows=1)]
+
+    async def write() -> Written:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    failures: list[None] = []
+    stored: Awaitable[Written | None] = until_stored(
+        write, Stop(), limit_s=DEADLINE_S, failed=lambda: failures.append(None)
+    )
+    assert await asyncio.wait_for(stored, DEADLINE_S) == Written(n_rows=1)
+    assert len(failures) == 2
