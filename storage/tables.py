@@ -300,7 +300,9 @@ class Verdict(Base):
     reason: Mapped[Str] = mapped_column(comment="Why, in words; for unknown what is missing.")
     since: Mapped[Time] = mapped_column(comment="Event time of the last change.")
     n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared so far.")
-    evidence: Mapped[Float] = mapped_column(comment="Summed evidence; pages at the threshold.")
+    evidence: Mapped[Float] = mapped_column(
+        comment="Summed evidence; pages at the threshold. While firing: what it was at the alarm."
+    )
     threshold: Mapped[Float] = mapped_column(
         comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet."
     )

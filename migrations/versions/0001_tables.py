@@ -634,7 +634,10 @@ def upgrade() -> None:
         ),
         sa.Column("n_groups", sa.BigInteger(), nullable=False, comment="Exchanges compared so far."),
         sa.Column(
-            "evidence", sa.Double(), nullable=False, comment="Summed evidence; pages at the threshold."
+            "evidence",
+            sa.Double(),
+            nullable=False,
+            comment="Summed evidence; pages at the threshold. While firing: what it was at the alarm.",
         ),
         sa.Column(
             "threshold",

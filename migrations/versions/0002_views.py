@@ -39,7 +39,7 @@ SLICE_NOW = View(
         "reason": "Why, in words; for unknown what is missing.",
         "since": "Event time of the last change of the verdict.",
         "n_groups": "Exchanges compared so far.",
-        "evidence_ratio": "Evidence over the threshold: pages at 1; null while the threshold is not positive.",
+        "evidence_ratio": "Evidence over the threshold: pages at 1; while firing, as at the alarm.",
         "flip_mean": "Share of exchanges whose top class changed, over the recent window, weighted.",
         "flip_low": "Lower end of its time-uniform 95 % interval.",
         "flip_high": "Upper end of its time-uniform 95 % interval.",

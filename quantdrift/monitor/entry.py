@@ -11,7 +11,7 @@ from quantdrift.drift.clock import DAY_US
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.state import dump_state
-from quantdrift.drift.watch import Phase, SignalKey, Watch
+from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
 from storage.fold_rows import DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = 30 * DAY_US
@@ -53,6 +53,15 @@ class Entry:
     def state(self, metric: Metric) -> FloatArray | None:
         """Return the state of a metric's budget detector, or None where it was never observed."""
         return self.watch.states.get(SIGNALS[metric])
+
+    def weight(self, verdict: Verdict, thresholds: Thresholds) -> tuple[float, float]:
+        """Return the evidence that is shown with a verdict, and what it must reach to page.
+
+        An alarm resets the evidence: until it is over, what it was then says more than nothing.
+        """
+        if verdict is Verdict.FIRING is self.verdict.verdict:
+            return self.verdict.evidence, self.verdict.threshold
+        return self.watch.evidence(), self.watch.page_threshold(thresholds)
 
     def loudest(self) -> Metric:
         """Return the metric with the most evidence."""

@@ -288,14 +288,15 @@ class Fold:
                 )
             )
         if touched or changed or reason != before.reason:
+            evidence, threshold = entry.weight(verdict, self._appraisal.thresholds)
             entry.verdict = msgspec.structs.replace(
                 before,
                 verdict=verdict,
                 reason=reason,
                 since_us=self._now_us() if changed else before.since_us,
                 n_groups=entry.n_groups,
-                evidence=entry.watch.evidence(),
-                threshold=entry.watch.page_threshold(self._appraisal.thresholds),
+                evidence=evidence,
+                threshold=threshold,
                 estimate=entry.estimates(),
                 last_us=entry.last_us,
                 updated_us=self._now_us(),
@@ -362,7 +363,14 @@ class Fold:
             fold_seq=self._fold_seq,
         )
         self._transitions.append(row)
-        entry.verdict = msgspec.structs.replace(entry.verdict, verdict=verdict, reason=reason, since_us=at_us)
+        entry.verdict = msgspec.structs.replace(
+            entry.verdict,
+            verdict=verdict,
+            reason=reason,
+            since_us=at_us,
+            evidence=evidence,
+            threshold=threshold,
+        )
 
     def _end(self, key: Key, reason: str) -> None:
         """Call what is compared no more `unknown`, also where it alerts: nothing has shown it to be well."""

@@ -14,7 +14,7 @@ MOST_BUCKETS = 60
 _HOUR = timedelta(hours=1)
 _DAY = timedelta(days=1)
 _WIDTHS = (
-    *(timedelta(seconds=seconds) for seconds in (5, 15, 30)),
+    *(timedelta(seconds=seconds) for seconds in (10, 30)),
     *(timedelta(minutes=minutes) for minutes in (1, 2, 5, 10, 15, 30)),
     *(timedelta(hours=hours) for hours in (1, 2, 3, 6, 12)),
     *(timedelta(days=days) for days in (1, 2, 7, 28)),

@@ -136,6 +136,8 @@ def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
     assert story["budget"] == 0.01
     assert story["advice"]
     assert BEGIN_US <= fired[0].onset_us <= fired[0].at_us
+    (shown,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
+    assert shown.evidence == story["evidence"] >= shown.threshold, "the worst first: not reset by the alarm"
 
 
 def test_a_version_without_reference_is_unknown_and_never_fires() -> None:

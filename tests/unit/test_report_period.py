@@ -18,7 +18,7 @@ def _extent(span: timedelta, n_items: int = 1000) -> Extent:
 @pytest.mark.parametrize(
     ("span", "grain", "width"),
     [
-        (timedelta(minutes=3), Grain.ITEM, timedelta(seconds=5)),
+        (timedelta(minutes=3), Grain.ITEM, timedelta(seconds=10)),
         (timedelta(minutes=50), Grain.ITEM, timedelta(minutes=1)),
         (timedelta(minutes=90), Grain.ITEM, timedelta(minutes=2)),
         (timedelta(hours=24), Grain.ITEM, timedelta(minutes=30)),

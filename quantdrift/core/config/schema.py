@@ -215,7 +215,12 @@ class Shadow(_Section, frozen=True, kw_only=True):
         int, _about("Tries before an exchange that is never finished is quarantined.", ge=2, le=20)
     ] = 5
     ack_wait_s: Annotated[
-        float, _about("After this an exchange that a worker took is given to another.", "s", gt=1)
+        float,
+        _about(
+            "After this an exchange that a worker took is given to another; a replay ten times as long is a hang.",
+            "s",
+            gt=1,
+        ),
     ] = 60.0
     grace_s: Annotated[
         float, _about("From SIGTERM to the end: the batch in hand is finished.", "s", gt=0)
