@@ -3,30 +3,16 @@
 import math
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
 from shadow.runtime import Array, TensorSpec
 
 MAX_ITEMS = 32_767  # `comparison.item` is a smallint
 _LENGTH = struct.Struct("<I")
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(np.bool_),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
 _BFLOAT16_BITS = 16
 
 
@@ -52,7 +38,7 @@ def decode(tensor: Tensor) -> Array:
         elements[:] = texts
         return _shaped(tensor, elements)
     is_bfloat16 = tensor.datatype == "BF16"
-    dtype = np.dtype("<u2") if is_bfloat16 else _DTYPES.get(tensor.datatype)
+    dtype = np.dtype("<u2") if is_bfloat16 else DTYPES.get(tensor.datatype)
     if dtype is None:
         raise _schema(f"`{tensor.name}` has the unknown datatype {tensor.datatype!r}")
     if len(tensor.data) != n_elements * dtype.itemsize:

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 import msgspec
 import numpy as np
 
+from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
 from sidecar.lost import LostError
 
@@ -30,22 +31,8 @@ _MAX_SIZE = 2**63 - 1
 # A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
 MAX_JSON_VALUES = 2_000_000
 
-# Little-endian numpy types; BF16 has none and comes only as bytes.
-_DTYPES: Mapping[str, np.dtype[Any]] = {
-    "BOOL": np.dtype("?"),
-    "UINT8": np.dtype("u1"),
-    "UINT16": np.dtype("<u2"),
-    "UINT32": np.dtype("<u4"),
-    "UINT64": np.dtype("<u8"),
-    "INT8": np.dtype("i1"),
-    "INT16": np.dtype("<i2"),
-    "INT32": np.dtype("<i4"),
-    "INT64": np.dtype("<i8"),
-    "FP16": np.dtype("<f2"),
-    "FP32": np.dtype("<f4"),
-    "FP64": np.dtype("<f8"),
-}
-_ITEM_BYTES: Mapping[str, int] = {"BF16": 2} | {name: dtype.itemsize for name, dtype in _DTYPES.items()}
+# BF16 comes only as bytes.
+_ITEM_BYTES: Mapping[str, int] = {"BF16": 2} | {name: dtype.itemsize for name, dtype in DTYPES.items()}
 # What JSON may hold for each kind of type. A server whose JSON knows no NaN writes null.
 _JSON_TYPES: Mapping[str, frozenset[type]] = {
     "b": frozenset({bool}),
@@ -266,7 +253,7 @@ def _from_json(wire: _WireTensor) -> bytes:
     try:
         if wire.datatype == "BYTES":
             return _strings(flat)
-        dtype = _DTYPES.get(wire.datatype)
+        dtype = DTYPES.get(wire.datatype)
         if dtype is None:
             raise LostError(Loss.DECODE, f"{wire.datatype} does not come as JSON")
         if not _JSON_TYPES[dtype.kind].issuperset(map(type, flat)):
