@@ -177,7 +177,7 @@ class _Run:
             f"  metrics       sidecar http://127.0.0.1:{ports.sidecar_admin}/metrics,"
             f" shadow :{ports.shadow_admin}, monitor :{ports.monitor_admin}\n"
             f"  Postgres      address in {running.data}/dsn\n"
-            f"  NATS          {(running.data / 'nats.url').read_text(encoding='utf-8').strip()}"
+            f"  NATS          address in {running.data / 'nats.url'}"
         )
         try:
             await self._until(lambda _: False, math.inf, "running")
