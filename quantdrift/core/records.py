@@ -205,7 +205,8 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     sampling
         How it came to be taken.
     group
-        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself.
+        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself. It travels, so that
+        sidecars need no change when the statistics group by it; the shadow does not store it yet.
     trace
         W3C `traceparent` of the production request, or empty.
     """

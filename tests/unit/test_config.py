@@ -145,6 +145,13 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
 
 
+def test_a_sticky_sample_is_told_that_its_bound_does_not_hold(tmp_path: Path) -> None:
+    """What the statistics cannot promise yet is said before it is deployed, and only then."""
+    sticky = load(_file(tmp_path, '[sampling]\nsticky_header = "x-user"'), {})
+    assert any("bound on false pages does not hold" in note for note in explain(sticky).notes)
+    assert not any("bound on false pages" in note for note in explain(load(_file(tmp_path, ""), {})).notes)
+
+
 def test_credentials_in_an_address_are_not_shown() -> None:
     """Logs, messages and `config show` name the servers alone."""
     assert Stream(url="nats://user:hunter2@a:1,nats://token@b:2").address == "nats://a:1,nats://b:2"

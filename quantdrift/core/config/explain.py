@@ -152,6 +152,10 @@ def _notes(config: Config) -> list[str]:
         notes.append("sampling.paused: nothing is taken")
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
+        notes.append(
+            "sampling.sticky_header: requests of one user are counted as independent exchanges, which they are not: "
+            "the bound on false pages does not hold for a sticky sample yet"
+        )
     zero = [s.name for s in config.sampling.header_strata if s.rate == 0]
     zero += ["default"] if config.sampling.rate == 0 else []
     if zero:

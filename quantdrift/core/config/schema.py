@@ -160,7 +160,7 @@ class Sampling(_Section, frozen=True, kw_only=True):
     sticky_header: Annotated[
         str,
         _about(
-            "Header whose value decides: one user is taken whole or not at all. Empty: every request anew."
+            "Header whose value decides: one user is taken whole or not at all. The bound on false pages does not hold then (sessions are not grouped yet). Empty: every request anew."
         ),
     ] = ""
     epoch_s: Annotated[
