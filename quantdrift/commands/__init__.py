@@ -1,0 +1,1 @@
+"""The commands, one file for each noun; `quantdrift.cli` hangs them on the roof."""

@@ -1,0 +1,61 @@
+"""`quantdrift db`."""
+
+from pathlib import Path
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.load import Role
+from quantdrift.terminal import Steps
+
+
+@click.group()
+def db() -> None:
+    """Prepare and inspect the Postgres database."""
+
+
+@db.command("upgrade")
+@CONFIG
+@DATA
+@JSON
+def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
+    """Bring the schema to this version and make partitions ahead. Safe to run again, or twice at once.
+
+    \b
+    Example:
+      QUANTDRIFT_DSN=postgresql://... quantdrift db upgrade
+    """
+    import asyncio
+
+    from storage.migrate import head, upgrade
+
+    config, secrets = prepare(config_path, Role.MIGRATE, data)
+    with Steps(quiet=as_json) as step:
+        applied = asyncio.run(upgrade(secrets.dsn, config.storage, progress=step))
+    if as_json:
+        emit({"applied": applied, "head": head()})
+    else:
+        click.echo(f"schema is at {head()} ({len(applied)} revisions applied)")
+
+
+@db.command("roles")
+@CONFIG
+@DATA
+@click.option("--apply", "apply_", is_flag=True, help="Run the statements instead of printing them.")
+def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
+    """Print (or apply) SQL roles with the least privileges each process needs, and a reader for people.
+
+    \b
+    Example:
+      quantdrift db roles | psql "$QUANTDRIFT_DSN"
+    """
+    import asyncio
+
+    from storage.roles import apply, statements
+
+    if not apply_:
+        click.echo("\n".join(f"{statement};" for statement in statements()))
+        return
+    _, secrets = prepare(config_path, Role.MIGRATE, data)
+    asyncio.run(apply(secrets.dsn))
+    click.echo("roles applied")

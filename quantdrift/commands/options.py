@@ -1,0 +1,50 @@
+"""What the commands share: options, the configuration with its secrets, and JSON for machines."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from quantdrift.core.config.load import Role, Secrets, load, load_secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.logs import setup_logs
+
+CONFIG = click.option(
+    "--config",
+    "-c",
+    "config_path",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("config.toml"),
+    show_default=True,
+    envvar="QUANTDRIFT_CONFIG",
+    help="Configuration file.",
+)
+DATA = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="QUANTDRIFT_DATA",
+    help="Data directory of a running `quantdrift up`, to find its Postgres.",
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
+    """Return the configuration and the secrets of `role`; logs go where it says from here on."""
+    config = load(config_path)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=role.value)
+    if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
+        try:
+            os.environ["QUANTDRIFT_DSN"] = (data / "dsn").read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise OperatorError(
+                f"{data} holds no `dsn`: is `quantdrift up --data {data}` running?"
+            ) from error
+    return config, load_secrets(config, role)
+
+
+def emit(record: Any) -> None:
+    """Print `record` as one JSON object."""
+    click.echo(msgspec.json.format(msgspec.json.encode(record), indent=2))

@@ -1,0 +1,102 @@
+"""The long-running roles: `sidecar`, `shadow`, `monitor`, and `up` for all of them."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, prepare
+from quantdrift.core.config.load import Role, load
+from quantdrift.core.logs import setup_logs
+
+
+@click.command()
+@CONFIG
+def sidecar(config_path: Path) -> None:
+    """Relay inference traffic and capture a sample of it.
+
+    Clients connect to sidecar.listen; bytes go to sidecar.backend and back unchanged. SIGTERM keeps the port open
+    for drain_delay_s, closes connections between exchanges, and ends within grace_s.
+
+    \b
+    Example:
+      QUANTDRIFT__SIDECAR__BACKEND=127.0.0.1:8001 quantdrift sidecar -c config.toml
+    """
+    from quantdrift.core.process import run
+    from sidecar.supervisor import serve
+
+    config, secrets = prepare(config_path, Role.SIDECAR)
+    sys.exit(run(lambda stop: serve(config_path, config, secrets, stop), grace_s=config.sidecar.grace_s))
+
+
+@click.command()
+@CONFIG
+@DATA
+def shadow(config_path: Path, data: Path | None) -> None:
+    """Replay captured exchanges through the FP32 reference and store comparisons.
+
+    Run as many as there is traffic: they share the stream. SIGTERM finishes the batch in hand.
+
+    \b
+    Example:
+      QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
+    """
+    from quantdrift.core.process import run
+    from shadow.worker import serve
+
+    config, secrets = prepare(config_path, Role.SHADOW, data)
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.shadow.grace_s))
+
+
+@click.command()
+@CONFIG
+@DATA
+def monitor(config_path: Path, data: Path | None) -> None:
+    """Fold comparisons into detectors, own the alerts, send them by OpenTelemetry.
+
+    One leads; others started beside it stand by and take over.
+
+    \b
+    Example:
+      QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
+    """
+    from quantdrift.core.process import run
+    from quantdrift.monitor.worker import serve
+
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.monitor.grace_s))
+
+
+@click.command()
+@CONFIG
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path(".quantdrift"),
+    show_default=True,
+    envvar="QUANTDRIFT_DATA",
+    help="Where the embedded servers keep their files.",
+)
+@click.option(
+    "--only",
+    type=click.Choice(["sidecar", "shadow", "monitor"]),
+    multiple=True,
+    help="Start only this role beside the servers; may be repeated.",
+)
+def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
+    """Run every role on this host, with Postgres and NATS servers of its own.
+
+    A server that is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url) is used instead of an embedded
+    one. What dies is started again. SIGTERM or Ctrl-C ends all in order.
+
+    \b
+    Example:
+      quantdrift up -c config.toml --data /var/lib/quantdrift
+    """
+    from quantdrift.core.process import run
+    from quantdrift.up import serve
+
+    config = load(config_path)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
+    grace_s = config.sidecar.grace_s + config.shadow.grace_s + config.monitor.grace_s + 10
+    sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))
