@@ -28,12 +28,15 @@ def read_exchange(wire: bytes) -> Exchange:
     sampling = exchange.sampling
     if not (0 < sampling.pi1 <= 1 and 0 < sampling.pi2 <= 1):
         raise _decode(f"its inclusion probabilities are {sampling.pi1:g} and {sampling.pi2:g}")
+    if not (0 <= sampling.u1 < sampling.pi1 and 0 <= sampling.u2 < sampling.pi2):
+        raise _decode(f"its draws are {sampling.u1:g} and {sampling.u2:g}: it cannot have been taken")
     return msgspec.structs.replace(
         exchange,
         captured_at=exchange.captured_at.astimezone(UTC),
         source=_clean(exchange.source),
         model=_clean(exchange.model),
         version=_clean(exchange.version),
+        group=_clean(exchange.group),
         attributes={_clean(key): _clean(value) for key, value in exchange.attributes.items()},
         trace=_clean(exchange.trace),
         sampling=_clean_sampling(sampling),

@@ -25,6 +25,8 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         Index of its header stratum in the policy.
     pi1
         First-phase inclusion probability.
+    u1
+        The first phase's draw.
     epoch
         Epoch whose rates and salt decided.
     captured_at_ns
@@ -38,6 +40,7 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     id: str
     stratum: int
     pi1: float
+    u1: float
     epoch: str
     captured_at_ns: int
     request_head_bytes: int

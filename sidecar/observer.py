@@ -336,6 +336,7 @@ class Observer:
             id=held.draw.id,
             stratum=held.draw.stratum,
             pi1=held.draw.pi1,
+            u1=held.draw.u1,
             epoch=held.draw.epoch,
             captured_at_ns=held.captured_at_ns,
             request_head_bytes=held.request_head_bytes,

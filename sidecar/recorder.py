@@ -99,9 +99,12 @@ class Recorder:
         inputs, attributes, n_bytes = self._request(asked, request[meta.request_head_bytes :])
         reply = self._response(answer, response[meta.response_head_bytes :], n_bytes)
 
+        group = self._group(asked)
         policy = self._policy_of(meta.epoch)
         margin = candidate_margin(reply.outputs, model) if self._needs_margin else None
-        thinned = thin(meta.id, policy.body_strata, attributes, margin, self._salt)
+        thinned = thin(
+            group or meta.id, meta.pi1, policy.body_strata, attributes, margin=margin, salt=self._salt
+        )
         if not thinned.kept:
             return None
         return Exchange(
@@ -120,8 +123,10 @@ class Recorder:
                 body_stratum=thinned.stratum,
                 pi1=meta.pi1,
                 pi2=thinned.pi2,
+                u1=meta.u1,
+                u2=thinned.u2,
             ),
-            group=self._group(asked),
+            group=group,
             trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
         )
 

@@ -25,6 +25,8 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
         Whether the first phase took it.
     pi1
         With which probability it takes a request like this.
+    u1
+        What was drawn, in [0, 1): taken where it is below `pi1`.
     epoch
         Whose rates and salt decided.
     id
@@ -34,6 +36,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     stratum: int
     taken: bool
     pi1: float
+    u1: float
     epoch: str
     id: str
 
@@ -132,10 +135,8 @@ class Sampler:
             index += 1  # the last rule, `default`, takes everything
         rate = self._rules[index].rate
         identifier = self._mint()
-        taken = rate > 0.0 and (
-            rate >= 1.0 or uniform(headers.get(self._sticky) or identifier.encode(), self._salt) < rate
-        )
-        return Draw(index, taken, rate, self._epoch, identifier)
+        u1 = uniform(headers.get(self._sticky) or identifier.encode(), self._salt) if rate > 0.0 else 1.0
+        return Draw(index, u1 < rate, rate, u1, self._epoch, identifier)
 
     def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
         assert self._fields is not None

@@ -1,4 +1,4 @@
-"""The second sampling phase: strata from the decoded body, each with a known probability."""
+"""The second sampling phase: overlapping strata from the decoded body, the largest rate counts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,10 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.inclusion import MARGIN, second_rate
 from quantdrift.core.records import BodyStratum, Predicate, Tensor
 from sidecar.policy import epoch_salt, uniform
-
-MARGIN = "feature.candidate_margin"
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 
@@ -22,33 +21,40 @@ class Thinned(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     stratum
-        Name of its body stratum.
+        Name of the body stratum that gave it most.
     pi2
         Probability with which it was kept.
+    u2
+        The draw.
     kept
-        Whether it was.
+        Whether it was: u2 < pi2.
     """
 
     stratum: str
     pi2: float
+    u2: float
     kept: bool
 
 
 def thin(
-    exchange_id: str,
+    key: str,
+    pi1: float,
     strata: Sequence[BodyStratum],
     attributes: Mapping[str, str],
+    *,
     margin: float | None,
     salt: bytes,
 ) -> Thinned:
-    """Decide on one exchange: the first stratum whose conditions all hold gives the probability.
+    """Decide on one exchange: of the strata whose conditions all hold the largest rate is its total probability.
 
     Parameters
     ----------
-    exchange_id
-        Key of the hash that decides.
+    key
+        Of the hash that decides: the exchange's id, or its group where groups are taken whole.
+    pi1
+        Probability with which the first phase took it.
     strata
-        In order; the last one has no conditions.
+        The last one has no conditions.
     attributes
         As recorded with the exchange.
     margin
@@ -56,9 +62,10 @@ def thin(
     salt
         Of the second phase of the epoch.
     """
-    stratum = next(s for s in strata if all(_holds(where, attributes, margin) for where in s.where))
-    kept = uniform(exchange_id.encode(), salt) < stratum.rate
-    return Thinned(stratum=stratum.name, pi2=stratum.rate, kept=kept)
+    matching = (s for s in strata if all(_holds(where, attributes, margin) for where in s.where))
+    stratum = max(matching, key=lambda s: s.rate)
+    pi2, u2 = second_rate(stratum.rate, pi1), uniform(key.encode(), salt)
+    return Thinned(stratum=stratum.name, pi2=pi2, u2=u2, kept=u2 < pi2)
 
 
 def phase_salt(secret: bytes, epoch: str) -> bytes:

@@ -15,13 +15,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
 from storage.fold_rows import (
+    BaselineRow,
     BatchRows,
     Catalog,
     ComparisonRow,
     DetectorRow,
     Position,
+    SessionRow,
     SliceRow,
     Snapshot,
+    Source,
     TallyRow,
     VerdictRow,
     VersionRow,
@@ -45,8 +48,8 @@ _NUMBER: Final = text("""
     returning batch.id, batch.fold_seq, batch.kind, batch.stored_at, batch.captured_from, batch.captured_to
 """)
 _COMPARISONS: Final = text("""
-    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, pi1, pi2,
-        flip, topk, js, kl, margin
+    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
+        pi1, pi2, u1, u2, candidate_margin, flip, topk, js, kl, margin
     from comparison
     where captured_at between :begin and :end and batch_id = any(cast(:batches as bigint[]))
     order by batch_id, comparison.exchange_id, item
@@ -85,6 +88,22 @@ _BASELINES: Final = text(f"""
     where newest.at > cast(:horizon as timestamptz) - interval '30 days'
 """)  # noqa: S608 - constants
 
+# What people decided holds from the next batch on: the record can then be folded again with the same result.
+_DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
+_FOLDED: Final = text("""
+    select id, fold_seq, kind, stored_at, captured_from, captured_to from batch
+    where fold_seq between :first and :last
+""")
+_DECIDED: Final = text("""
+    select * from baseline
+    where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
+""")
+_IMPORTED: Final = """
+    select distinct on (model_version_id, slice_id, metric) * from baseline
+    where kind = 'budget' and source = 'imported' and fold_seq is not null
+    order by model_version_id, slice_id, metric, id desc
+"""
+
 
 async def resume(connection: AsyncConnection) -> Snapshot:
     """Return where the record stands, for a fold that begins or goes on; what is retired stays behind."""
@@ -117,6 +136,8 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         verdicts=tuple(_verdict(row) for row in verdicts),
         baselines=tuple(_tally(row) for row in baselines),
         tallies=tuple(_tally(row) for row in recent),
+        sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
+        imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
     )
 
 
@@ -130,6 +151,11 @@ async def load_catalog(connection: AsyncConnection) -> Catalog:
             on conflict do nothing
         """)
     )
+    return await read_catalog(connection)
+
+
+async def read_catalog(connection: AsyncConnection) -> Catalog:
+    """Return every version, slice and policy as they stand; nothing is written."""
     versions = await _rows(
         connection, "select id, model, candidate_version, reference_digest, first_seen_at from model_version"
     )
@@ -176,6 +202,26 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
     numbered = (await connection.execute(_NUMBER, {"most": most, "last": after})).mappings().all()
     if not numbered:
         return []
+    first = min(row["fold_seq"] for row in numbered)
+    decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
+    return await _batches(connection, numbered, decided)
+
+
+async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:
+    """Return the batches that were folded as `first` to `last`, as they were folded; nothing is written."""
+    borders = {"first": first, "last": last}
+    numbered = (await connection.execute(_FOLDED, borders)).mappings().all()
+    decided = (await connection.execute(_DECIDED, borders)).mappings().all()
+    return await _batches(connection, numbered, decided)
+
+
+async def _batches(
+    connection: AsyncConnection, numbered: Sequence[RowMapping], decided: Sequence[RowMapping]
+) -> list[BatchRows]:
+    """Return numbered batches with their rows and what people had decided on, in order."""
+    decisions: dict[int, list[BaselineRow]] = {}
+    for row in sorted(decided, key=lambda row: row["id"]):
+        decisions.setdefault(row["fold_seq"], []).append(_baseline(row))
     ids = [row["id"] for row in numbered]
     comparisons: dict[int, list[ComparisonRow]] = {}
     compared = [row for row in numbered if row["kind"] == "comparison"]
@@ -196,6 +242,7 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
             stored_us=to_us(row["stored_at"]),
             comparisons=tuple(comparisons.get(row["id"], ())),
             tallies=tuple(tallies.get(row["id"], ())),
+            decisions=tuple(decisions.get(row["fold_seq"], ())),
         )
         for row in sorted(numbered, key=lambda row: row["fold_seq"])
     ]
@@ -224,7 +271,12 @@ def _comparison(row: RowMapping) -> ComparisonRow:
         model_version_id=row["model_version_id"],
         policy_id=row["policy_id"],
         slice_ids=tuple(row["slice_ids"]),
-        pi=row["pi1"] * row["pi2"],
+        group_key=row["group_key"],
+        pi1=row["pi1"],
+        pi2=row["pi2"],
+        u1=row["u1"],
+        u2=row["u2"],
+        candidate_margin=row["candidate_margin"],
         flip=None if row["flip"] is None else float(row["flip"]),
         topk=None if row["topk"] is None else float(row["topk"]),
         js=row["js"],
@@ -276,5 +328,34 @@ def _verdict(row: RowMapping) -> VerdictRow:
         estimate=row["estimate"],
         last_us=to_us(row["last_at"]),
         updated_us=to_us(row["updated_at"]),
+        fold_seq=row["fold_seq"],
+    )
+
+
+def _baseline(row: RowMapping) -> BaselineRow:
+    return BaselineRow(
+        model_version_id=row["model_version_id"],
+        slice_id=row["slice_id"],
+        metric=row["metric"],
+        kind=row["kind"],
+        source=Source(row["source"]),
+        made_by=row["made_by"],
+        reason=row["reason"],
+        from_us=None if row["from_at"] is None else to_us(row["from_at"]),
+        to_us=None if row["to_at"] is None else to_us(row["to_at"]),
+        n_groups=row["n_groups"],
+        from_version_id=row["from_version_id"],
+        content=row["content"],
+        fold_seq=row["fold_seq"],
+    )
+
+
+def _session(row: RowMapping) -> SessionRow:
+    return SessionRow(
+        model_version_id=row["model_version_id"],
+        policy_id=row["policy_id"],
+        group_key=row["group_key"],
+        opened_us=to_us(row["opened_at"]),
+        items=bytes(row["items"]),
         fold_seq=row["fold_seq"],
     )

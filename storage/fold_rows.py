@@ -35,12 +35,22 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     model_version_id: int
     policy_id: int
     slice_ids: tuple[int, ...]
-    pi: float
+    group_key: str
+    pi1: float
+    pi2: float
+    u1: float
+    u2: float
+    candidate_margin: float | None
     flip: float | None
     topk: float | None
     js: float | None
     kl: float | None
     margin: float | None
+
+    @property
+    def pi(self) -> float:
+        """The total inclusion probability."""
+        return self.pi1 * self.pi2
 
 
 class TallyRow(_Row, frozen=True, kw_only=True):
@@ -59,13 +69,66 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     lost: int
 
 
+class Source(StrEnum):
+    """Where a baseline comes from."""
+
+    LEARNED = "learned"  # by the monitor, from enough of the version's own groups
+    INHERITED = "inherited"  # by the monitor, from the version before
+    ACCEPTED = "accepted"  # by a person, from stored rows: the new normal
+    IMPORTED = "imported"  # by a person, from an offline evaluation: a budget
+    FROZEN = "frozen"  # by a person: nothing more is learned
+    KEPT = "kept"  # by a person: the alert was none, what was seen while it lasted is learned
+
+
+class BaselineRow(_Row, frozen=True, kw_only=True):
+    """What a signal is measured against from `fold_seq` on; columns as in `baseline`.
+
+    `content` is None where the decision is about the baseline in force; its keys are the detector's own, or `mean`
+    of an imported budget, in the metric's unit.
+    """
+
+    model_version_id: int
+    slice_id: int
+    metric: str
+    kind: str
+    source: Source
+    made_by: str
+    reason: str
+    from_us: int | None
+    to_us: int | None
+    n_groups: int
+    from_version_id: int | None
+    content: dict[str, Any] | None
+    fold_seq: int
+
+
+class SessionRow(_Row, frozen=True, kw_only=True):
+    """A session that is open; columns as in `session`."""
+
+    model_version_id: int
+    policy_id: int
+    group_key: str
+    opened_us: int
+    items: bytes
+    fold_seq: int
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        """Version, policy and group."""
+        return self.model_version_id, self.policy_id, self.group_key
+
+
 class BatchRows(_Row, frozen=True, kw_only=True):
-    """One batch in its place in the fold; comparisons by (exchange_id, item), tallies by source and stratum."""
+    """One batch in its place in the fold; comparisons by (exchange_id, item), tallies by source and stratum.
+
+    `decisions` are the baselines that people decided on since the batch before; they hold from this one on.
+    """
 
     fold_seq: int
     stored_us: int
     comparisons: tuple[ComparisonRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
+    decisions: tuple[BaselineRow, ...] = ()
 
 
 class VersionRow(_Row, frozen=True, kw_only=True):
@@ -212,6 +275,10 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         Per sidecar start and stratum the newest folded tally before the recent window.
     tallies
         Folded tallies inside it, in the order of the fold.
+    sessions
+        Those that are open.
+    imported
+        The newest imported budgets.
     """
 
     position: Position
@@ -219,6 +286,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     verdicts: tuple[VerdictRow, ...] = ()
     baselines: tuple[TallyRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
+    sessions: tuple[SessionRow, ...] = ()
+    imported: tuple[BaselineRow, ...] = ()
 
 
 class Outcome(_Row, frozen=True, kw_only=True):
@@ -229,3 +298,6 @@ class Outcome(_Row, frozen=True, kw_only=True):
     verdicts: tuple[VerdictRow, ...]
     transitions: tuple[TransitionRow, ...]
     rollups: tuple[RollupRow, ...]
+    learned: tuple[BaselineRow, ...] = ()
+    sessions: tuple[SessionRow, ...] = ()
+    closed: tuple[tuple[int, int, str], ...] = ()

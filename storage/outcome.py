@@ -11,10 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage import tables
 from storage.fold_rows import (
+    BaselineRow,
     DetectorRow,
     Episode,
     Outcome,
     RollupRow,
+    SessionRow,
     TransitionRow,
     VerdictRow,
     from_us,
@@ -45,6 +47,9 @@ _VERDICT_ALERTS: Final = text("""
     )
     where v.model_version_id = :version and v.slice_id = :slice
 """)
+_CLOSE_SESSION: Final = text(
+    "delete from session where model_version_id = :version and policy_id = :policy and group_key = :group"
+)
 _FOLD: Final = text("""
     update fold set fold_seq = :fold_seq, event_time = :event_time, mass = :mass, n_detectors = :n_detectors,
         folded_at = now()
@@ -95,6 +100,12 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
             _VERDICT_ALERTS, [{"version": version, "slice": place} for version, place in sorted(keys)]
         )
     await _write_rollups(connection, outcome.rollups)
+    if outcome.learned:
+        await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
+    await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
+    if outcome.closed:
+        closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
+        await connection.execute(_CLOSE_SESSION, closed)
     position = outcome.position
     await connection.execute(
         _FOLD,
@@ -230,6 +241,35 @@ def _verdict_values(row: VerdictRow) -> dict[str, Any]:
         "estimate": row.estimate,
         "last_at": from_us(row.last_us),
         "updated_at": from_us(row.updated_us),
+        "fold_seq": row.fold_seq,
+    }
+
+
+def _baseline_values(row: BaselineRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "slice_id": row.slice_id,
+        "metric": row.metric,
+        "kind": row.kind,
+        "source": row.source.value,
+        "made_by": row.made_by,
+        "reason": row.reason,
+        "from_at": None if row.from_us is None else from_us(row.from_us),
+        "to_at": None if row.to_us is None else from_us(row.to_us),
+        "n_groups": row.n_groups,
+        "from_version_id": row.from_version_id,
+        "content": row.content,
+        "fold_seq": row.fold_seq,
+    }
+
+
+def _session_values(row: SessionRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "policy_id": row.policy_id,
+        "group_key": row.group_key,
+        "opened_at": from_us(row.opened_us),
+        "items": row.items,
         "fold_seq": row.fold_seq,
     }
 

@@ -26,6 +26,8 @@ _DERIVED: Final = (
     "rollup_hour",
     "rollup_day",
     "fold",
+    "baseline",
+    "session",
 )
 _VIEWS: Final = ("slice_now", "slice_history", "coverage_hour")
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin

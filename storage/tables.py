@@ -19,12 +19,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
+from storage.baselines import Baseline
 from storage.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from storage.rollups import RollupDay, RollupHour
+from storage.sessions import Session
 
 __all__ = [
     "Alert",
     "Base",
+    "Baseline",
     "Batch",
     "Comparison",
     "Detector",
@@ -36,6 +39,7 @@ __all__ = [
     "ReportRun",
     "RollupDay",
     "RollupHour",
+    "Session",
     "Slice",
     "Tally",
     "Transition",
@@ -172,6 +176,9 @@ class Comparison(Base):
     pi2: Mapped[Float] = mapped_column(
         comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2)."
     )
+    u1: Mapped[Float] = mapped_column(comment="First phase's draw in [0, 1): taken since u1 < pi1.")
+    u2: Mapped[Float] = mapped_column(comment="Second phase's draw; thin with it to a constant probability.")
+    group_key: Mapped[Str] = mapped_column(comment="Session (hashed) that is one observation, or empty.")
     flip: Mapped[bool | None] = mapped_column(Boolean, comment="Top class differs.")
     topk: Mapped[bool | None] = mapped_column(Boolean, comment="Set of the k top classes differs.")
     js: Mapped[Float | None] = mapped_column(comment="Jensen-Shannon divergence, nats, 0 to ln 2.")
@@ -231,7 +238,9 @@ class Detector(Base):
         ForeignKey("slice.id"), primary_key=True, comment="Slice it watches."
     )
     metric: Mapped[Str] = mapped_column(primary_key=True, comment="Metric it watches.")
-    kind: Mapped[Str] = mapped_column(primary_key=True, comment="budget: mean above what the owner accepts.")
+    kind: Mapped[Str] = mapped_column(
+        primary_key=True, comment="budget, change (against a learned baseline) or tail."
+    )
     state: Mapped[bytes] = mapped_column(
         LargeBinary, comment="Versioned, checked binary state; bit-exact resume."
     )

@@ -111,7 +111,12 @@ def batches(
                     model_version_id=version,
                     policy_id=1,
                     slice_ids=(ALL_ID, FAINT_ID if faint else CLEAR_ID),
-                    pi=1.0 if faint else 0.25,
+                    group_key="",
+                    pi1=1.0 if faint else 0.25,
+                    pi2=1.0,
+                    u1=0.0,
+                    u2=0.0,
+                    candidate_margin=0.5,
                     flip=float(rng.random() < (faint_flips if faint else 0.001)),
                     topk=0.0,
                     js=0.001,
@@ -174,9 +179,9 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
         )
         await connection.executemany(
             "insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id,"
-            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, flip, topk, js, kl, margin,"
+            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, flip, topk, js, kl, margin,"
             " attributes, features, trace) values ($1, $2, $3, $4, $5, $6, $7, 1, 'pod', 'default', 'default',"
-            " $8, 1.0, $9, $10, $11, $12, $13, '{}', '{}', $14)",
+            " $8, 1.0, 0.0, 0.0, '', $9, $10, $11, $12, $13, '{}', '{}', $14)",
             [
                 (
                     from_us(row.captured_us),
@@ -186,7 +191,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                     row.model_version_id,
                     row.policy_id,
                     list(row.slice_ids),
-                    row.pi,
+                    row.pi1,
                     None if row.flip is None else bool(row.flip),
                     None if row.topk is None else bool(row.topk),
                     row.js,

@@ -87,6 +87,14 @@ def exchange_of(
         protocol="oip-v2-rest",
         inputs=(tensor("x", x),),
         outputs=(tensor("logits", logits_of(x) if outputs is None else outputs),),
-        sampling=Sampling(policy=POLICY, header_stratum="default", body_stratum="default", pi1=0.5, pi2=1.0),
+        sampling=Sampling(
+            policy=POLICY,
+            header_stratum="default",
+            body_stratum="default",
+            pi1=0.5,
+            pi2=1.0,
+            u1=0.25,
+            u2=0.25,
+        ),
         attributes=attributes or {},
     )

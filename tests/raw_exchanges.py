@@ -45,6 +45,7 @@ def raw_exchange(
         id=exchange_id,
         stratum=stratum,
         pi1=pi1,
+        u1=0.25,
         epoch=epoch,
         captured_at_ns=time.time_ns(),
         request_head_bytes=request_head,

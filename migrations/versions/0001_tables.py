@@ -102,6 +102,21 @@ def upgrade() -> None:
             nullable=False,
             comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2).",
         ),
+        sa.Column(
+            "u1", sa.Double(), nullable=False, comment="First phase's draw in [0, 1): taken since u1 < pi1."
+        ),
+        sa.Column(
+            "u2",
+            sa.Double(),
+            nullable=False,
+            comment="Second phase's draw; thin with it to a constant probability.",
+        ),
+        sa.Column(
+            "group_key",
+            sa.Text(),
+            nullable=False,
+            comment="Session (hashed) that is one observation, or empty.",
+        ),
         sa.Column("flip", sa.Boolean(), nullable=True, comment="Top class differs."),
         sa.Column("topk", sa.Boolean(), nullable=True, comment="Set of the k top classes differs."),
         sa.Column("js", sa.Double(), nullable=True, comment="Jensen-Shannon divergence, nats, 0 to ln 2."),
@@ -507,7 +522,9 @@ def upgrade() -> None:
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="Candidate and reference."),
         sa.Column("slice_id", sa.Integer(), nullable=False, comment="Slice it watches."),
         sa.Column("metric", sa.Text(), nullable=False, comment="Metric it watches."),
-        sa.Column("kind", sa.Text(), nullable=False, comment="budget: mean above what the owner accepts."),
+        sa.Column(
+            "kind", sa.Text(), nullable=False, comment="budget, change (against a learned baseline) or tail."
+        ),
         sa.Column(
             "state",
             sa.LargeBinary(),
@@ -712,10 +729,122 @@ def upgrade() -> None:
     op.create_index(
         "ix_outbox_unsent", "outbox", ["id"], unique=False, postgresql_where=sa.text("sent_at is null")
     )
+    op.create_table(
+        "baseline",
+        sa.Column(
+            "id",
+            sa.BigInteger(),
+            sa.Identity(always=True),
+            nullable=False,
+            comment="Order of decisions.",
+        ),
+        sa.Column(
+            "model_version_id",
+            sa.Integer(),
+            nullable=False,
+            comment="Candidate and reference that it holds for.",
+        ),
+        sa.Column("slice_id", sa.Integer(), nullable=False, comment="Slice."),
+        sa.Column("metric", sa.Text(), nullable=False, comment="Metric."),
+        sa.Column("kind", sa.Text(), nullable=False, comment="Detector: budget, change or tail."),
+        sa.Column(
+            "source",
+            sa.Text(),
+            nullable=False,
+            comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person).",
+        ),
+        sa.Column("made_by", sa.Text(), nullable=False, comment="Who decided: a user name, or monitor."),
+        sa.Column(
+            "made_at",
+            sa.DateTime(timezone=True),
+            server_default=sa.text("now()"),
+            nullable=False,
+            comment="When.",
+        ),
+        sa.Column(
+            "reason", sa.Text(), nullable=False, comment="Why, in the words of who decided; may be empty."
+        ),
+        sa.Column(
+            "from_at",
+            sa.DateTime(timezone=True),
+            nullable=True,
+            comment="Capture time of the first row it was made from.",
+        ),
+        sa.Column("to_at", sa.DateTime(timezone=True), nullable=True, comment="Of the last."),
+        sa.Column("n_groups", sa.BigInteger(), nullable=False, comment="Groups it was made from."),
+        sa.Column(
+            "from_version_id",
+            sa.Integer(),
+            nullable=True,
+            comment="Version whose rows these were, where it is another.",
+        ),
+        sa.Column(
+            "content",
+            postgresql.JSONB(astext_type=sa.Text()),
+            nullable=True,
+            comment="The baseline itself, or an imported budget; null for a decision about the one in force.",
+        ),
+        sa.Column(
+            "fold_seq",
+            sa.BigInteger(),
+            nullable=True,
+            comment="In force from this fold on; null until the monitor took it.",
+        ),
+        sa.CheckConstraint(
+            "source in ('learned', 'inherited', 'accepted', 'imported', 'frozen', 'kept')",
+            name=op.f("ck_baseline_source"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["from_version_id"],
+            ["model_version.id"],
+            name=op.f("fk_baseline_from_version_id_model_version"),
+        ),
+        sa.ForeignKeyConstraint(
+            ["model_version_id"],
+            ["model_version.id"],
+            name=op.f("fk_baseline_model_version_id_model_version"),
+        ),
+        sa.ForeignKeyConstraint(["slice_id"], ["slice.id"], name=op.f("fk_baseline_slice_id_slice")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_baseline")),
+        comment="What each signal is measured against, and every decision about it; rows are never changed.",
+    )
+    op.create_index(
+        "ix_baseline_signal", "baseline", ["model_version_id", "slice_id", "metric", "kind", "id"]
+    )
+    op.create_index("ix_baseline_unfolded", "baseline", ["id"], postgresql_where=sa.text("fold_seq is null"))
+    op.create_table(
+        "session",
+        sa.Column("model_version_id", sa.Integer(), nullable=False, comment="Candidate and reference."),
+        sa.Column(
+            "policy_id",
+            sa.Integer(),
+            nullable=False,
+            comment="policy in force: a new epoch is a new session.",
+        ),
+        sa.Column("group_key", sa.Text(), nullable=False, comment="comparison.group_key."),
+        sa.Column(
+            "opened_at",
+            sa.DateTime(timezone=True),
+            nullable=False,
+            comment="Event time of its first item; it closes session_s later.",
+        ),
+        sa.Column("items", sa.LargeBinary(), nullable=False, comment="What its items showed, MessagePack."),
+        sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Last fold that added to it."),
+        sa.ForeignKeyConstraint(
+            ["model_version_id"],
+            ["model_version.id"],
+            name=op.f("fk_session_model_version_id_model_version"),
+        ),
+        sa.ForeignKeyConstraint(["policy_id"], ["policy.id"], name=op.f("fk_session_policy_id_policy")),
+        sa.PrimaryKeyConstraint("model_version_id", "policy_id", "group_key", name=op.f("pk_session")),
+        comment="Sessions that are still open: what was seen of them counts when they close.",
+    )
 
 
 def downgrade() -> None:
     """Go one revision back."""
+    op.drop_table("session")
+    op.drop_table("baseline")
     op.drop_table("outbox")
     op.drop_table("verdict")
     op.drop_table("transition")

@@ -122,16 +122,16 @@ class Predicate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
-    """One body stratum of the second sampling phase, seen after decoding.
+    """One body stratum of the second sampling phase, seen after decoding. Strata may overlap: the largest rate counts.
 
     Parameters
     ----------
     name
-        The stratum's name; `default` takes what no other takes.
+        The stratum's name; `default` holds every exchange.
     where
         Conditions that must all hold, on attributes or on `feature.candidate_margin`. Empty: every exchange.
     rate
-        Inclusion probability pi2 in (0, 1], or 0 to take nothing.
+        Total inclusion probability that its exchanges get at least, as far as the first phase takes them.
     """
 
     name: str
@@ -140,16 +140,19 @@ class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True):
-    """The sampling rates of one epoch. The first stratum that matches decides.
+    """The sampling rates of one epoch.
+
+    An exchange's total inclusion probability is the rate of the first header stratum that matches, or the largest
+    rate of the body strata that match, whichever is less.
 
     Parameters
     ----------
     epoch
         Identifies the rates and the salt together; changes at least daily.
     header_strata
-        First phase, in order; the last is `default`.
+        First phase, in order; the first that matches decides; the last is `default`.
     body_strata
-        Second phase, in order; the last is `default`.
+        Second phase; the last is `default`, the base rate of everything.
     """
 
     epoch: str
@@ -168,6 +171,9 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
         Names of the strata it fell into.
     pi1, pi2
         The phases' inclusion probabilities; their product is the total one.
+    u1, u2
+        The phases' draws in [0, 1): taken since u1 < pi1 and u2 < pi2. Whoever needs a sample with a smaller,
+        constant probability thins with the same draws.
     """
 
     policy: Policy
@@ -175,6 +181,8 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
     body_stratum: str
     pi1: float
     pi2: float
+    u1: float
+    u2: float
 
     @property
     def pi(self) -> float:
@@ -205,8 +213,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     sampling
         How it came to be taken.
     group
-        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself. It travels, so that
-        sidecars need no change when the statistics group by it; the shadow does not store it yet.
+        Statistical unit it belongs to: a session key (HMACed), or empty for the exchange itself.
     trace
         W3C `traceparent` of the production request, or empty.
     """

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quantdrift.core.config.schema import Config, Slice
-from quantdrift.core.records import HeaderStratum, Policy, Predicate
+from quantdrift.core.records import Predicate
 
 ALL = "all"
 
@@ -134,65 +134,6 @@ def attribute_key(rule: Slice) -> str:
 def feature_key(rule: Slice) -> str:
     """Return the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`."""
     return f"feature.{rule.feature}({rule.input})" if rule.input else f"feature.{rule.feature}"
-
-
-def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
-    """Return c: a positive lower bound of the inclusion probability of every item of a slice that can be taken.
-
-    Weights are v = c / pi <= 1. A header stratum whose conditions contradict the slice's is passed over, and the
-    walk ends at the first that takes the slice whole; what is not known to be apart counts. Strata with rate 0
-    take nothing and have no weight.
-
-    Parameters
-    ----------
-    where
-        The slice's conditions.
-    policy
-        The rates of the epoch.
-    """
-    first = [stratum.rate for stratum in reachable_strata(where, policy)]
-    second = [stratum.rate for stratum in policy.body_strata]
-    low = min((rate for rate in first if rate > 0), default=1.0)
-    return low * min((rate for rate in second if rate > 0), default=1.0)
-
-
-def reachable_strata(where: tuple[Predicate, ...], policy: Policy) -> tuple[HeaderStratum, ...]:
-    """Return the header strata that items of a slice may fall into, in the policy's order.
-
-    A stratum whose conditions contradict the slice's is passed over, and the walk ends at the first that takes the
-    slice whole; what is not known to be apart is reachable.
-
-    Parameters
-    ----------
-    where
-        The slice's conditions.
-    policy
-        The rates of the epoch.
-    """
-    wanted = {p.key: p.equals for p in where if p.equals is not None}
-    found: list[HeaderStratum] = []
-    for stratum in policy.header_strata:
-        if _apart(stratum, wanted):
-            continue
-        found.append(stratum)
-        if _takes_whole(stratum, wanted):
-            break
-    return tuple(found)
-
-
-def _apart(stratum: HeaderStratum, wanted: Mapping[str, str | None]) -> bool:
-    return any(
-        f"header.{name}" in wanted and wanted[f"header.{name}"] != value
-        for name, value in stratum.headers.items()
-    )
-
-
-def _takes_whole(stratum: HeaderStratum, wanted: Mapping[str, str | None]) -> bool:
-    return (
-        not stratum.method
-        and not stratum.path_prefix
-        and all(wanted.get(f"header.{name}") == value for name, value in stratum.headers.items())
-    )
 
 
 def _attribute_slice(model: str, rule: Slice, value: str) -> SliceKey:

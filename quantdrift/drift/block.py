@@ -1,4 +1,4 @@
-"""Observations of many signals side by side, step by step, and sums that resume bit for bit."""
+"""Observations of many signals of one kind side by side, step by step, and sums that resume bit for bit."""
 
 import msgspec
 import numpy as np
@@ -18,8 +18,8 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    vx, v
-        (steps, N) group values, see `quantdrift.drift.group`.
+    x
+        (steps, N, width) values of the groups; what they are is the detector's own business.
     seen
         (steps, N).
     mass
@@ -28,8 +28,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         (steps, N) event time, whole microseconds since 1970.
     """
 
-    vx: FloatArray
-    v: FloatArray
+    x: FloatArray
     seen: BoolArray
     mass: FloatArray
     at_us: FloatArray

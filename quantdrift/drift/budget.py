@@ -20,8 +20,26 @@ production threshold, ln(1 / (q gamma)) = 21-27. 1 % -> 5 %: some 290 and 400-73
 import msgspec
 import numpy as np
 
-from quantdrift.drift import interval, onset, resolve
+from quantdrift.drift import interval, onset, resolve, signal
 from quantdrift.drift.block import Block, FloatArray, IntArray, running_sum
+from quantdrift.drift.signal import (
+    ALERTING,
+    CREATED_AT,
+    HEADER,
+    LAST_AT,
+    MASS,
+    N_TOTAL,
+    PAGE_MASS,
+    PAGING,
+    SCALE,
+    TICKET_MASS,
+    TICKETING,
+    M,
+    Moved,
+    N,
+    W,
+    X,
+)
 
 N_BETS = 14
 LARGEST_BET = 0.95
@@ -31,26 +49,9 @@ N_WINDOWS = 3
 OLDER, NEWER, SINCE = range(N_WINDOWS)
 RECENT_GROUPS = 1000
 
-# The state of one signal: float64, these scalars first.
-(
-    M,  # budget, in units of `SCALE`
-    SCALE,  # what one unit of x is in the metric's own unit
-    MASS,  # calendar mass at the last group
-    PAGING,  # 1.0 while the page copy runs
-    TICKETING,  # 1.0 while the ticket copy runs
-    ALERTING,  # 1.0 while the mirror image runs
-    PAGE_MASS,  # mass given to the page copy since its reset
-    TICKET_MASS,  # the same of the ticket copy
-    N_TOTAL,  # groups ever
-    N,  # groups since it was last armed
-    W,  # sum of v over these
-    X,  # sum of vx over these
-    LAST_AT,  # event time of the last group, microseconds
-    CREATED_AT,  # event time of the first group, microseconds
-    POLICY,  # the caller's number of the policy of the last group; carried, never read here
-) = range(15)
+# The state of one signal: float64, after the header of `quantdrift.drift.signal`.
 _K = N_BETS
-RATES = slice(15, 15 + _K)
+RATES = slice(HEADER, HEADER + _K)
 PAGE = slice(RATES.stop, RATES.stop + _K)
 TICKET = slice(PAGE.stop, PAGE.stop + _K)
 CUSUM = slice(TICKET.stop, TICKET.stop + _K)
@@ -61,27 +62,6 @@ FLOOR_X = slice(FLOOR_W.stop, FLOOR_W.stop + _K)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 WINDOWS = slice(MIRROR.stop, MIRROR.stop + N_WINDOWS * interval.SUMS)
 SIZE = WINDOWS.stop
-
-
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a breach seems to have begun, and what moved.
-
-    Parameters
-    ----------
-    onset_us
-        Estimated onset, microseconds since 1970.
-    before
-        Weighted mean from the arming to the onset, or None where nothing lies before it.
-    after
-        Weighted mean since the onset (biased upwards: the onset was chosen by looking), or None.
-    n_after
-        Groups since the onset.
-    """
-
-    onset_us: int
-    before: float | None
-    after: float | None
-    n_after: int
 
 
 class BudgetPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +114,7 @@ class BudgetDetector:
 
     kind = "budget"
     size = SIZE
+    width = 2  # vx, v of `quantdrift.drift.group`
 
     def fresh(self, *, budget: float, scale: float, weighted: bool, mass: float, at_us: int) -> FloatArray:
         """Return the state of a new signal, (SIZE,).
@@ -156,16 +137,14 @@ class BudgetDetector:
         state[M], state[SCALE] = budget, scale
         state[RATES] = np.geomspace(smallest, LARGEST_BET / budget, N_BETS)
         state[RATES.stop - 1] = LARGEST_BET / budget
-        state[CREATED_AT] = state[LAST_AT] = at_us
+        signal.opened(state, mass=mass, at_us=at_us)
         self.arm(state, mass=mass, at_us=at_us)
         return state
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let both copies begin anew at this mass and time, in place."""
+        signal.armed(state, mass=mass)
         state[PAGE] = state[TICKET] = state[MIRROR] = 0.0
-        state[PAGING] = state[TICKETING] = 1.0
-        state[[ALERTING, PAGE_MASS, TICKET_MASS, N, W, X]] = 0.0
-        state[MASS] = mass
         state[CUSUM] = 1.0
         state[FLOOR_AT] = at_us
         state[FLOOR_N] = state[FLOOR_W] = state[FLOOR_X] = 0.0
@@ -173,13 +152,10 @@ class BudgetDetector:
 
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
         """After an alarm: reset the copy (both for a page) and start the mirror image, in place."""
-        state[TICKET] = 0.0
-        state[[TICKETING, TICKET_MASS]] = 0.0
+        signal.paused(state, page=page)
+        state[TICKET] = state[MIRROR] = 0.0
         if page:
             state[PAGE] = 0.0
-            state[[PAGING, PAGE_MASS]] = 0.0
-        state[MIRROR] = 0.0
-        state[ALERTING] = 1.0
         self._since(state)
 
     def evidence(self, state: FloatArray) -> float:
@@ -190,7 +166,15 @@ class BudgetDetector:
         """Return the calendar mass that the page copy was given since its reset."""
         return float(state[PAGE_MASS])
 
-    def rotate(self, state: FloatArray) -> None:
+    def live(self, state: FloatArray) -> bool:
+        """Return whether it takes part: always, it has nothing to learn."""
+        return bool(state[M] > 0)
+
+    def missing(self, state: FloatArray) -> int:
+        """Return how many groups it lacks until it takes part: none."""
+        return 0
+
+    def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let the recent window move on, in place: it holds `RECENT_GROUPS` to twice as many groups."""
         windows = state[WINDOWS].reshape(N_WINDOWS, interval.SUMS)
         if windows[NEWER, 0] >= RECENT_GROUPS:
@@ -222,7 +206,7 @@ class BudgetDetector:
     def run(self, states: FloatArray, block: Block) -> BudgetPath:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
         seen = block.seen.astype(np.float64)
-        vx, v = np.where(block.seen, block.vx, 0.0), np.where(block.seen, block.v, 0.0)
+        vx, v = np.where(block.seen, block.x[..., 0], 0.0), np.where(block.seen, block.x[..., 1], 0.0)
         if v.max(initial=0.0) > 1.0:
             raise ValueError("a weight above 1 would break the false-alarm bound")
         m = states[:, M]

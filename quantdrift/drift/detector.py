@@ -4,10 +4,13 @@ A detector is one module: states are rows of float64 that it alone can read, and
 block at a time. Adding one is that module plus one entry in `DETECTORS`.
 """
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from quantdrift.drift.block import Block, FloatArray, IntArray
 from quantdrift.drift.budget import BudgetDetector
+from quantdrift.drift.interval import Estimate
+from quantdrift.drift.signal import Moved
 
 
 class Path(Protocol):
@@ -48,6 +51,7 @@ class Detector(Protocol):
 
     kind: str
     size: int
+    width: int
 
     def run(self, states: FloatArray, block: Block) -> Path:
         """Return what signals with `states`, (N, size), go through along `block`."""
@@ -55,6 +59,30 @@ class Detector(Protocol):
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let the evidence begin anew, in place."""
+        ...
+
+    def live(self, state: FloatArray) -> bool:
+        """Return whether it takes part; one that still learns gets no allowance and its evidence is 0."""
+        ...
+
+    def missing(self, state: FloatArray) -> int:
+        """Return how many groups it lacks until it takes part."""
+        ...
+
+    def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
+        """Between batches: let windows move on and what has learned enough take part, in place."""
+        ...
+
+    def moved(self, state: FloatArray) -> Moved:
+        """Return onset and what moved, of a copy that runs: before `alarmed` resets it."""
+        ...
+
+    def recent(self, state: FloatArray) -> Estimate | None:
+        """Return mean and interval over the recent window, in the metric's own unit."""
+        ...
+
+    def since_change(self, state: FloatArray) -> Estimate | None:
+        """Return the same since the last change of verdict; while firing its `low` is the severity."""
         ...
 
     def evidence(self, state: FloatArray) -> float:
@@ -70,5 +98,48 @@ class Detector(Protocol):
         ...
 
 
+class Learner(Detector, Protocol):
+    """A detector that measures against a baseline which it has learned."""
+
+    def fresh(self, *, tau: float, scale: float, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a new signal, (size,), which knows nothing yet.
+
+        Parameters
+        ----------
+        tau
+            How far the baseline may be exceeded, as a share of it.
+        scale
+            What one unit of the signal is in the metric's own unit.
+        mass, at_us
+            The calendar clock now.
+        """
+        ...
+
+    def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a new signal that is measured against the baseline in `state`, and takes part at once."""
+        ...
+
+    def freeze(self, state: FloatArray) -> None:
+        """Learn nothing more, in place."""
+        ...
+
+    def keep(self, state: FloatArray) -> None:
+        """Learn what was seen while an alert lasted that was none, in place."""
+        ...
+
+    def learned(self, state: FloatArray) -> int:
+        """Return how many groups the baseline is made from."""
+        ...
+
+    def content(self, state: FloatArray) -> dict[str, Any]:
+        """Return the baseline as it is recorded: JSON values, whose form `from_content` reads."""
+        ...
+
+    def from_content(self, content: Mapping[str, Any], *, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a signal that is measured against a recorded baseline."""
+        ...
+
+
 BUDGET = BudgetDetector()
-DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET}
+LEARNERS: dict[str, Learner] = {}
+DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET, **LEARNERS}

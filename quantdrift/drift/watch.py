@@ -51,10 +51,17 @@ class SignalKey(msgspec.Struct, frozen=True, order=True):
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
-    """One signal's part in a series of groups; arrays are (steps,)."""
+    """One signal's part in a series of groups.
 
-    vx: FloatArray
-    v: FloatArray
+    Parameters
+    ----------
+    x
+        (steps, width) its values.
+    seen
+        (steps,) where there is one.
+    """
+
+    x: FloatArray
     seen: BoolArray
 
 
@@ -70,13 +77,13 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     at_us
         (steps,) event time, microseconds.
     series
-        Per metric; a metric without an entry was not observed.
+        Per signal; one without an entry was not observed.
     """
 
     order: FloatArray
     mass: FloatArray
     at_us: FloatArray
-    series: dict[str, Series]
+    series: dict[SignalKey, Series]
 
 
 class Watch:
@@ -199,7 +206,7 @@ class _Run:
             if not rows:
                 continue
             states = np.stack([watches[members[place][0]].states[key] for place, key in rows])
-            path = detector.run(states, self._block(rows, width))
+            path = detector.run(states, self._block(rows, width, detector.width))
             owner = np.array([place for place, _ in rows])
             begins = np.flatnonzero(np.diff(owner, prepend=-1))
             owners = owner[begins]
@@ -211,11 +218,10 @@ class _Run:
             self._recovery[:, owners] = np.minimum(self._recovery[:, owners], least)
             self._paths.append((path, rows, owner))
 
-    def _block(self, rows: list[tuple[int, SignalKey]], width: int) -> Block:
-        shape = (width, len(rows))
+    def _block(self, rows: list[tuple[int, SignalKey]], steps: int, width: int) -> Block:
+        shape = (steps, len(rows))
         block = Block(
-            vx=np.zeros(shape),
-            v=np.zeros(shape),
+            x=np.zeros((*shape, width)),
             seen=np.zeros(shape, dtype=bool),
             mass=np.zeros(shape),
             at_us=np.zeros(shape),
@@ -223,13 +229,12 @@ class _Run:
         for column, (place, key) in enumerate(rows):
             index, start = self._members[place]
             given = self._groups[index]
-            series = given.series.get(key.metric)
+            series = given.series.get(key)
             if series is None:
                 continue
             length = self._lengths[place]
             part = slice(start, start + length)
-            block.vx[:length, column] = series.vx[part]
-            block.v[:length, column] = series.v[part]
+            block.x[:length, column] = series.x[part]
             block.seen[:length, column] = series.seen[part]
             block.mass[:length, column] = given.mass[part]
             block.at_us[:length, column] = given.at_us[part]

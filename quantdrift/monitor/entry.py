@@ -5,10 +5,10 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.drift import budget as fields
+from quantdrift.drift import signal as fields
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.state import dump_state
 from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
@@ -16,7 +16,6 @@ from storage.fold_rows import DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = 30 * DAY_US
 Key = tuple[int, int]  # model_version_id, slice_id
-SIGNALS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in Metric}
 
 
 class Entry:
@@ -52,7 +51,7 @@ class Entry:
 
     def state(self, metric: Metric) -> FloatArray | None:
         """Return the state of a metric's budget detector, or None where it was never observed."""
-        return self.watch.states.get(SIGNALS[metric])
+        return self.watch.states.get(SignalKey(metric.value, BUDGET.kind))
 
     def weight(self, verdict: Verdict, thresholds: Thresholds) -> tuple[float, float]:
         """Return the evidence that is shown with a verdict, and what it must reach to page.
@@ -63,10 +62,10 @@ class Entry:
             return self.verdict.evidence, self.verdict.threshold
         return self.watch.evidence(), self.watch.page_threshold(thresholds)
 
-    def loudest(self) -> Metric:
-        """Return the metric with the most evidence."""
+    def loudest(self) -> SignalKey:
+        """Return the signal with the most evidence."""
         states = self.watch.states
-        return Metric(max(sorted(states), key=lambda key: BUDGET.evidence(states[key])).metric)
+        return max(sorted(states), key=lambda key: DETECTORS[key.kind].evidence(states[key]))
 
     def recent(self, metric: Metric) -> Estimate | None:
         """Return a metric's mean and interval over the recent window, or None where nothing was observed."""
@@ -77,6 +76,8 @@ class Entry:
         """Return per metric the recent mean with its interval, and the budget; while alerting the severity too."""
         found = {}
         for signal, state in sorted(self.watch.states.items()):
+            if signal.kind != BUDGET.kind:
+                continue
             shown = {"budget": float(state[fields.M] * state[fields.SCALE])}
             recent, since = BUDGET.recent(state), BUDGET.since_change(state)
             if recent:
@@ -119,7 +120,7 @@ class Entry:
                 state=dump_state(signal.kind, state),
                 budget=float(state[fields.M]),
                 n_groups=int(state[fields.N]),
-                evidence=BUDGET.evidence(state),
+                evidence=DETECTORS[signal.kind].evidence(state),
                 fold_seq=self.verdict.fold_seq,
                 created_us=int(state[fields.CREATED_AT]),
                 last_us=last_us,

@@ -6,32 +6,34 @@ added up in the store, where the order of additions may differ in the last bits.
 """
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
-from quantdrift.drift import budget as fields
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.budget import Moved
-from quantdrift.drift.clock import CalendarClock
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.clock import MICROSECONDS
+from quantdrift.drift.detector import DETECTORS
 from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.state import load_state
-from quantdrift.drift.watch import Change, Phase, SignalKey, Watch, advance
+from quantdrift.drift.signal import N_TOTAL, Moved
+from quantdrift.drift.watch import Change, Phase, SignalKey, advance
 from quantdrift.monitor.appraisal import Appraisal
-from quantdrift.monitor.entry import SIGNALS, Entry, Key, new_entry
-from quantdrift.monitor.gather import SliceGroups, budget_of, cap_of, exchanges, group_values
+from quantdrift.monitor.entry import Entry, Key
+from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
 from quantdrift.monitor.judge import NO_REFERENCE, RETIRED, SUPERSEDED
 from quantdrift.monitor.ledger import Ledger
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.rollup import HOUR_US, Rollup
+from quantdrift.monitor.roster import Roster
+from quantdrift.monitor.sessions import Sessions
+from quantdrift.monitor.signals import shown
 from quantdrift.monitor.story import tell
-from quantdrift.monitor.succession import Succession
 from storage.fold_rows import (
     BatchRows,
     Catalog,
+    ComparisonRow,
     DetectorRow,
     Episode,
     Outcome,
@@ -41,7 +43,6 @@ from storage.fold_rows import (
     VerdictRow,
 )
 
-_ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 SETTLE_US = 10_000_000  # event time
 
 
@@ -61,25 +62,14 @@ class Fold:
 
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         monitor = config.monitor
-        self._config = config
-        position = snapshot.position
-        self._fold_seq = position.fold_seq
-        self._clock = CalendarClock(
-            at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
-        )
+        self._fold_seq = snapshot.position.fold_seq
+        self._roster = Roster(config, snapshot)
+        self._sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
         self._ledger = Ledger(snapshot.baselines, snapshot.tallies)
         self._rates = Rates()
-        self._entries = {
-            (row.model_version_id, row.slice_id): Entry(Watch(_ALERTS.get(row.verdict, Phase.WATCHING)), row)
-            for row in snapshot.verdicts
-        }
-        for stored in snapshot.detectors:
-            states = self._entries[stored.model_version_id, stored.slice_id].watch.states
-            states[SignalKey(stored.metric, stored.kind)] = load_state(stored.kind, stored.state, BUDGET.size)
-        self._succession = Succession(monitor.stale_after_s, self._entries.values())
-        self._appraisal = Appraisal(monitor, self._ledger, self._rates, self._succession)
+        self._appraisal = Appraisal(monitor, self._ledger, self._rates, self._roster.succession)
         self._dirty: set[Key] = set()
-        self._gone_detectors: dict[tuple[Key, str], DetectorRow] = {}
+        self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
         self._gone_verdicts: dict[Key, VerdictRow] = {}
         self._transitions: list[TransitionRow] = []
         self._rollup = Rollup()
@@ -89,9 +79,9 @@ class Fold:
         """How far it has come."""
         return Position(
             fold_seq=self._fold_seq,
-            event_us=self._clock.at_us,
-            mass=self._clock.mass,
-            n_detectors=self._clock.n_detectors,
+            event_us=self._roster.clock.at_us,
+            mass=self._roster.clock.mass,
+            n_detectors=self._roster.clock.n_detectors,
         )
 
     @property
@@ -101,14 +91,14 @@ class Fold:
 
     def verdicts(self) -> list[VerdictRow]:
         """Return every verdict as it stands."""
-        return [entry.verdict for _, entry in sorted(self._entries.items(), key=lambda item: item[0])]
+        return [entry.verdict for _, entry in self._roster.sorted()]
 
     def current(self) -> list[VerdictRow]:
         """Return the verdicts on versions that no other has replaced."""
         return [
             row
             for row in self.verdicts()
-            if not self._succession.superseded(row.model_version_id, self.catalog)
+            if not self._roster.succession.superseded(row.model_version_id, self.catalog)
         ]
 
     def learn(self, catalog: Catalog) -> None:
@@ -121,8 +111,7 @@ class Fold:
             slice_id = everything.get(version.model)
             if version.reference_digest or slice_id is None or (version.id, slice_id) in self._entries:
                 continue
-            at_us = version.first_seen_us
-            self._enter((version.id, slice_id), NO_REFERENCE, at_us, at_us)
+            self._enter((version.id, slice_id), NO_REFERENCE, version.first_seen_us, version.first_seen_us)
             self._dirty.add((version.id, slice_id))
 
     def batch(self, rows: BatchRows) -> None:
@@ -136,15 +125,20 @@ class Fold:
         if rows.fold_seq != self._fold_seq + 1:
             raise ValueError(f"batch {rows.fold_seq} does not follow {self._fold_seq}")
         self._fold_seq = rows.fold_seq
-        before_us = self._clock.at_us or 0
+        before_us = self._roster.clock.at_us or 0
+        for decision in rows.decisions:
+            self._roster.decide(decision)
+            if (decision.model_version_id, decision.slice_id) in self._entries:
+                self._dirty.add((decision.model_version_id, decision.slice_id))
         touched, changes = self._compare(rows)
         for tally in rows.tallies:
-            self._clock = self._clock.seen(tally.at_us)
+            self._see(tally.at_us)
             self._ledger.add(tally)
-        now_us = self._clock.at_us
-        if now_us is None:
+        if self._roster.clock.at_us is None:
             return
+        now_us = self._roster.now_us
         self._ledger.forget(now_us)
+        self._roster.tend(sorted(touched), self._fold_seq)
         for key, change in changes:
             self._alert(key, change)
         if now_us // HOUR_US > before_us // HOUR_US:
@@ -161,79 +155,82 @@ class Fold:
         detectors, verdicts = self._gone_detectors, self._gone_verdicts
         for key in self._dirty:
             entry = self._entries[key]
-            detectors |= {(key, row.metric): row for row in entry.rows()}
+            detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in entry.rows()}
             verdicts[key] = entry.verdict
         self._dirty, self._gone_detectors, self._gone_verdicts = set(), {}, {}
         transitions, self._transitions = self._transitions, []
         rollups, self._rollup = self._rollup.rows(), Rollup()
+        sessions, closed = self._sessions.take(self._fold_seq)
         return Outcome(
             position=self.position,
             detectors=tuple(detectors[key] for key in sorted(detectors)),
             verdicts=tuple(verdicts[key] for key in sorted(verdicts)),
             transitions=tuple(transitions),
             rollups=tuple(rollups),
+            learned=self._roster.take(),
+            sessions=sessions,
+            closed=closed,
         )
 
     # --- comparisons
 
     def _compare(self, rows: BatchRows) -> tuple[set[Key], list[tuple[Key, Change]]]:
         collected: dict[Key, SliceGroups] = {}
+        order = 0
         for exchange in exchanges(rows.comparisons):
-            first = exchange.rows[0]
+            order, first = exchange.order, exchange.rows[0]
             # A sidecar whose clock runs ahead must not carry the fold's clock with it.
-            captured_us = min(first.captured_us, rows.stored_us)
-            self._clock = self._clock.seen(captured_us)
+            self._see(min(first.captured_us, rows.stored_us))
             version = self.catalog.versions[first.model_version_id]
             if not version.reference_digest:
                 continue
-            budget = self._budget(version.model)
-            for slice_id, items in exchange.slices.items():
-                self._rollup.add(slice_id, items, budget.kl_cap)
-                smallest = self._rates.of(self.catalog, slice_id, first.policy_id).smallest
-                if values := group_values(slice_id, items, smallest, budget):
-                    key = (version.id, slice_id)
-                    self._observed(key, first.policy_id, captured_us, sorted(values), budget)
-                    groups = collected.setdefault(key, SliceGroups())
-                    groups.add(exchange.order, self._clock.mass, self._now_us(), values)
+            cap = self._roster.budget(version.model).kl_cap
+            for slice_id, items in slices_of(exchange.rows).items():
+                self._rollup.add(slice_id, items, cap)
+            if first.group_key:
+                self._sessions.add(exchange.rows, self._roster.now_us)
+            else:
+                self._group(exchange.rows, order, collected)
+        if self._roster.clock.at_us is not None:
+            for place, items in enumerate(self._sessions.due(self._roster.now_us), start=order + 1):
+                self._group(items, place, collected)
         keys = sorted(collected)
         watches = [self._entries[key].watch for key in keys]
         changes = advance(watches, [collected[key].groups() for key in keys], self._appraisal.thresholds)
-        for watch in watches:
-            for state in watch.states.values():
-                BUDGET.rotate(state)
         return set(keys), [(keys[change.watch], change) for change in changes]
 
-    def _observed(
-        self, key: Key, policy_id: int, captured_us: int, metrics: list[Metric], budget: Budget
-    ) -> None:
-        """Make sure that the signals exist and measure against the budget of today."""
-        if key not in self._entries:
-            self._enter(key, "", self._now_us(), captured_us)
-        entry = self._entries[key]
-        entry.last_us = max(entry.last_us, captured_us)
-        self._succession.seen(key[0], captured_us)
-        for metric in metrics:
-            state = entry.state(metric)
-            m, cap = budget_of(metric, budget), cap_of(metric, budget)
-            if state is None:
-                self._clock = self._clock.with_detectors(self._clock.n_detectors + 1)
-            if state is None or (state[fields.M], state[fields.SCALE]) != (m, cap):
-                n_total = 0.0 if state is None else state[fields.N_TOTAL]
-                state = BUDGET.fresh(
-                    budget=m,
-                    scale=cap,
-                    weighted=self._rates.of(self.catalog, key[1], policy_id).weighted,
-                    mass=self._clock.mass,
-                    at_us=self._now_us(),
-                )
-                state[fields.N_TOTAL] = n_total
-                entry.watch.add(SIGNALS[metric], state)
-            state[fields.POLICY] = policy_id
+    def _group(self, rows: Sequence[ComparisonRow], order: int, collected: dict[Key, SliceGroups]) -> None:
+        """Take one observation: an exchange, or a session that has closed."""
+        first, roster = rows[0], self._roster
+        budget = roster.budget(self.catalog.versions[first.model_version_id].model)
+        captured_us = min(max(row.captured_us for row in rows), roster.now_us)
+        for slice_id, items in slices_of(rows).items():
+            rates = self._rates.of(self.catalog, slice_id, first.policy_id)
+            values = shown(slice_id, items, rates, budget)
+            if not values:
+                continue
+            key = (first.model_version_id, slice_id)
+            if key not in self._entries:
+                self._enter(key, "", roster.now_us, captured_us)
+            roster.observed(
+                key,
+                sorted(values),
+                policy_id=first.policy_id,
+                captured_us=captured_us,
+                weighted=rates.weighted and not first.group_key,
+                fold_seq=self._fold_seq,
+                catalog=self.catalog,
+            )
+            groups = collected.setdefault(key, SliceGroups())
+            groups.add(order, roster.clock.mass, roster.now_us, values)
+
+    def _see(self, event_us: int) -> None:
+        self._roster.clock = self._roster.clock.seen(event_us)
 
     def _enter(self, key: Key, reason: str, at_us: int, last_us: int) -> None:
-        self._entries[key] = new_entry(
+        self._roster.enter(
             key,
-            reason=reason,
+            reason,
             at_us=at_us,
             last_us=last_us,
             threshold=self._appraisal.thresholds.page,
@@ -242,19 +239,20 @@ class Fold:
 
     def _retire(self, now_us: int) -> None:
         """Let go of what has seen nothing for 30 days, here and, with its last row, in the record."""
-        for key, entry in sorted(self._entries.items(), key=lambda item: item[0]):
+        for key, entry in list(self._roster.sorted()):
             if not (silent := entry.silent(now_us)):
                 continue
             ends = len(silent) == len(entry.watch.states)
             if ends:
                 self._end(key, RETIRED)
-            self._clock = self._clock.with_detectors(self._clock.n_detectors - len(silent))
-            self._gone_detectors |= {(key, row.metric): row for row in entry.retire(silent, self._fold_seq)}
+            self._roster.forget(key, silent)
+            rows = entry.retire(silent, self._fold_seq)
+            self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
             self._dirty.add(key)
             if ends:
                 self._gone_verdicts[key] = self._entries.pop(key).verdict
                 self._dirty.remove(key)
-        self._succession.recount(self._entries.values())
+        self._roster.succession.recount(self._entries.values())
 
     # --- verdicts
 
@@ -279,11 +277,11 @@ class Fold:
                     slice_id=key[1],
                     from_verdict=before.verdict,
                     to_verdict=verdict,
-                    at_us=self._now_us(),
+                    at_us=self._roster.now_us,
                     fold_seq=self._fold_seq,
                     episode=Episode.NONE,
-                    metric=entry.loudest(),
-                    onset_us=self._now_us(),
+                    metric=Metric(entry.loudest().metric),
+                    onset_us=self._roster.now_us,
                     details={"reason": reason},
                 )
             )
@@ -293,13 +291,13 @@ class Fold:
                 before,
                 verdict=verdict,
                 reason=reason,
-                since_us=self._now_us() if changed else before.since_us,
+                since_us=self._roster.now_us if changed else before.since_us,
                 n_groups=entry.n_groups,
                 evidence=evidence,
                 threshold=threshold,
                 estimate=entry.estimates(),
                 last_us=entry.last_us,
-                updated_us=self._now_us(),
+                updated_us=self._roster.now_us,
                 fold_seq=self._fold_seq,
             )
             self._dirty.add(key)
@@ -317,7 +315,7 @@ class Fold:
             episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
             signal = max(signals, key=lambda one: change.evidence[one])
             evidence = math.fsum(change.evidence.values())
-            moved = BUDGET.moved(change.states[signal])
+            moved = DETECTORS[signal.kind].moved(change.states[signal])
         self._tell(
             key,
             verdict,
@@ -353,11 +351,11 @@ class Fold:
             reason=reason,
             metric=metric,
             state=states[signal],
-            n_groups=max(int(state[fields.N_TOTAL]) for state in states.values()),
+            n_groups=max(int(state[N_TOTAL]) for state in states.values()),
             moved=moved,
             evidence=evidence,
             threshold=threshold,
-            aggregate=self._appraisal.aggregate(self._entries, key[0], metric, self._now_us()),
+            aggregate=self._appraisal.aggregate(self._entries, key[0], metric, self._roster.now_us),
             episode=episode,
             at_us=at_us,
             fold_seq=self._fold_seq,
@@ -379,12 +377,12 @@ class Fold:
             self._say(key, Verdict.UNKNOWN, reason, touched=False)
             return
         watch = entry.watch
-        signal = max(sorted(watch.states), key=lambda one: BUDGET.evidence(watch.states[one]))
+        signal = entry.loudest()
         self._tell(
             key,
             Verdict.UNKNOWN,
             reason,
-            at_us=self._now_us(),
+            at_us=self._roster.now_us,
             episode=Episode.CLOSE,
             signal=signal,
             states=watch.states,
@@ -392,16 +390,12 @@ class Fold:
             evidence=0.0,
             threshold=RESOLVED,
         )
-        watch.stand_down(mass=self._clock.mass, at_us=self._now_us())
+        watch.stand_down(mass=self._roster.clock.mass, at_us=self._roster.now_us)
         self._say(key, Verdict.UNKNOWN, reason, touched=True)
 
     def _judge(self, entry: Entry, phase: Phase) -> tuple[Verdict, str]:
-        return self._appraisal.verdict(entry, phase, self._now_us())
+        return self._appraisal.verdict(entry, phase, self._roster.now_us)
 
-    def _now_us(self) -> int:
-        assert self._clock.at_us is not None
-        return self._clock.at_us
-
-    def _budget(self, model: str) -> Budget:
-        found = self._config.model(model)
-        return found.budget if found else Budget()
+    @property
+    def _entries(self) -> dict[Key, Entry]:
+        return self._roster.entries

@@ -2,8 +2,16 @@
 
 import msgspec
 
-from quantdrift.core.slices import reachable_strata, smallest_rate
-from storage.fold_rows import Catalog
+from quantdrift.core.inclusion import (
+    MARGIN,
+    largest_rate,
+    reachable_strata,
+    second_rate,
+    smallest_rate,
+)
+from quantdrift.core.records import Predicate
+from quantdrift.drift.margin import EDGES
+from storage.fold_rows import Catalog, ComparisonRow
 
 
 class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,11 +25,27 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         Whether these differ within the slice.
     strata
         Names of the header strata that its items may fall into.
+    by_margin
+        (margin bins,) the same bound for its items in each margin bin: with this constant probability a detector
+        without weights sees them.
+    first, second
+        Draws below which a session is in, whatever its items are: all of it is then seen with the same probability.
     """
 
     smallest: float
     weighted: bool
     strata: tuple[str, ...]
+    by_margin: tuple[float, ...]
+    first: float
+    second: float
+
+    def keeps(self, item: ComparisonRow, margin_bin: int) -> bool:
+        """Return whether a detector without weights sees `item`: with the probability of its bin, no more."""
+        return item.u2 < second_rate(self.by_margin[margin_bin], item.pi1)
+
+    def keeps_session(self, item: ComparisonRow) -> bool:
+        """Return whether the session of `item` is in; it is the same for all of its items."""
+        return item.u1 < self.first and item.u2 < self.second
 
 
 MOST_KNOWN = 65_536  # policies change daily: what is remembered for years of them must not grow
@@ -41,11 +65,18 @@ class Rates:
                 self._known.clear()
             where, policy = catalog.slices[slice_id].where, catalog.policies[policy_id]
             strata = reachable_strata(where, policy)
-            first = {stratum.rate for stratum in strata if stratum.rate > 0}
-            second = {stratum.rate for stratum in policy.body_strata if stratum.rate > 0}
+            taking = [stratum.rate for stratum in strata if stratum.rate > 0]
+            smallest = smallest_rate(where, policy)
+            highs = (*EDGES, None)
             known = self._known[slice_id, policy_id] = SliceRates(
-                smallest=smallest_rate(where, policy),
-                weighted=len(first) > 1 or len(second) > 1,
+                smallest=smallest,
+                weighted=largest_rate(where, policy) > smallest,
                 strata=tuple(stratum.name for stratum in strata),
+                by_margin=tuple(
+                    smallest_rate((*where, Predicate(key=MARGIN, low=0.0, high=high)), policy)
+                    for high in highs
+                ),
+                first=min(taking, default=1.0),
+                second=min((second_rate(smallest, rate) for rate in taking), default=1.0),
             )
         return known

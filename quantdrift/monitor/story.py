@@ -6,11 +6,11 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.drift import budget as fields
+from quantdrift.drift import signal as fields
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.budget import Moved
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.interval import Estimate
+from quantdrift.drift.signal import Moved
 from storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000

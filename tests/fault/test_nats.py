@@ -41,7 +41,9 @@ def exchange(number: int, n_bytes: int = 1000) -> Exchange:
         protocol="test",
         inputs=(Tensor(name="x", datatype="UINT8", shape=(n_bytes,), data=bytes(n_bytes)),),
         outputs=(),
-        sampling=Taken(policy=POLICY, header_stratum="default", body_stratum="default", pi1=1, pi2=1),
+        sampling=Taken(
+            policy=POLICY, header_stratum="default", body_stratum="default", pi1=1, pi2=1, u1=0.25, u2=0.25
+        ),
     )
 
 

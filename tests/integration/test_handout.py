@@ -56,6 +56,7 @@ def wire(request: bytes, response: bytes = b"a") -> list[bytes | memoryview]:
         id="0" * 32,
         stratum=0,
         pi1=1.0,
+        u1=0.5,
         epoch="e",
         captured_at_ns=1,
         request_head_bytes=0,

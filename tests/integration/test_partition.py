@@ -18,8 +18,8 @@ FIRST, LAST = date(2031, 12, 30), date(2032, 1, 2)
 DAYS = [FIRST + timedelta(days=n) for n in range(4)]
 INSERT = text("""
     insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id, slice_ids, n_items,
-        source, header_stratum, body_stratum, pi1, pi2, attributes, features, trace)
-    values (:at, gen_random_uuid(), 0, 1, 1, 1, '{1}', 1, 's', 'h', 'b', 1, 1, '{}', '{}', '')
+        source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, attributes, features, trace)
+    values (:at, gen_random_uuid(), 0, 1, 1, 1, '{1}', 1, 's', 'h', 'b', 1, 1, 0, 0, '', '{}', '{}', '')
 """)
 
 

@@ -5,14 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.inclusion import MARGIN, largest_rate, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.slices import SliceAssigner, smallest_rate
+from quantdrift.core.slices import SliceAssigner
+from sidecar.thinning import thin
 
 pytestmark = pytest.mark.property
 
 NAMES = st.sampled_from(["x-a", "x-b"])
 VALUES = st.sampled_from(["1", "2", "3"])
 HEADERS = st.dictionaries(NAMES, VALUES)
+MARGINS = st.floats(0, 1)
 RATES = st.sampled_from([0.0, 0.01, 0.3, 1.0])
 STRATA = st.lists(
     st.builds(
@@ -40,8 +43,13 @@ def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
     policy = Policy(
         epoch="e",
         header_strata=(*strata, HeaderStratum(name="default", rate=0.2)),
-        body_strata=(BodyStratum(name="thin", rate=0.5), BodyStratum(name="default", rate=0.1)),
+        body_strata=(
+            BodyStratum(name="a is 1", rate=0.5, where=(Predicate(key="header.x-a", equals="1"),)),
+            BodyStratum(name="close", rate=data.draw(RATES), where=(Predicate(key=MARGIN, high=0.2),)),
+            BodyStratum(name="default", rate=data.draw(RATES)),
+        ),
     )
+    item, smallest = sorted(data.draw(st.tuples(MARGINS, MARGINS)), reverse=True)
     taken_by = next(
         s
         for s in policy.header_strata
@@ -49,14 +57,22 @@ def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
         and s.method in ("", "POST")
         and path.startswith(s.path_prefix)
     )
-    pi2 = data.draw(st.sampled_from([0.5, 0.1]))
-    pi = taken_by.rate * pi2
+    attributes = {f"header.{name}": value for name, value in headers.items()}
+    thinned = (
+        thin("k", taken_by.rate, policy.body_strata, attributes, margin=smallest, salt=b"s")
+        if taken_by.rate
+        else None
+    )
+    pi = taken_by.rate * thinned.pi2 if thinned else 0.0
     names = data.draw(st.lists(st.sampled_from(sorted(headers)), unique=True)) if headers else []
     where = tuple(Predicate(key=f"header.{name}", equals=headers[name]) for name in names)
-    c = smallest_rate(where, policy)
-    assert 0 < c <= 1
-    if pi > 0:
-        assert c <= pi
+    within = (*where, Predicate(key=MARGIN, low=item, high=item + 0.05))
+    for one in (where, within):
+        c = smallest_rate(one, policy)
+        assert 0 < c <= 1
+        if pi > 0:
+            assert c <= pi * (1 + 1e-12)
+            assert pi <= largest_rate(one, policy) * (1 + 1e-12)
 
 
 def test_a_slice_that_has_a_stratum_of_its_own_has_its_rate() -> None:

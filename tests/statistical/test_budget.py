@@ -31,8 +31,7 @@ def block(vx: FloatArray, v: FloatArray | None = None, *, first: int = 0, gamma:
     """Return (steps, streams) values as a block; step t has mass (first + t + 1) * gamma."""
     steps = np.arange(first + 1, first + 1 + len(vx), dtype=np.float64)[:, None]
     return Block(
-        vx=vx,
-        v=np.ones_like(vx) if v is None else v,
+        x=np.stack((vx, np.ones_like(vx) if v is None else v), axis=-1),
         seen=np.ones(vx.shape, dtype=bool),
         mass=np.broadcast_to(steps * gamma, vx.shape),
         at_us=np.broadcast_to(steps, vx.shape),

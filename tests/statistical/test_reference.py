@@ -54,9 +54,8 @@ def test_it_agrees_with_plain_loops_through_alarms_resets_and_recoveries(seed: i
             for signal in range(2)
         ]
         series = {
-            key.metric: Series(
-                vx=np.array([one.vx for one in values[signal]]),
-                v=np.array([one.v for one in values[signal]]),
+            key: Series(
+                x=np.array([[one.vx, one.v] for one in values[signal]]),
                 seen=seen[part, signal] > 0,
             )
             for signal, key in enumerate((FLIP, KL))

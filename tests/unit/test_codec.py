@@ -30,7 +30,9 @@ EXCHANGE = Exchange(
     protocol="oip-v2-rest",
     inputs=(Tensor(name="x", datatype="FP32", shape=(1, 2), data=b"\0" * 8),),
     outputs=(),
-    sampling=Sampling(policy=POLICY, header_stratum="default", body_stratum="default", pi1=0.5, pi2=0.5),
+    sampling=Sampling(
+        policy=POLICY, header_stratum="default", body_stratum="default", pi1=0.5, pi2=0.5, u1=0.25, u2=0.25
+    ),
 )
 TALLY = Tally(
     source="pod",

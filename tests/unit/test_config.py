@@ -145,11 +145,11 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
 
 
-def test_a_sticky_sample_is_told_that_its_bound_does_not_hold(tmp_path: Path) -> None:
-    """What the statistics cannot promise yet is said before it is deployed, and only then."""
+def test_a_sticky_sample_is_told_what_it_costs(tmp_path: Path) -> None:
+    """That a user counts once is said before it is deployed, and only then."""
     sticky = load(_file(tmp_path, '[sampling]\nsticky_header = "x-user"'), {})
-    assert any("bound on false pages does not hold" in note for note in explain(sticky).notes)
-    assert not any("bound on false pages" in note for note in explain(load(_file(tmp_path, ""), {})).notes)
+    assert any("counts as one observation" in note for note in explain(sticky).notes)
+    assert not any("one observation" in note for note in explain(load(_file(tmp_path, ""), {})).notes)
 
 
 def test_credentials_in_an_address_are_not_shown() -> None:
@@ -173,7 +173,7 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
     assert explanation.expected_replays_per_s == 20
     assert [(s.name, s.replayed_low, s.replayed_high) for s in explanation.strata] == [
         ("rare", 0.1, 1.0),
-        ("default", 0.05, 0.5),
+        ("default", 0.1, 0.5),
     ]
     assert explanation.models[0].slices == ["all", "a=r", "mean<0", "mean>=0"]
     assert explanation.models[0].open_slices == ["b=* (at most 32)"]

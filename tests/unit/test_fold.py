@@ -55,7 +55,12 @@ def quiet(n: int, *, first: int = 1, lost: int = 0, step_us: int = SECOND_US) ->
             exchange_id=f"{first + number:032x}",
             captured_us=at_us,
             slice_ids=(FAINT_ID,),
-            pi=1.0,
+            group_key="",
+            pi1=1.0,
+            pi2=1.0,
+            u1=0.0,
+            u2=0.0,
+            candidate_margin=0.5,
             flip=0.0,
             kl=0.0,
         )
@@ -222,7 +227,12 @@ def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
             exchange_id=f"{number:032x}",
             captured_us=at_us + number * SECOND_US,
             slice_ids=(FAINT_ID,),
-            pi=1.0,
+            group_key="",
+            pi1=1.0,
+            pi2=1.0,
+            u1=0.0,
+            u2=0.0,
+            candidate_margin=0.5,
             flip=0.0,
             kl=0.0,
         )
@@ -236,7 +246,7 @@ def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
 def test_an_observation_from_another_policy_is_refused_not_weighted() -> None:
     """A probability below the policy's smallest rate would weigh more than 1: it is left out, the fold goes on."""
     row = batches(1)[0].comparisons[0]
-    row = msgspec.structs.replace(row, slice_ids=(ALL_ID,), pi=0.01)
+    row = msgspec.structs.replace(row, slice_ids=(ALL_ID,), pi1=0.01)
     fold, outcome = fold_all([BatchRows(fold_seq=1, stored_us=row.captured_us, comparisons=(row,))])
     assert not outcome.detectors
     assert outcome.rollups

@@ -23,8 +23,11 @@ CONFIG = Config(
     sidecar=Sidecar(max_exchange_bytes=4096),
     sampling=Sampling(
         header_strata=(HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}),),
+        body_rate=0.0,
         body_strata=(
-            BodyStratum(name="sure", rate=0.0, where=(Predicate(key="feature.candidate_margin", low=0.99),)),
+            BodyStratum(
+                name="unsure", rate=1.0, where=(Predicate(key="feature.candidate_margin", high=0.99),)
+            ),
         ),
     ),
 )
@@ -65,14 +68,17 @@ def test_a_record_says_what_was_exchanged_and_how_it_was_taken() -> None:
     assert exchange.outputs[0].name == "y"
     sampling = exchange.sampling
     assert sampling.policy == policy_of(CONFIG.sampling, "e9")
-    assert (sampling.header_stratum, sampling.body_stratum) == ("faint", "default")
-    assert (sampling.pi1, sampling.pi2) == (0.5, 1.0)
+    assert (sampling.header_stratum, sampling.body_stratum) == ("faint", "unsure")
+    assert (sampling.pi1, sampling.pi2, sampling.u1) == (0.5, 1.0, 0.25)
+    assert 0 <= sampling.u2 < sampling.pi2
 
 
 def test_the_second_phase_lets_exchanges_go() -> None:
-    """A stratum by the candidate's margin with rate 0 keeps nothing."""
+    """A base rate of 0 keeps nothing but what a stratum by the candidate's margin asks for."""
     sure = {"outputs": [{**RESPONSE["outputs"][0], "data": [0, 0, 99]}]}  # type: ignore[dict-item]
+    unsure = {"outputs": [{**RESPONSE["outputs"][0], "data": [0, 0, 0]}]}  # type: ignore[dict-item]
     assert record(response=sure) is None
+    assert record(response=unsure) is not None
 
 
 def test_bodies_are_read_through_their_codings() -> None:

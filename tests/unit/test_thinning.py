@@ -39,34 +39,43 @@ def tensor(values: list[object], dtype: str, datatype: str, name: str = "y") -> 
         ({"header.x": "faint"}, 0.1, "faint and close", 1.0),
         ({"header.x": "faint"}, 0.2, "default", 0.25),
         ({"header.x": "faint"}, 0.05, "close", 0.5),
+        ({"header.x": "off"}, 0.05, "close", 0.5),
         ({}, 0.1, "close", 0.5),
-        ({"header.x": "off"}, None, "never", 0.0),
+        ({"header.x": "off"}, None, "default", 0.25),
         ({}, None, "default", 0.25),
     ],
 )
-def test_the_first_stratum_whose_conditions_all_hold_decides(
+def test_of_the_strata_whose_conditions_all_hold_the_largest_rate_decides(
     attributes: dict[str, str], margin: float | None, stratum: str, pi2: float
 ) -> None:
     """Intervals are half open; without a margin a condition on it does not hold."""
-    decided = thin("a" * 32, STRATA, attributes, margin, SALT)
+    decided = thin("a" * 32, 1.0, STRATA, attributes, margin=margin, salt=SALT)
     assert (decided.stratum, decided.pi2) == (stratum, pi2)
 
 
 def test_exchanges_are_kept_with_the_stratums_probability() -> None:
     """Of 4,000 fixed ids a quarter is kept within 5 standard errors; 0 and 1 are exact."""
     ids = [f"{i:032x}" for i in range(4000)]
-    share = sum(thin(i, STRATA, {}, None, SALT).kept for i in ids) / len(ids)
+    share = sum(thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids) / len(ids)
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(ids))
-    assert not any(thin(i, STRATA, {"header.x": "off"}, None, SALT).kept for i in ids)
-    assert all(thin(i, STRATA, {"header.x": "faint"}, 0.1, SALT).kept for i in ids)
+    assert not any(thin(i, 1.0, STRATA[2:3], {"header.x": "off"}, margin=None, salt=SALT).kept for i in ids)
+    assert all(thin(i, 1.0, STRATA, {"header.x": "faint"}, margin=0.1, salt=SALT).kept for i in ids)
+
+
+def test_the_rate_is_the_total_probability_as_far_as_the_first_phase_goes() -> None:
+    """Taken with 0.4 before, 0.25 in all leaves 0.625 here; what the first phase takes with 0.1 is kept whole."""
+    assert thin("a", 0.4, STRATA, {}, margin=None, salt=SALT).pi2 == pytest.approx(0.625)
+    assert thin("a", 0.1, STRATA, {}, margin=None, salt=SALT).pi2 == 1.0
 
 
 def test_the_decision_belongs_to_the_id_and_the_epoch() -> None:
     """The same id in the same epoch is decided the same; another epoch decides anew."""
     ids = [f"{i:032x}" for i in range(100)]
-    first = [thin(i, STRATA, {}, None, SALT).kept for i in ids]
-    assert first == [thin(i, STRATA, {}, None, SALT).kept for i in ids]
-    assert first != [thin(i, STRATA, {}, None, phase_salt(b"secret", "e2")).kept for i in ids]
+    first = [thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids]
+    assert first == [thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids]
+    assert first != [
+        thin(i, 1.0, STRATA, {}, margin=None, salt=phase_salt(b"secret", "e2")).kept for i in ids
+    ]
 
 
 def test_the_margin_of_logits_is_taken_after_the_softmax() -> None:

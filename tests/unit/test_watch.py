@@ -6,6 +6,7 @@ import pytest
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift import budget as fields
 from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.signal import ALERTING, PAGING, N
 from quantdrift.drift.state import dump_state, load_state
 from quantdrift.drift.watch import Change, Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 
@@ -31,7 +32,7 @@ def groups(values: dict[str, list[float]], *, gamma: float = 1e-8, first: int = 
     for metric, x in values.items():
         seen = ~np.isnan(np.array(x))
         vx = np.where(seen, x, 0.0)
-        series[metric] = Series(vx=vx, v=seen.astype(float), seen=seen)
+        series[SignalKey(metric, "budget")] = Series(x=np.stack((vx, seen.astype(float)), axis=-1), seen=seen)
     return Groups(order=steps - first - 1, mass=steps * gamma, at_us=steps, series=series)
 
 
@@ -112,7 +113,7 @@ def test_a_warning_comes_first_and_a_page_after_it() -> None:
         (Phase.WATCHING, Phase.WARNING),
         (Phase.WARNING, Phase.FIRING),
     ]
-    assert one.states[FLIP][fields.ALERTING] == 1.0
+    assert one.states[FLIP][ALERTING] == 1.0
     assert one.evidence() == 0.0
 
 
@@ -125,8 +126,8 @@ def test_a_slice_resolves_when_every_signal_has_recovered() -> None:
     assert not advance([one], [half], THRESHOLDS)
     (change,) = advance([one], [groups({"flip": [0.0] * 1500, "kl": [0.0] * 1500}, first=1508)], THRESHOLDS)
     assert change.after is Phase.WATCHING
-    assert one.states[FLIP][fields.PAGING] == 1.0
-    assert one.states[FLIP][fields.N] < 1500
+    assert one.states[FLIP][PAGING] == 1.0
+    assert one.states[FLIP][N] < 1500
 
 
 def test_unobserved_groups_change_nothing_but_keep_their_time() -> None:

@@ -79,18 +79,19 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
     requests_per_s
         Inference traffic of one pod, if known.
     """
-    body = [stratum.rate for stratum in config.sampling.body_strata] + [config.sampling.body_rate]
+    base = config.sampling.body_rate
+    most = max([base, *(stratum.rate for stratum in config.sampling.body_strata)])
     rates = [(s.name, s.rate) for s in config.sampling.header_strata] + [("default", config.sampling.rate)]
     expected = None
     if requests_per_s is not None:
         expected = min(
-            requests_per_s * config.sampling.rate * config.sampling.body_rate,
+            requests_per_s * min(config.sampling.rate, base),
             config.sampling.max_exchanges_per_s,
         )
     return Explanation(
         models=[_model(config, model.name) for model in config.models],
         strata=[
-            StratumPlan(name=name, rate=rate, replayed_low=rate * min(body), replayed_high=rate * max(body))
+            StratumPlan(name=name, rate=rate, replayed_low=min(rate, base), replayed_high=min(rate, most))
             for name, rate in rates
         ],
         max_replays_per_s=config.sampling.max_exchanges_per_s,
@@ -153,8 +154,8 @@ def _notes(config: Config) -> list[str]:
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
         notes.append(
-            "sampling.sticky_header: requests of one user are counted as independent exchanges, which they are not: "
-            "the bound on false pages does not hold for a sticky sample yet"
+            "sampling.sticky_header: what one user sends within monitor.session_s counts as one observation, "
+            "and boosts are thinned away: all of it must have been taken with one probability"
         )
     zero = [s.name for s in config.sampling.header_strata if s.rate == 0]
     zero += ["default"] if config.sampling.rate == 0 else []

@@ -1,0 +1,269 @@
+"""The slices under watch with their signals, what these are measured against, and the clock that they share."""
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift import signal as header
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.clock import CalendarClock
+from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
+from quantdrift.drift.state import load_state
+from quantdrift.drift.watch import Phase, SignalKey, Watch
+from quantdrift.monitor.entry import Entry, Key, new_entry
+from quantdrift.monitor.signals import budget_of, cap_of
+from quantdrift.monitor.succession import Succession
+from storage.fold_rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
+
+_ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
+_LOG = logging.getLogger(__name__)
+
+
+class Roster:
+    """What is watched.
+
+    Parameters
+    ----------
+    config
+        Budgets and the tolerance of learned baselines.
+    snapshot
+        Where the record stands.
+
+    Attributes
+    ----------
+    entries
+        Per candidate version and slice.
+    clock
+        The fold's time.
+    succession
+        When each version was last compared.
+    """
+
+    def __init__(self, config: Config, snapshot: Snapshot) -> None:
+        self._config = config
+        position = snapshot.position
+        self.clock = CalendarClock(
+            at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
+        )
+        self.entries: dict[Key, Entry] = {
+            (row.model_version_id, row.slice_id): Entry(Watch(_ALERTS.get(row.verdict, Phase.WATCHING)), row)
+            for row in snapshot.verdicts
+        }
+        for stored in snapshot.detectors:
+            states = self.entries[stored.model_version_id, stored.slice_id].watch.states
+            states[SignalKey(stored.metric, stored.kind)] = _state(stored)
+        self.succession = Succession(config.monitor.stale_after_s, self.entries.values())
+        self._imported: dict[tuple[int, int, str], float] = {}
+        for row in snapshot.imported:
+            self._import(row)
+        self._learned: list[BaselineRow] = []
+
+    @property
+    def now_us(self) -> int:
+        """The fold's time, which is known once anything was folded."""
+        assert self.clock.at_us is not None
+        return self.clock.at_us
+
+    def sorted(self) -> Iterator[tuple[Key, Entry]]:
+        """Yield the entries in the order of their keys."""
+        yield from sorted(self.entries.items(), key=lambda item: item[0])
+
+    def take(self) -> tuple[BaselineRow, ...]:
+        """Return what has been learned or inherited since the last call."""
+        learned, self._learned = self._learned, []
+        return tuple(learned)
+
+    def enter(
+        self, key: Key, reason: str, *, at_us: int, last_us: int, threshold: float, fold_seq: int
+    ) -> None:
+        """Begin to say something of a slice: that nothing is known yet."""
+        self.entries[key] = new_entry(
+            key, reason=reason, at_us=at_us, last_us=last_us, threshold=threshold, fold_seq=fold_seq
+        )
+
+    def observed(
+        self,
+        key: Key,
+        shown: Iterable[SignalKey],
+        *,
+        policy_id: int,
+        captured_us: int,
+        weighted: bool,
+        fold_seq: int,
+        catalog: Catalog,
+    ) -> None:
+        """Make sure that the signals that a group shows exist, and measure against the budget of today.
+
+        Parameters
+        ----------
+        key
+            A slice that has an entry.
+        shown
+            Signals that have a value.
+        policy_id, captured_us
+            Of the group.
+        weighted
+            Whether inclusion probabilities differ within the slice.
+        fold_seq, catalog
+            For what is inherited from the version before.
+        """
+        entry = self.entries[key]
+        entry.last_us = max(entry.last_us, captured_us)
+        self.succession.seen(key[0], captured_us)
+        budget = self.budget(catalog.versions[key[0]].model)
+        for signal in shown:
+            if signal.kind == BUDGET.kind:
+                state = self._budget_state(key, signal, budget, weighted=weighted)
+            else:
+                state = self._learner_state(key, signal, budget, fold_seq, catalog)
+            state[header.POLICY] = policy_id
+
+    def tend(self, keys: Iterable[Key], fold_seq: int) -> None:
+        """Between batches: windows of the touched slices move on, and what has learned enough takes part."""
+        for key in keys:
+            for signal, state in sorted(self.entries[key].watch.states.items()):
+                detector = DETECTORS[signal.kind]
+                before = detector.live(state)
+                detector.tend(state, mass=self.clock.mass, at_us=self.now_us)
+                if detector.live(state) and not before:
+                    self._grow(1)
+                    self._note(key, signal, state, Source.LEARNED, fold_seq)
+
+    def decide(self, row: BaselineRow) -> None:
+        """Follow a person's decision about what a signal is measured against; one without its signal is told."""
+        key = (row.model_version_id, row.slice_id)
+        signal = SignalKey(row.metric, row.kind)
+        if row.source is Source.IMPORTED:
+            self._import(row)
+            return
+        entry = self.entries.get(key)
+        learner = LEARNERS.get(row.kind)
+        state = entry.watch.states.get(signal) if entry else None
+        if entry is None or learner is None or state is None:
+            _LOG.warning(
+                "baseline decision on %s of slice %d: there is no such signal", row.metric, row.slice_id
+            )
+            return
+        before = learner.live(state)
+        if row.source is Source.FROZEN:
+            learner.freeze(state)
+        elif row.source is Source.KEPT:
+            learner.keep(state)
+        elif row.content is not None:
+            fresh = learner.from_content(row.content, mass=self.clock.mass, at_us=self.now_us)
+            fresh[header.POLICY], fresh[header.N_TOTAL] = state[header.POLICY], state[header.N_TOTAL]
+            entry.watch.add(signal, fresh)
+            state = fresh
+        self._grow(learner.live(state) - before)
+
+    def forget(self, key: Key, silent: Iterable[SignalKey]) -> None:
+        """Count signals no more that are about to be retired."""
+        states = self.entries[key].watch.states
+        self._grow(-sum(DETECTORS[signal.kind].live(states[signal]) for signal in silent))
+
+    def budget(self, model: str) -> Budget:
+        """Return what the owner of a model accepts."""
+        found = self._config.model(model)
+        return found.budget if found else Budget()
+
+    def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> FloatArray:
+        watch, metric = self.entries[key].watch, Metric(signal.metric)
+        state = watch.states.get(signal)
+        m, cap = budget_of(metric, budget), cap_of(metric, budget)
+        imported = self._imported.get((*key, signal.metric))
+        if imported is not None:
+            m = imported / cap
+        if state is None:
+            self._grow(1)
+        if state is None or (state[header.M], state[header.SCALE]) != (m, cap):
+            n_total = 0.0 if state is None else state[header.N_TOTAL]
+            state = BUDGET.fresh(
+                budget=m, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
+            )
+            state[header.N_TOTAL] = n_total
+            watch.add(signal, state)
+        return state
+
+    def _learner_state(
+        self, key: Key, signal: SignalKey, budget: Budget, fold_seq: int, catalog: Catalog
+    ) -> FloatArray:
+        watch, learner = self.entries[key].watch, LEARNERS[signal.kind]
+        state = watch.states.get(signal)
+        if state is not None:
+            return state
+        mass, at_us = self.clock.mass, self.now_us
+        before = self._predecessor(key, signal, catalog)
+        if before is None:
+            cap = cap_of(Metric(signal.metric), budget)
+            state = learner.fresh(tau=self._config.monitor.tolerance, scale=cap, mass=mass, at_us=at_us)
+        else:
+            state = learner.inherit(self.entries[before, key[1]].watch.states[signal], mass=mass, at_us=at_us)
+            self._grow(1)
+            self._note(key, signal, state, Source.INHERITED, fold_seq, from_version_id=before)
+        watch.add(signal, state)
+        return state
+
+    def _predecessor(self, key: Key, signal: SignalKey, catalog: Catalog) -> int | None:
+        """Return the version of the same model that was compared last and has a baseline for this signal."""
+        model = catalog.versions[key[0]].model
+        found = [
+            (entry.last_us, version_id)
+            for (version_id, slice_id), entry in self.entries.items()
+            if slice_id == key[1]
+            and version_id != key[0]
+            and catalog.versions[version_id].model == model
+            and signal in entry.watch.states
+            and LEARNERS[signal.kind].live(entry.watch.states[signal])
+        ]
+        return max(found)[1] if found else None
+
+    def _import(self, row: BaselineRow) -> None:
+        content: Mapping[str, float] = row.content or {}
+        place = (row.model_version_id, row.slice_id, row.metric)
+        if "budget" in content:
+            self._imported[place] = float(content["budget"])
+        else:
+            self._imported.pop(place, None)  # back to the configuration's
+
+    def _note(
+        self,
+        key: Key,
+        signal: SignalKey,
+        state: FloatArray,
+        source: Source,
+        fold_seq: int,
+        *,
+        from_version_id: int | None = None,
+    ) -> None:
+        self._learned.append(
+            BaselineRow(
+                model_version_id=key[0],
+                slice_id=key[1],
+                metric=signal.metric,
+                kind=signal.kind,
+                source=source,
+                made_by="monitor",
+                reason="",
+                from_us=int(state[header.CREATED_AT]),
+                to_us=self.now_us,
+                n_groups=int(LEARNERS[signal.kind].learned(state)),
+                from_version_id=from_version_id,
+                content=LEARNERS[signal.kind].content(state),
+                fold_seq=fold_seq,
+            )
+        )
+
+    def _grow(self, n: int) -> None:
+        if n:
+            self.clock = self.clock.with_detectors(self.clock.n_detectors + n)
+
+
+def _state(stored: DetectorRow) -> FloatArray:
+    detector = DETECTORS.get(stored.kind)
+    if detector is None:
+        raise OperatorError(
+            f"a detector state in the store is of kind {stored.kind!r}, which this program does not know: upgrade it"
+        )
+    return load_state(stored.kind, stored.state, detector.size)

@@ -1,0 +1,93 @@
+"""Sessions that are open: their items are one observation, made when their time is over.
+
+What one user sends is correlated, so a session counts once. It closes a fixed time after its first item, whatever
+it shows, and a new sampling epoch begins a new one. It is taken whole or not at all.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from storage.fold_rows import ComparisonRow, SessionRow
+
+SessionKey = tuple[int, int, str]  # model_version_id, policy_id, group_key
+MOST_OPEN = 20_000
+MOST_ITEMS = 1_000  # of one session: it closes early then, which says nothing about its divergence
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(list[ComparisonRow])
+
+
+class _Open:
+    """A session and its items."""
+
+    def __init__(self, opened_us: int, items: list[ComparisonRow]) -> None:
+        self.opened_us = opened_us
+        self.items = items
+
+
+class Sessions:
+    """The open sessions, oldest first.
+
+    Parameters
+    ----------
+    length_us
+        How long one lasts.
+    stored
+        Those that were open when the fold stopped.
+    """
+
+    def __init__(self, length_us: int, stored: Sequence[SessionRow] = ()) -> None:
+        self._length_us = length_us
+        # Python's dictionaries keep the order of insertion, and sessions are opened in the order of time.
+        self._open = {
+            row.key: _Open(row.opened_us, _DECODER.decode(row.items))
+            for row in sorted(stored, key=lambda row: (row.opened_us, row.key))
+        }
+        self._stored = set(self._open)
+        self._dirty: set[SessionKey] = set()
+        self._closed: set[SessionKey] = set()
+
+    def add(self, items: Sequence[ComparisonRow], now_us: int) -> None:
+        """Add the items of one exchange to its session."""
+        first = items[0]
+        key = (first.model_version_id, first.policy_id, first.group_key)
+        found = self._open.get(key)
+        if found is None:
+            found = self._open[key] = _Open(now_us, [])
+        found.items += items
+        self._dirty.add(key)
+
+    def due(self, now_us: int) -> list[tuple[ComparisonRow, ...]]:
+        """Close and return the sessions whose time is over, and the oldest or longest where there are too many."""
+        due = [key for key in self._dirty if len(self._open[key].items) >= MOST_ITEMS]
+        excess = len(self._open) - MOST_OPEN
+        for place, (key, one) in enumerate(self._open.items()):
+            if place >= excess and one.opened_us + self._length_us > now_us:
+                break
+            due.append(key)
+        found = []
+        for key in sorted(set(due), key=lambda key: (self._open[key].opened_us, key)):
+            found.append(tuple(self._open.pop(key).items))
+            self._dirty.discard(key)
+            if key in self._stored:
+                self._closed.add(key)
+        return found
+
+    def take(self, fold_seq: int) -> tuple[tuple[SessionRow, ...], tuple[SessionKey, ...]]:
+        """Return what is to be written and what is to be deleted since the last call."""
+        rows = tuple(
+            SessionRow(
+                model_version_id=key[0],
+                policy_id=key[1],
+                group_key=key[2],
+                opened_us=self._open[key].opened_us,
+                items=_ENCODER.encode(self._open[key].items),
+                fold_seq=fold_seq,
+            )
+            for key in sorted(self._dirty)
+        )
+        closed = tuple(sorted(self._closed - self._open.keys()))
+        self._stored = (self._stored - self._closed) | self._dirty
+        self._dirty, self._closed = set(), set()
+        return rows, closed

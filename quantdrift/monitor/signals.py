@@ -1,0 +1,79 @@
+"""Which signals a slice has, and what one group shows of each."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantdrift.core.config.schema import Budget
+from quantdrift.core.records import Metric
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.group import group_value
+from quantdrift.drift.margin import margin_bin
+from quantdrift.drift.watch import SignalKey
+from quantdrift.monitor.rates import SliceRates
+from storage.fold_rows import ComparisonRow
+
+WATCHED = (Metric.FLIP, Metric.KL)
+_LOG = logging.getLogger(__name__)
+
+
+def cap_of(metric: Metric, budget: Budget) -> float:
+    """Return what one unit of the clipped signal is in the metric's own unit."""
+    return budget.kl_cap if metric is Metric.KL else 1.0
+
+
+def budget_of(metric: Metric, budget: Budget) -> float:
+    """Return the accepted mean of the clipped signal, over its cap."""
+    return budget.kl / budget.kl_cap if metric is Metric.KL else budget.flip
+
+
+def shown(
+    slice_id: int, items: Sequence[ComparisonRow], rates: SliceRates, budget: Budget
+) -> dict[SignalKey, FloatArray]:
+    """Return what one group shows in a slice: per signal its values, (width,). What shows nothing is left out.
+
+    Parameters
+    ----------
+    slice_id
+        The slice, for the log.
+    items
+        The items of an exchange or of a closed session that lie in it.
+    rates
+        How the slice is sampled under their policy.
+    budget
+        With the caps.
+    """
+    session = bool(items[0].group_key)
+    if session:
+        items = [item for item in items if rates.keeps_session(item)]
+    found: dict[SignalKey, FloatArray] = {}
+    for metric in WATCHED:
+        cap = cap_of(metric, budget)
+        seen = [(item, x / cap) for item in items if (x := _value(metric, item, cap)) is not None]
+        if not seen:
+            continue
+        value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
+        if value is not None:
+            found[SignalKey(metric.value, BUDGET.kind)] = value
+    return found
+
+
+def _value(metric: Metric, item: ComparisonRow, cap: float) -> float | None:
+    value = item.kl if metric is Metric.KL else item.flip
+    return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
+
+
+def _weighted(
+    slice_id: int, seen: Sequence[tuple[ComparisonRow, float]], smallest: float, *, session: bool
+) -> FloatArray | None:
+    pi = [1.0 if session else item.pi for item, _ in seen]
+    try:
+        value = group_value([x for _, x in seen], pi, smallest, len(seen))
+    except ValueError as error:
+        # What its sidecar said of its sampling does not fit together: no observation, whatever it shows.
+        _LOG.warning("exchange %s says nothing of slice %d: %s", seen[0][0].exchange_id, slice_id, error)
+        return None
+    return np.array([value.vx, value.v])
