@@ -5,7 +5,7 @@ reordering and restarts.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -13,6 +13,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import Predicate
 
 ALL = "all"
+_OTHER = "(other)"
 
 
 class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,8 +45,8 @@ def everything(model: str) -> SliceKey:
 class SliceAssigner:
     """Assigns items of one model to its slices, by the configured rules.
 
-    Values of an attribute without declared `values` become slices as they are seen, up to `max_values`; later
-    ones share one slice `other`, and `overflow` counts the items that went there.
+    Values of an attribute without declared `values`, and combinations of crossed rules, become slices as they are
+    seen, up to `max_values`; later ones share one slice `other`, and `overflow` counts the items that went there.
 
     Parameters
     ----------
@@ -55,13 +56,21 @@ class SliceAssigner:
         The model whose items are assigned.
     known
         Slices met before (from the store), so that a restart does not spend `max_values` anew.
+
+    Attributes
+    ----------
+    extra
+        Further slices that are no rule's, discovered ones: whatever meets all of a slice's conditions is in it.
     """
 
     def __init__(self, config: Config, model: str, known: tuple[SliceKey, ...] = ()) -> None:
         self.model = model
         self.overflow = 0
         self._all = everything(model)
-        self._rules = [rule for rule in config.slices if rule.model in ("", model)]
+        self.extra: tuple[SliceKey, ...] = ()
+        rules = [rule for rule in config.slices if rule.model in ("", model)]
+        self._rules = [rule for rule in rules if not rule.cross]
+        self._crossed = [rule for rule in rules if rule.cross]
         self._attribute: dict[tuple[str, str], SliceKey] = {}
         self._seen: dict[str, int] = {}
         self._bins = {rule.name: _bins(model, rule) for rule in self._rules if rule.feature}
@@ -76,6 +85,11 @@ class SliceAssigner:
                     seen = key.where[0].equals
                     if seen is not None and _attribute_slice(model, rule, seen).predicate in names:
                         self._remember(rule, seen)
+        self._crosses: dict[str, dict[str, SliceKey]] = {rule.name: {} for rule in self._crossed}
+        for rule in self._crossed:
+            prefix = _prefix(rule)
+            of_rule = (key for key in known if key.name.startswith(prefix) and not _is_other(key))
+            self._crosses[rule.name] = {key.predicate: key for key in of_rule}
 
     def declared(self) -> list[SliceKey]:
         """Return every slice that is known before any item is seen, `all` first."""
@@ -91,18 +105,24 @@ class SliceAssigner:
         features
             Keyed by `feature_key(rule)`; a feature that is absent or not finite puts the item in no bin.
         """
-        found = [self._all]
+        found: dict[str, SliceKey] = {}
         for rule in self._rules:
             if rule.feature:
                 value = features.get(feature_key(rule))
                 if value is not None and value == value:  # noqa: PLR0124 - not a number is in no bin
                     index = sum(value >= edge for edge in rule.edges)
-                    found.append(self._bins[rule.name][index])
+                    found[rule.name] = self._bins[rule.name][index]
             elif (text := attributes.get(attribute_key(rule))) is not None and (
                 key := self._attribute_of(rule, text)
             ):
-                found.append(key)
-        return found
+                found[rule.name] = key
+        crossed = [
+            self._cross_of(rule, [found[name] for name in rule.cross])
+            for rule in self._crossed
+            if found.keys() >= set(rule.cross)
+        ]
+        extra = (key for key in self.extra if all(holds(p, attributes, features) for p in key.where))
+        return [self._all, *found.values(), *crossed, *extra]
 
     def _attribute_of(self, rule: Slice, value: str) -> SliceKey | None:
         key = self._attribute.get((rule.name, value))
@@ -113,9 +133,30 @@ class SliceAssigner:
         self.overflow += 1
         return SliceKey(
             model=self.model,
-            name=f"{rule.name}=(other)",
+            name=f"{rule.name}={_OTHER}",
             predicate=f"{attribute_key(rule)} is any other",
             where=(Predicate(key=attribute_key(rule)),),
+        )
+
+    def _cross_of(self, rule: Slice, parts: list[SliceKey]) -> SliceKey:
+        key = SliceKey(
+            model=self.model,
+            name=_prefix(rule) + " & ".join(part.name for part in parts),
+            predicate=conjunction(part.predicate for part in parts),
+            where=tuple(condition for part in parts for condition in part.where),
+        )
+        known = self._crosses[rule.name]
+        if key.predicate in known:
+            return known[key.predicate]
+        if len(known) < rule.max_values:
+            known[key.predicate] = key
+            return key
+        self.overflow += 1
+        return SliceKey(
+            model=self.model,
+            name=f"{_prefix(rule)}{_OTHER}",
+            predicate=f"any other of {' x '.join(sorted(rule.cross))}",
+            where=tuple(Predicate(key=condition.key) for condition in key.where),
         )
 
     def _remember(self, rule: Slice, value: str) -> SliceKey:
@@ -134,6 +175,31 @@ def attribute_key(rule: Slice) -> str:
 def feature_key(rule: Slice) -> str:
     """Return the feature that `rule` slices by: `feature.NAME` or `feature.NAME(INPUT)`."""
     return f"feature.{rule.feature}({rule.input})" if rule.input else f"feature.{rule.feature}"
+
+
+def conjunction(predicates: Iterable[str]) -> str:
+    """Return the canonical text of several conditions together, whatever order they come in."""
+    return " and ".join(sorted(predicates))
+
+
+def holds(condition: Predicate, attributes: Mapping[str, str], features: Mapping[str, float]) -> bool:
+    """Return whether an item meets a condition that has a value or an interval."""
+    if condition.equals is not None:
+        return attributes.get(condition.key) == condition.equals
+    value = features.get(condition.key)
+    if value is None or (condition.low is None and condition.high is None):
+        return False
+    return (condition.low is None or value >= condition.low) and (
+        condition.high is None or value < condition.high
+    )
+
+
+def _prefix(rule: Slice) -> str:
+    return f"{rule.name}: "
+
+
+def _is_other(key: SliceKey) -> bool:
+    return key.name.endswith(_OTHER)
 
 
 def _attribute_slice(model: str, rule: Slice, value: str) -> SliceKey:

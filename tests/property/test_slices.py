@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.inclusion import MARGIN, largest_rate, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.slices import SliceAssigner
+from quantdrift.core.slices import SliceAssigner, SliceKey
 from sidecar.thinning import thin
 
 pytestmark = pytest.mark.property
@@ -135,3 +135,51 @@ def test_different_values_have_different_predicates(value: str, other: str) -> N
     first = SliceAssigner(CONFIG, "m").assign({"header.x-scanner": value}, {})[1]
     second = SliceAssigner(CONFIG, "m").assign({"header.x-scanner": other}, {})[1]
     assert (first.predicate == second.predicate) == (value == other)
+
+
+CROSSED = Config(
+    slices=(
+        Slice(name="scanner", header="x-scanner"),
+        Slice(name="mean", feature="mean", edges=(0.0,)),
+        Slice(name="both", cross=("scanner", "mean"), max_values=3),
+    )
+)
+
+
+def test_a_cross_is_every_combination_that_is_seen_up_to_its_cap() -> None:
+    """An item in both parts is in their cross too; the fourth combination is `other`, restarts included."""
+    assigner = SliceAssigner(CROSSED, "m")
+    names = [key.name for key in assigner.assign({"header.x-scanner": "a"}, {"feature.mean": 1.0})]
+    assert names == ["all", "scanner=a", "mean>=0", "both: scanner=a & mean>=0"]
+    assert len(assigner.assign({"header.x-scanner": "a"}, {})) == 2
+    seen = [
+        assigner.assign({"header.x-scanner": value}, {"feature.mean": mean})[-1]
+        for value, mean in (("a", 1.0), ("a", -1.0), ("b", 1.0), ("b", -1.0), ("c", 0.0))
+    ]
+    assert [key.name for key in seen[3:]] == ["both: (other)"] * 2
+    assert len({key.predicate for key in seen}) == 4
+    assert assigner.overflow == 2
+    again = SliceAssigner(CROSSED, "m", known=tuple(seen))
+    assert again.assign({"header.x-scanner": "c"}, {"feature.mean": 0.0})[-1].name == "both: (other)"
+    assert again.assign({"header.x-scanner": "b"}, {"feature.mean": 1.0})[-1] == seen[2]
+
+
+@given(
+    value=st.sampled_from(["a", "b"]),
+    mean=st.one_of(st.none(), st.floats(allow_nan=False, allow_infinity=False)),
+)
+def test_a_further_slice_takes_what_meets_all_of_its_conditions(value: str, mean: float | None) -> None:
+    """Discovered slices are conjunctions: one condition that does not hold, or whose feature is absent, is enough."""
+    key = SliceKey(
+        model="m",
+        name="found",
+        predicate="found",
+        where=(
+            Predicate(key="header.x-scanner", equals="a"),
+            Predicate(key="feature.mean", low=0.0, high=1.0),
+        ),
+    )
+    assigner = SliceAssigner(CROSSED, "m")
+    assigner.extra = (key,)
+    found = assigner.assign({"header.x-scanner": value}, {} if mean is None else {"feature.mean": mean})
+    assert (key in found) == (value == "a" and mean is not None and 0.0 <= mean < 1.0)

@@ -62,6 +62,14 @@ def _models(config: Config) -> Iterator[str]:
     for model in config.models:
         if model.budget.kl >= model.budget.kl_cap:
             yield f"models `{model.name}`: budget.kl must be below budget.kl_cap"
+        if model.embedding == "features" and not any(
+            rule.feature and rule.model in {"", model.name} for rule in config.slices
+        ):
+            yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
+    if config.clusters.least_vectors > config.clusters.most_vectors:
+        yield "clusters.least_vectors must not be above clusters.most_vectors"
+    if config.clusters.n_clusters > config.clusters.most_ids:
+        yield "clusters.n_clusters must not be above clusters.most_ids"
 
 
 def _slices(config: Config) -> Iterator[str]:
@@ -70,15 +78,34 @@ def _slices(config: Config) -> Iterator[str]:
         if count > 1:
             yield f"slices: the name `{name[1]}` is used {count} times"
     for rule in config.slices:
-        kinds = [kind for kind in ("header", "parameter", "json", "feature") if getattr(rule, kind)]
+        kinds = [kind for kind in ("header", "parameter", "json", "feature", "cross") if getattr(rule, kind)]
         if len(kinds) != 1:
-            yield f"slices `{rule.name}`: give exactly one of header, parameter, json and feature"
+            yield f"slices `{rule.name}`: give exactly one of header, parameter, json, feature and cross"
             continue
         if rule.name == "all":
             yield "slices: `all` is always there and cannot be declared"
         if rule.model and rule.model not in models:
             yield f"slices `{rule.name}`: there is no model `{rule.model}`"
-        yield from _slice(rule, kinds[0], _attributes(config))
+        if rule.cross:
+            yield from _cross(rule, config)
+        else:
+            yield from _slice(rule, kinds[0], _attributes(config))
+
+
+def _cross(rule: Slice, config: Config) -> Iterator[str]:
+    if len(set(rule.cross)) < 2 or len(set(rule.cross)) < len(rule.cross):
+        yield f"slices `{rule.name}`: cross names two or more different slices"
+    for name in rule.cross:
+        part = next(
+            (one for one in config.slices if one.name == name and one.model in ("", rule.model)), None
+        )
+        if part is None or part.cross:
+            yield (
+                f"slices `{rule.name}`: cross names `{name}`, which is no slice by attribute or feature of "
+                f"{f'model `{rule.model}`' if rule.model else 'every model'}"
+            )
+    if rule.values or rule.edges:
+        yield f"slices `{rule.name}`: values and edges belong to the slices that are crossed"
 
 
 def _slice(rule: Slice, kind: str, attributes: set[str]) -> Iterator[str]:

@@ -129,9 +129,9 @@ def _model(config: Config, name: str) -> ModelPlan:
         kl_budget=model.budget.kl,
         slices=[key.name for key in SliceAssigner(config, name).declared()],
         open_slices=[
-            f"{rule.name}=* (at most {rule.max_values})"
+            f"{rule.name}{': ' + ' x '.join(rule.cross) if rule.cross else '=*'} (at most {rule.max_values})"
             for rule in rules
-            if not rule.feature and not rule.values
+            if rule.cross or (not rule.feature and not rule.values)
         ],
     )
 
