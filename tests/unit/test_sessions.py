@@ -1,0 +1,128 @@
+"""Sessions: what one user sends is one observation."""
+
+import msgspec
+import pytest
+
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.monitor import sessions as module
+from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.sessions import Sessions
+from storage.fold_rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
+from tests.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
+
+pytestmark = pytest.mark.unit
+
+LENGTH_US = int(CONFIG.monitor.session_s * SECOND_US)
+TEMPLATE = batches(1)[0].comparisons[0]
+
+
+def item(number: int, user: str, *, at_us: int, flip: float = 0.0, u1: float = 0.0) -> ComparisonRow:
+    """Return one item of a user's session."""
+    return msgspec.structs.replace(
+        TEMPLATE,
+        exchange_id=f"{number:032x}",
+        item=0,
+        captured_us=at_us,
+        slice_ids=(FAINT_ID,),
+        group_key=user,
+        pi1=1.0,
+        pi2=1.0,
+        u1=u1,
+        u2=0.0,
+        flip=flip,
+        kl=None,
+    )
+
+
+def stream(rows: list[ComparisonRow]) -> list[BatchRows]:
+    """Return a batch per row."""
+    return [
+        BatchRows(fold_seq=number, stored_us=row.captured_us, comparisons=(row,))
+        for number, row in enumerate(rows, start=1)
+    ]
+
+
+def n_groups(fold: Fold) -> int:
+    """Return how many observations the slice has."""
+    return max((row.n_groups for row in fold.verdicts() if row.slice_id == FAINT_ID), default=0)
+
+
+def folded(rows: list[ComparisonRow], catalog: object = CATALOG) -> Fold:
+    """Return the fold of these rows."""
+    fold = Fold(CONFIG, Snapshot(position=Position()))
+    fold.learn(catalog)  # type: ignore[arg-type]
+    for rows_ in stream(rows):
+        fold.batch(rows_)
+    return fold
+
+
+def test_a_session_counts_once_when_its_time_is_over() -> None:
+    """Twenty requests of two users within the time are two observations, and none before it is over."""
+    rows = [item(n, f"user {n % 2}", at_us=BEGIN_US + n * SECOND_US) for n in range(20)]
+    assert n_groups(folded(rows)) == 0
+    late = item(99, "another", at_us=BEGIN_US + 20 * SECOND_US + LENGTH_US)
+    fold = folded([*rows, late])
+    assert n_groups(fold) == 2
+    assert sum(row.n_items for row in fold.take().rollups) == 21
+
+
+def test_a_fold_that_stops_within_sessions_ends_in_the_same_bits() -> None:
+    """Resumed from its rows after every batch, open sessions included, nothing is lost or doubled."""
+    rows = [
+        item(n, f"user {n % 7}", at_us=BEGIN_US + n * LENGTH_US // 9, flip=float(n % 3 == 0))
+        for n in range(60)
+    ]
+    whole = folded(rows).take()
+    open_: dict[object, SessionRow] = {}
+    snapshot = Snapshot(position=Position())
+    for one in stream(rows):
+        fold = Fold(CONFIG, snapshot)
+        fold.learn(CATALOG)
+        fold.batch(one)
+        outcome = fold.take()
+        open_ = {key: row for key, row in open_.items() if key not in outcome.closed}
+        open_ |= {row.key: row for row in outcome.sessions}
+        detectors = {(r.slice_id, r.metric, r.kind): r for r in (*snapshot.detectors, *outcome.detectors)}
+        verdicts = {r.slice_id: r for r in (*snapshot.verdicts, *outcome.verdicts)}
+        snapshot = Snapshot(
+            position=outcome.position,
+            detectors=tuple(detectors.values()),
+            verdicts=tuple(verdicts.values()),
+            sessions=tuple(open_.values()),
+        )
+    # `fold_seq` says which fold wrote a row; everything else is the same.
+    assert [row.state for row in snapshot.detectors] == [row.state for row in whole.detectors]
+    assert {row.key: row.items for row in open_.values()} == {row.key: row.items for row in whole.sessions}
+
+
+def test_a_session_that_was_boosted_is_thinned_to_the_common_rate() -> None:
+    """Whether a session is seen depends on its draw alone: a user in a boosted stratum counts no oftener."""
+    policy = Policy(
+        epoch="e",
+        header_strata=(
+            HeaderStratum(name="boosted", rate=1.0, headers={"x-other": "1"}),
+            HeaderStratum(name="default", rate=0.1),
+        ),
+        body_strata=(BodyStratum(name="default", rate=1.0),),
+    )
+    catalog = msgspec.structs.replace(CATALOG, policies={TEMPLATE.policy_id: policy})
+    late = item(99, "last", at_us=BEGIN_US + 2 * LENGTH_US, u1=0.5)
+    seen = folded([item(1, "a", at_us=BEGIN_US, u1=0.05), late], catalog)
+    unseen = folded([item(1, "a", at_us=BEGIN_US, u1=0.5), late], catalog)
+    assert (n_groups(seen), n_groups(unseen)) == (1, 0)
+
+
+def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The oldest sessions close early where there are too many, and one that is too long closes at once."""
+    monkeypatch.setattr(module, "MOST_OPEN", 5)
+    monkeypatch.setattr(module, "MOST_ITEMS", 4)
+    held = Sessions(LENGTH_US)
+    for n in range(8):
+        held.add([item(n, f"user {n}", at_us=BEGIN_US)], BEGIN_US + n)
+    assert [rows[0].group_key for rows in held.due(BEGIN_US + 8)] == ["user 0", "user 1", "user 2"]
+    for n in range(3):
+        held.add([item(10 + n, "user 7", at_us=BEGIN_US)], BEGIN_US + 9)
+    assert [len(rows) for rows in held.due(BEGIN_US + 9)] == [4]
+    rows, closed = held.take(1)
+    assert [row.group_key for row in rows] == ["user 3", "user 4", "user 5", "user 6"]
+    assert closed == ()
