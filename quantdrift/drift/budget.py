@@ -20,11 +20,10 @@ production threshold, ln(1 / (q gamma)) = 21-27. 1 % -> 5 %: some 290 and 400-73
 import msgspec
 import numpy as np
 
-from quantdrift.drift import interval, onset, resolve, signal
-from quantdrift.drift.block import Block, FloatArray, IntArray, running_sum
+from quantdrift.drift import interval, onset, resolve, signal, window
+from quantdrift.drift.block import Block, FloatArray, IntArray, accumulate, running_sum
 from quantdrift.drift.signal import (
     ALERTING,
-    CREATED_AT,
     HEADER,
     LAST_AT,
     MASS,
@@ -45,9 +44,6 @@ N_BETS = 14
 LARGEST_BET = 0.95
 SMALLEST_RATE = 0.25  # lambda of the smallest bet, c = 0.25 m
 SMALLEST_RATE_WEIGHTED = 0.1
-N_WINDOWS = 3
-OLDER, NEWER, SINCE = range(N_WINDOWS)
-RECENT_GROUPS = 1000
 
 # The state of one signal: float64, after the header of `quantdrift.drift.signal`.
 _K = N_BETS
@@ -60,7 +56,7 @@ FLOOR_N = slice(FLOOR_AT.stop, FLOOR_AT.stop + _K)
 FLOOR_W = slice(FLOOR_N.stop, FLOOR_N.stop + _K)
 FLOOR_X = slice(FLOOR_W.stop, FLOOR_W.stop + _K)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
-WINDOWS = slice(MIRROR.stop, MIRROR.stop + N_WINDOWS * interval.SUMS)
+WINDOWS = slice(MIRROR.stop, MIRROR.stop + window.SIZE)
 SIZE = WINDOWS.stop
 
 
@@ -80,7 +76,7 @@ class BudgetPath(msgspec.Struct, frozen=True, kw_only=True):
     mirror: FloatArray
     twin: onset.Twin
     counts: FloatArray  # (1 + steps, N, 3): N, W, X
-    windows: FloatArray  # (1 + steps, N, windows, sums)
+    windows: FloatArray  # (1 + steps, N, window.SIZE)
 
     def stopped(self, step: IntArray) -> FloatArray:
         """Return the states, (N, SIZE), after step `step[i]` of signal i."""
@@ -105,7 +101,7 @@ class BudgetPath(msgspec.Struct, frozen=True, kw_only=True):
         for index, field in enumerate((FLOOR_N, FLOOR_W, FLOOR_X)):
             state[:, field] = np.where(fell, self.counts[floor + 1, column, index], state[:, field])
         state[:, MIRROR] = self.mirror[at]
-        state[:, WINDOWS] = self.windows[after].reshape(len(row), -1)
+        state[:, WINDOWS] = self.windows[after]
         return state
 
 
@@ -148,7 +144,7 @@ class BudgetDetector:
         state[CUSUM] = 1.0
         state[FLOOR_AT] = at_us
         state[FLOOR_N] = state[FLOOR_W] = state[FLOOR_X] = 0.0
-        self._since(state)
+        window.verdict_changed(state[WINDOWS])
 
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
         """After an alarm: reset the copy (both for a page) and start the mirror image, in place."""
@@ -156,7 +152,7 @@ class BudgetDetector:
         state[TICKET] = state[MIRROR] = 0.0
         if page:
             state[PAGE] = 0.0
-        self._since(state)
+        window.verdict_changed(state[WINDOWS])
 
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
@@ -175,19 +171,16 @@ class BudgetDetector:
         return 0
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let the recent window move on, in place: it holds `RECENT_GROUPS` to twice as many groups."""
-        windows = state[WINDOWS].reshape(N_WINDOWS, interval.SUMS)
-        if windows[NEWER, 0] >= RECENT_GROUPS:
-            windows[OLDER] = windows[NEWER]
-            windows[NEWER] = 0.0
+        """Let the recent window move on, in place."""
+        window.rotate(state[WINDOWS])
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
-        return self._estimate(state, OLDER)
+        return window.recent(state[WINDOWS], float(state[SCALE]))
 
     def since_change(self, state: FloatArray) -> interval.Estimate | None:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
-        return self._estimate(state, SINCE)
+        return window.since_change(state[WINDOWS], float(state[SCALE]))
 
     def moved(self, state: FloatArray) -> Moved:
         """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it."""
@@ -212,17 +205,16 @@ class BudgetDetector:
         m = states[:, M]
         z = vx - v * m
         factor = 1.0 + z[:, :, None] * states[:, RATES]
-        product = np.asarray(np.cumprod(factor, axis=0), dtype=np.float64)
+        product = accumulate(np.multiply, factor)
         before = np.concatenate((np.ones((1, *product.shape[1:])), product[:-1]))
         masses = np.maximum.accumulate(
             np.concatenate((states[None, :, MASS], np.where(block.seen, block.mass, 0.0)))
         )
         gamma = np.diff(masses, axis=0)
         paging, ticketing = gamma * states[:, PAGING], gamma * states[:, TICKETING]
-        page = product * (states[:, PAGE] + np.cumsum(paging[:, :, None] / before, axis=0))
-        ticket = product * (states[:, TICKET] + np.cumsum(ticketing[:, :, None] / before, axis=0))
+        page = product * (states[:, PAGE] + accumulate(np.add, paging[:, :, None] / before))
+        ticket = product * (states[:, TICKET] + accumulate(np.add, ticketing[:, :, None] / before))
         mirror = resolve.mirror(states[:, MIRROR], m, z, seen * states[:, ALERTING])
-        windows = states[:, WINDOWS].reshape(len(states), N_WINDOWS, interval.SUMS)
         return BudgetPath(
             start=states,
             block=block,
@@ -237,15 +229,5 @@ class BudgetDetector:
             mirror=mirror,
             twin=onset.follow(states[:, CUSUM], product, block.seen),
             counts=running_sum(states[:, (N, W, X)], np.stack((seen, v, vx), axis=-1)),
-            windows=interval.advance(windows, vx, v, seen),
+            windows=window.advance(states[:, WINDOWS], vx, v, seen),
         )
-
-    @staticmethod
-    def _since(state: FloatArray) -> None:
-        state[WINDOWS].reshape(N_WINDOWS, interval.SUMS)[SINCE] = 0.0
-
-    @staticmethod
-    def _estimate(state: FloatArray, window: int) -> interval.Estimate | None:
-        sums = state[WINDOWS].reshape(N_WINDOWS, interval.SUMS)[window]
-        found = interval.estimate(sums)
-        return found.scaled(float(state[SCALE])) if found else None

@@ -8,7 +8,7 @@ what is averaged from it on is biased upwards: it was chosen by looking.
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import BoolArray, FloatArray, IntArray
+from quantdrift.drift.block import BoolArray, FloatArray, IntArray, accumulate
 
 CEILING = 1e30  # far above the evidence of any alarm; keeps the twin finite while an alarm lasts
 
@@ -42,7 +42,7 @@ def follow(cusum: FloatArray, product: FloatArray, seen: BoolArray) -> Twin:
     """
     # C_t = P_t * max(C_0, max over s <= t of 1 / P_s), and it is at its floor where s = t attains the maximum.
     inverse = np.reciprocal(product)
-    top = np.maximum(np.maximum.accumulate(inverse, axis=0), cusum)
+    top = np.maximum(accumulate(np.maximum, inverse), cusum)
     at_floor = (inverse >= top) & seen[:, :, None]
     step = np.where(at_floor, np.arange(len(product))[:, None, None], -1)
     value = np.where(inverse >= top, 1.0, np.minimum(product * top, CEILING))

@@ -10,7 +10,7 @@ procedure on the sample clock (Shin, Ramdas, Rinaldo, arXiv 2203.03532). Delay: 
 
 import numpy as np
 
-from quantdrift.drift.block import FloatArray
+from quantdrift.drift.block import FloatArray, accumulate
 
 BETS = np.array((0.15, 0.3, 0.5, 0.7, 0.9))
 RESOLVED = 1e4
@@ -33,7 +33,7 @@ def mirror(start: FloatArray, m: FloatArray, z: FloatArray, running: FloatArray)
     """
     rate = BETS / (1.0 - m)[:, None]
     factor = 1.0 - z[:, :, None] * rate
-    product = np.cumprod(factor, axis=0)
+    product = accumulate(np.multiply, factor)
     before = np.concatenate((np.ones((1, *start.shape)), product[:-1]))
-    grown = product * (start + np.cumsum(running[:, :, None] / before, axis=0))
+    grown = product * (start + accumulate(np.add, running[:, :, None] / before))
     return np.asarray(np.minimum(grown, CEILING))

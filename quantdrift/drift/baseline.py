@@ -1,0 +1,147 @@
+"""What a slice was like before: its baseline, as it is learned, recorded, handed on and accepted.
+
+It is two sums per margin bin: over groups, the share of their items that lie in the bin, and the part of their mean
+that these contribute. Once there is enough, bins are merged to at most five testing strata, at the 1, 3, 10 and 30 %
+quantiles of the margins, and for each an upper bound of its mean is fixed for good.
+"""
+
+from collections.abc import Sequence
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.bound import upper_bound
+from quantdrift.drift.margin import N_BINS
+
+N_STRATA = 5
+QUANTILES = (0.01, 0.03, 0.1, 0.3)
+LEAST_GROUPS = 25.0  # a stratum that holds less than so many groups' items is merged with the next
+READY_GROUPS = 5000
+READY_EVENTS = 50.0
+DEFAULT_TAU = 0.25
+DEFAULT_DELTA = 1e-5
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """A baseline on record.
+
+    Parameters
+    ----------
+    share
+        Per margin bin, sum over groups of the share of their items in it: `N_BINS` numbers.
+    total
+        Per margin bin, sum over groups of x over these items, divided by the group's items: `N_BINS` numbers.
+    n_groups
+        Groups in it.
+    cuts
+        First bins of the second and later testing strata, rising; what has learned too little has no strata yet.
+    bounds
+        Per testing stratum, the upper bound of its mean, without tolerance; empty where there are no strata yet.
+    tau
+        Tolerance: means up to (1 + tau) times the baseline are no change.
+    delta
+        Probability that any of the bounds lies below its mean.
+    since_us, until_us
+        Event times of its first and last group, microseconds since 1970.
+    fixed
+        Frozen by hand: nothing is learned any more, and the bounds alone are tested.
+    """
+
+    share: tuple[float, ...]
+    total: tuple[float, ...]
+    n_groups: int
+    cuts: tuple[int, ...] = ()
+    bounds: tuple[float, ...] = ()
+    tau: float = DEFAULT_TAU
+    delta: float = DEFAULT_DELTA
+    since_us: int = 0
+    until_us: int = 0
+    fixed: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        groups: FloatArray,
+        *,
+        since_us: int,
+        until_us: int,
+        tau: float = DEFAULT_TAU,
+        delta: float = DEFAULT_DELTA,
+    ) -> Self:
+        """Return the baseline of stored groups, with strata and bounds however few they are.
+
+        Parameters
+        ----------
+        groups
+            (n, 2 * N_BINS): what the detector observes of each group, see `quantdrift.drift.change`.
+        since_us, until_us
+            Event times of the first and last of them, microseconds since 1970.
+        tau, delta
+            See the class.
+        """
+        sums = np.asarray(groups, dtype=np.float64).sum(axis=0)
+        learning = cls(
+            share=tuple(map(float, sums[:N_BINS])),
+            total=tuple(map(float, sums[N_BINS:])),
+            n_groups=len(groups),
+            tau=tau,
+            delta=delta,
+            since_us=since_us,
+            until_us=until_us,
+        )
+        return learning.settled()
+
+    @property
+    def n_events(self) -> float:
+        """Events in it: the sum of the groups' means of x, each at most 1, so for flips of single items their number.
+
+        A value of 0.2 is a fifth of an event: what counts is how far the sum stands above the one event that a
+        single further group could add, which is the unit of every bound here.
+        """
+        return sum(self.total)
+
+    @property
+    def missing(self) -> int:
+        """Groups that it lacks until it is ready, 5,000 and 50 events, at the rate of events so far; 0 when ready."""
+        lacking = max(READY_GROUPS - self.n_groups, 0)
+        if self.n_events < READY_EVENTS:
+            rate = (self.n_events + 1.0) / (self.n_groups + 1.0)
+            lacking = max(lacking, int(np.ceil((READY_EVENTS - self.n_events) / rate)))
+        return lacking
+
+    @property
+    def strata(self) -> FloatArray:
+        """Sums per testing stratum, (strata, 2): share, total."""
+        begins = [0, *self.cuts]
+        sums = np.stack((np.array(self.share), np.array(self.total)), axis=1)
+        merged: FloatArray = np.add.reduceat(sums, begins, axis=0)
+        return merged
+
+    def settled(self) -> Self:
+        """Return it with testing strata and their bounds, fixed from what it holds now."""
+        found = msgspec.structs.replace(self, cuts=cuts_of(self.share))
+        strata = found.strata
+        level = self.delta / len(strata)
+        bounds = tuple(upper_bound(float(total), float(share), level) for share, total in strata)
+        return msgspec.structs.replace(found, bounds=bounds)
+
+
+def cuts_of(share: Sequence[float]) -> tuple[int, ...]:
+    """Return the first bins of the second and later testing strata, from the share of items in each margin bin.
+
+    A stratum ends with the first bin at which the quantile is reached and both it and what is left hold enough.
+    They depend on margins alone, never on x.
+    """
+    cumulative = np.cumsum(np.asarray(share, dtype=np.float64))
+    whole = float(cumulative[-1])
+    cuts: list[int] = []
+    below = 0.0
+    for quantile in QUANTILES:
+        enough = max(quantile * whole, below + LEAST_GROUPS)
+        cut = int(np.searchsorted(cumulative, enough * (1 - 1e-12))) + 1
+        if cut < N_BINS and whole - cumulative[cut - 1] >= LEAST_GROUPS:
+            cuts.append(cut)
+            below = float(cumulative[cut - 1])
+    return tuple(cuts)

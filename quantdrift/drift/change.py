@@ -1,0 +1,281 @@
+"""Change against a learned baseline: is a slice worse than it used to be? A mixture e-Shiryaev-Roberts detector.
+
+H0 "groups are exchangeable with the baseline's, given their margins, up to a factor of 1 + tau on the mean of x". A
+group is two numbers per margin bin b, 32 in all: the share of its items in b, and the sum of x in [0, 1] over these,
+divided by its items; shares sum to 1. Its items were thinned to one constant inclusion probability per (slice, bin).
+
+A signal learns until 5,000 groups with 50 events are in its baseline. Then margin bins are merged to at most five
+testing strata, upper bounds of their means are fixed at level delta (`quantdrift.drift.bound`), and it is live:
+
+    R_k <- (R_k + gamma) * e_k,    E = 1/2 E_learned + 1/2 E_frozen
+
+with the bets of `quantdrift.drift.bets`, and gamma the calendar mass since the last group. In both halves a ratio
+common to all strata, r in {1.5, 2, 3, 5, 8}, has half of the weight, and a ratio in one stratum, r in {3, 10, 40, 150},
+the other half. The learned half goes on learning and so needs no margin for the error of a finite baseline; taken
+alone it would absorb a change that comes soon after a short one, which is what the frozen half is for. A page copy and
+a ticket copy of R have their own thresholds and resets.
+
+Assumption: arrival, loss and lag say nothing about x given the past; the traffic may move between margin strata.
+Bound, frozen half: as `quantdrift.drift.budget`, plus delta per baseline. Learned half: given the bag of values every
+e_k has mean at most 1, so E[E_t] <= mass given at every fixed time, and P(E_t >= A) <= mass / A. At the times of
+alarms, the first passage, the same is verified by simulation over n0, p, r and tau, not proved. While an alert lasts
+nothing is learned, and a page that follows a ticket then rests on a baseline that is finite.
+Delay: 1 % -> 3 % flips at A = 4e6, baseline of 25,000 groups: 1.3 times an oracle CUSUM's 686 at tau = 0 and 2 times
+at tau = 0.25; with five testing strata 1.4 and 2.1 times. Right after a baseline of 6,000 it is 1.5 times at tau = 0,
+and at tau = 0.25 one in nine is not found within 16,000 groups: so short a baseline has the frozen bound near 2.4 %.
+Recovery: H0 "(1 + tau) times the baseline at onset or more" (`quantdrift.drift.resolve`), in all strata,
+or in the one that alarmed alone. Back at a baseline of 1 % with tau = 0.25 that takes tens of thousands of groups.
+"""
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.drift import bets, interval, memory, onset, signal, window
+from quantdrift.drift.baseline import DEFAULT_DELTA, DEFAULT_TAU, N_STRATA, Baseline
+from quantdrift.drift.block import Block, FloatArray
+from quantdrift.drift.course import (
+    CUSUM,
+    FLOOR_AT,
+    FLOOR_N,
+    FLOOR_X,
+    FOLLOWED,
+    MIRROR,
+    MIRROR_M,
+    MIRRORED,
+    PAGE,
+    SIZE,
+    TICKET,
+    WINDOWS,
+    Course,
+    follow,
+)
+from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.signal import (
+    ALERTING,
+    LAST_AT,
+    PAGE_MASS,
+    PAGING,
+    SCALE,
+    TICKET_MASS,
+    TICKETING,
+    M,
+    Moved,
+    N,
+    W,
+    X,
+)
+
+OWN_RATIO = 100.0  # evidence per mass from which a signal has moved itself, not only its slice's others
+HIGHEST_M = 0.95  # recovery is never looked for against more
+
+
+class ChangeDetector:
+    """The detector of this module, for many signals at a time. It holds nothing: states are rows of numbers."""
+
+    kind = "change"
+    size = SIZE
+    width = 2 * N_BINS
+    record: type[msgspec.Struct] = Baseline
+
+    def fresh(
+        self, *, scale: float, mass: float, at_us: int, tau: float = DEFAULT_TAU, delta: float = DEFAULT_DELTA
+    ) -> FloatArray:
+        """Return the state of a signal that has everything to learn, (SIZE,).
+
+        Parameters
+        ----------
+        scale
+            The cap of x, in the metric's own unit.
+        mass, at_us
+            The calendar clock now.
+        tau
+            Tolerance against seasons, at least 0: means up to (1 + tau) times the baseline are no change.
+        delta
+            Probability that the frozen half's bound lies below the baseline's mean: this much is added to the
+            expected number of false pages, once per baseline.
+        """
+        return self.from_content(
+            Baseline(
+                share=(0.0,) * N_BINS,
+                total=(0.0,) * N_BINS,
+                n_groups=0,
+                tau=tau,
+                delta=delta,
+                since_us=at_us,
+                until_us=at_us,
+            ),
+            scale=scale,
+            mass=mass,
+            at_us=at_us,
+        )
+
+    def from_content(self, content: Baseline, *, scale: float, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a new signal with a recorded baseline: live if that has strata, else it learns on."""
+        state = np.zeros(SIZE)
+        state[SCALE] = scale
+        signal.opened(state, mass=mass, at_us=at_us)
+        memory.write(state, content)
+        self.arm(state, mass=mass, at_us=at_us)
+        return state
+
+    def learned(self, state: FloatArray) -> int:
+        """Return how many groups the baseline is made from."""
+        return memory.read(state).n_groups
+
+    def content(self, state: FloatArray) -> Baseline:
+        """Return the baseline as it stands, for the record."""
+        return memory.read(state)
+
+    def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
+        """Return a new signal, live at once, with another's baseline, strata and bounds: a version and its successor.
+
+        Where the other alerts, with its baseline before the onset. Where it still learns there is nothing to inherit:
+        the new one learns from nothing, or its own groups would be compared with a mixture that holds them.
+        """
+        scale, tau, delta = float(state[SCALE]), float(state[memory.TAU]), float(state[memory.DELTA])
+        if not self.live(state):
+            return self.fresh(scale=scale, mass=mass, at_us=at_us, tau=tau, delta=delta)
+        other = state.copy()
+        memory.go_back(other)
+        return self.from_content(memory.read(other), scale=scale, mass=mass, at_us=at_us)
+
+    def freeze(self, state: FloatArray) -> None:
+        """Stop learning for good, in place: from now on the frozen half alone is tested, and evidence begins anew.
+
+        Raises
+        ------
+        OperatorError
+            It has not learned enough yet.
+        """
+        if lacking := self.missing(state):
+            raise OperatorError(f"the baseline cannot be frozen yet: some {lacking} groups are missing")
+        state[memory.STAGE] = memory.FIXED
+        state[PAGE] = state[TICKET] = 0.0
+        state[[PAGE_MASS, TICKET_MASS, N, W, X]] = 0.0
+        self._floor(state, float(state[LAST_AT]))
+
+    def keep(self, state: FloatArray) -> None:
+        """Take what an alert set aside back into the baseline, in place: it was judged false.
+
+        Also while the alert lasts; then nothing is taken out of the baseline when it is over.
+        """
+        memory.take_back(state)
+
+    def live(self, state: FloatArray) -> bool:
+        """Return whether it takes part."""
+        return bool(state[memory.STAGE] != memory.LEARNING)
+
+    def missing(self, state: FloatArray) -> int:
+        """Return how many groups it lacks until it takes part, at the rate of events so far; 0 when live."""
+        return 0 if self.live(state) else max(memory.read(state).missing, 1)
+
+    def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
+        """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
+        window.rotate(state[WINDOWS])
+        if not self.live(state) and not state[ALERTING] and memory.enough_groups(state):
+            learned = memory.read(state)
+            if learned.missing == 0:
+                memory.settle(state, learned.settled())
+                self.arm(state, mass=mass, at_us=at_us)
+        memory.snapshot(state, at_us=at_us)
+        self._tested(state)
+
+    def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
+        """Let both copies begin anew at this mass and time, in place; after an alert, on the baseline before it."""
+        memory.go_back(state)
+        signal.armed(state, mass=mass)
+        if not self.live(state):
+            state[[PAGING, TICKETING]] = 0.0
+        state[PAGE] = state[TICKET] = state[MIRROR] = 0.0
+        state[MIRROR_M] = state[MIRRORED] = 0.0
+        self._floor(state, at_us)
+        self._tested(state)
+        window.verdict_changed(state[WINDOWS])
+
+    def alarmed(self, state: FloatArray, *, page: bool) -> None:
+        """After an alarm of its slice, in place: pause learning, reset the copy (both for a page), look for recovery."""
+        if not state[ALERTING]:
+            memory.rows_of(state)[memory.ASIDE] = 0.0
+            state[memory.ONSET_AT] = self.moved(state).onset_us
+        if self.live(state):
+            self._mirror(state)
+        signal.paused(state, page=page)
+        state[TICKET] = state[MIRROR] = 0.0
+        if page:
+            state[PAGE] = 0.0
+        window.verdict_changed(state[WINDOWS])
+
+    def evidence(self, state: FloatArray) -> float:
+        """Return the evidence of the page copy."""
+        return float((bets.weights(state[None])[0] * state[PAGE]).sum())
+
+    def page_mass(self, state: FloatArray) -> float:
+        """Return the calendar mass that the page copy was given since its reset."""
+        return float(state[PAGE_MASS])
+
+    def recent(self, state: FloatArray) -> interval.Estimate | None:
+        """Return mean and interval over the recent window, in the metric's own unit."""
+        return window.recent(state[WINDOWS], float(state[SCALE]))
+
+    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+        """Return the same since the last change of verdict; while firing its `low` is the severity."""
+        return window.since_change(state[WINDOWS], float(state[SCALE]))
+
+    def moved(self, state: FloatArray) -> Moved:
+        """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it.
+
+        The mean before it is the baseline's, without what came since the onset.
+        """
+        bet = onset.onset_bet(self._weighted(state)[:FOLLOWED])
+        n_after = float(state[N] - state[FLOOR_N][bet])
+        x_after = float(state[X] - state[FLOOR_X][bet])
+        rows = memory.rows_of(state)
+        known = rows[memory.LIVE] + (rows[memory.ASIDE] if state[ALERTING] else 0.0)
+        since = (n_after, x_after) if state[memory.STAGE] != memory.FIXED else (0.0, 0.0)
+        n_before, x_before = known[memory.GROUPS] - since[0], known[memory.TOTAL].sum() - since[1]
+        scale = float(state[SCALE])
+        return Moved(
+            onset_us=int(state[FLOOR_AT][bet]),
+            before=scale * max(float(x_before), 0.0) / float(n_before) if n_before > 0 else None,
+            after=scale * x_after / n_after if n_after > 0 else None,
+            n_after=int(n_after),
+        )
+
+    def run(self, states: FloatArray, block: Block) -> Course:
+        """Return what signals with `states`, (N, SIZE), go through along `block`."""
+        return follow(states, block)
+
+    def _mirror(self, state: FloatArray) -> None:
+        """Write what recovery is tested against, from the evidence that alarmed, in place."""
+        evidence = self._weighted(state)
+        mass = float(state[PAGE_MASS] if state[PAGING] else state[TICKET_MASS])
+        stratum = bets.stratum_of(int(np.argmax(evidence)))
+        state[MIRRORED] = 1.0
+        if stratum is not None and evidence.sum() >= OWN_RATIO * mass:
+            state[MIRRORED] = np.arange(N_STRATA) == stratum
+        row = memory.rows_of(state)[memory.LIVE]
+        if state[memory.STAGE] == memory.LIVING and state[memory.ONSET_AT] >= 0:
+            row = memory.before(state, float(state[memory.ONSET_AT]))
+        place = memory.strata_of(state[None])[0]
+        total, share = (bets.sums(place, row[part], N_STRATA) for part in (memory.TOTAL, memory.SHARE))
+        state[MIRROR_M] = np.minimum(bets.null(total, share, state[memory.TAU]), HIGHEST_M)
+
+    @staticmethod
+    def _weighted(state: FloatArray) -> FloatArray:
+        """Return the weighted evidence of each bet of a copy that runs."""
+        running = state[PAGE] if state[PAGING] else state[TICKET]
+        weighted: FloatArray = bets.weights(state[None])[0] * running
+        return weighted
+
+    @staticmethod
+    def _floor(state: FloatArray, at_us: float) -> None:
+        state[CUSUM] = 1.0
+        state[FLOOR_AT] = at_us
+        state[FLOOR_N] = state[FLOOR_X] = 0.0
+
+    @staticmethod
+    def _tested(state: FloatArray) -> None:
+        row = memory.rows_of(state)[memory.LIVE]
+        mean = row[memory.TOTAL].sum() / max(row[memory.GROUPS], 1.0)
+        state[M] = min(1.0, (1.0 + state[memory.TAU]) * mean)
