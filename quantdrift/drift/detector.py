@@ -4,13 +4,16 @@ A detector is one module: states are rows of float64 that it alone can read, and
 block at a time. Adding one is that module plus one entry in `DETECTORS`.
 """
 
-from collections.abc import Mapping
 from typing import Any, Protocol
+
+import msgspec
 
 from quantdrift.drift.block import Block, FloatArray, IntArray
 from quantdrift.drift.budget import BudgetDetector
+from quantdrift.drift.change import ChangeDetector
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.signal import Moved
+from quantdrift.drift.tail import TailDetector
 
 
 class Path(Protocol):
@@ -101,6 +104,8 @@ class Detector(Protocol):
 class Learner(Detector, Protocol):
     """A detector that measures against a baseline which it has learned."""
 
+    record: type[msgspec.Struct]
+
     def fresh(self, *, tau: float, scale: float, mass: float, at_us: int) -> FloatArray:
         """Return the state of a new signal, (size,), which knows nothing yet.
 
@@ -131,15 +136,17 @@ class Learner(Detector, Protocol):
         """Return how many groups the baseline is made from."""
         ...
 
-    def content(self, state: FloatArray) -> dict[str, Any]:
-        """Return the baseline as it is recorded: JSON values, whose form `from_content` reads."""
+    def content(self, state: FloatArray) -> msgspec.Struct:
+        """Return the baseline as it is recorded, of type `record`."""
         ...
 
-    def from_content(self, content: Mapping[str, Any], *, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a signal that is measured against a recorded baseline."""
+    def from_content(self, content: Any, *, scale: float, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a signal that is measured against a recorded baseline, of type `record`."""
         ...
 
 
 BUDGET = BudgetDetector()
-LEARNERS: dict[str, Learner] = {}
+CHANGE = ChangeDetector()
+TAIL = TailDetector()
+LEARNERS: dict[str, Learner] = {CHANGE.kind: CHANGE, TAIL.kind: TAIL}
 DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET, **LEARNERS}

@@ -1,0 +1,268 @@
+"""The tail detector against its claims. Every simulation is seeded and states its failure probability.
+
+Each claim is put to a wrong detector as well, which the same check must reject.
+"""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from quantdrift.drift import bag, rank, resolve, signal
+from quantdrift.drift.block import STEPS, FloatArray
+from quantdrift.drift.quantile import N_BINS, survival, tail_bin
+from quantdrift.drift.resolve import RESOLVED
+from quantdrift.drift.stake import FROZEN_SHARE, READY_RAREST, factors
+from tests.change_streams import block
+from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, given, last, learned, observed
+
+pytestmark = pytest.mark.statistical
+
+TAUS = (0.0, 0.25, 1.0)
+OPERATING_POINT = 4e6
+ORACLE = 330  # groups that a CUSUM needs which knows both laws, at the same false alarms
+
+
+def gains(groups: FloatArray, tau: float) -> FloatArray:
+    """Return the mean of every learned bet over a bag (n, bins), each group being the newest once."""
+    n = len(groups)
+    others = groups.sum(axis=0) - groups
+    states = np.stack(
+        [TAIL.from_content(baseline(one, tau=tau, bound=1.0), scale=1.0, mass=0.0, at_us=0) for one in others]
+    )
+    counts = np.array([[0.0] * n, [1.0] * n])
+    # The bets on the top 0.1 % take part from 30,000 groups on: the same bag, so many times over.
+    times = np.ceil(READY_RAREST / n)
+    states[:, bag.BASE] *= times
+    items = np.nonzero(groups[None])
+    found = factors(states, times * groups[None], times * counts, items)[0, :, : bag.N_LEARNED]
+    return np.asarray(found.mean(axis=0) / times)
+
+
+def forgetful_gains(places: list[int], tau: float) -> float:
+    """Return the largest such mean of a detector whose bag, of single items, lacks the newest."""
+    bins, grown = np.array(places), 1 + tau
+    others = len(bins) - 1
+    hi = ((bins[None, :] >= bins[:, None]).sum(axis=1) - 1.0) / others
+    lo = (bins[None, :] > bins[:, None]).sum(axis=1) / others
+    shares = (np.clip(grown * share, least, 1.0) for share, least in ((hi, 1e-9), (lo, 0.0)))
+    return float(rank.e_values(*shares).mean(axis=1).max())
+
+
+@pytest.mark.parametrize("tau", TAUS)
+def test_no_learned_bet_gains_on_average_over_any_bag(tau: float) -> None:
+    """By enumeration of every bag of up to six single items in four bins: with ties, whatever the tolerance.
+
+    Without the newest in the bag, bets gain.
+    """
+    worst = wrong = 0.0
+    for n in range(1, 7):
+        for bins in itertools.combinations_with_replacement((10, 30, 31, 63), n):
+            worst = max(worst, float(gains(np.eye(N_BINS)[list(bins)], tau).max()))
+            if n > 1:
+                wrong = max(wrong, forgetful_gains(list(bins), tau))
+    assert worst <= 1 + 1e-12
+    assert wrong > 1 + 1e-3
+
+
+@pytest.mark.parametrize("tau", TAUS)
+def test_no_learned_bet_gains_over_bags_of_groups_that_span_bins(tau: float) -> None:
+    """Of 300 random bags of up to forty groups of fractional weights; betting at the near end of a bin gains."""
+    rng, wrong = np.random.default_rng(1), 0.0
+    for _ in range(300):
+        n, spread = int(rng.integers(1, 41)), rng.choice((0.02, 0.2, 2.0))
+        groups = rng.dirichlet(np.full(12, spread), n) @ np.eye(N_BINS)[rng.choice(N_BINS, 12, replace=False)]
+        groups = np.where(groups < 1e-6, 0.0, groups)
+        groups /= groups.sum(axis=1, keepdims=True)
+        assert gains(groups, tau).max() <= 1 + 1e-12
+        above = np.minimum(survival(groups.sum(axis=0)) / n, 1.0)
+        mass = groups.sum(axis=0) / n
+        held = mass > 0
+        lo = np.maximum(above[1:][held], 1e-9)
+        wrong = max(wrong, float((rank.e_values(lo, lo) * mass[held]).sum(axis=1).max()))
+    assert wrong > 1 + 1e-3
+
+
+def laws(rng: np.random.Generator, share: FloatArray, least: float, most: float) -> FloatArray:
+    """Return a random law whose shares at or above each bin are `least` to `most` times `share`, and all of it at 0."""
+    drawn = np.minimum(share * rng.choice((least, 1.0, most, rng.uniform(least, most)), N_BINS), 1.0)
+    drawn[0] = 1.0
+    drawn = np.minimum.accumulate(np.maximum(drawn, np.minimum(share * least, 1.0)))
+    return np.asarray(-np.diff(drawn, append=0.0))
+
+
+@pytest.mark.parametrize("tau", TAUS)
+def test_no_bet_gains_while_shares_stay_within_the_tolerance(tau: float) -> None:
+    """Of 2,000 random laws none with shares up to (1 + tau) times the null's, and for stretch bets down by as much.
+
+    With shares far beyond that, 10 (1 + tau)^2 times, each kind of bet gains on some law; a stretch bet that pays its tolerance only
+    once gains on some within it.
+    """
+    rng, wrong, careless = np.random.default_rng(2), np.zeros(2), 0.0
+    for _ in range(2000):
+        share = np.sort(np.concatenate(((1.0,), 10 ** rng.uniform(-5, 0, N_BINS - 1))))[::-1]
+        hi, lo = share, np.append(share[1:], 0.0)
+        grown = np.minimum((1 + tau) * np.stack((hi, lo)), 1.0)
+        tail = rank.e_values(*grown)
+        stretch = rank.stretch_values(hi, lo, np.full(N_BINS, tau))
+        assert (tail @ laws(rng, share, 0.0, 1 + tau)).max() <= 1 + 1e-9
+        within = laws(rng, share, 1 / (1 + tau), 1 + tau)
+        assert (stretch @ within).max() <= 1 + 1e-9
+        beyond = laws(rng, share, 1.0, 10 * (1 + tau) ** 2)
+        wrong = np.maximum(wrong, ((tail @ beyond).max(), (stretch @ beyond).max()))
+        once = rank.stretch_values(hi, lo, np.full(N_BINS, np.sqrt(1 + tau) - 1))
+        careless = max(careless, float((once @ within).max()))
+    assert (wrong > 1.001).all()
+    assert tau == 0 or careless > 1.0 + 1e-6
+
+
+def passages(
+    n0: int, tau: float, n: int, streams: int, *, still: bool = False, warned: bool = False
+) -> FloatArray:
+    """Return when page evidence first reaches 4 n on streams that do not drift, infinity if not within n groups.
+
+    `still`: the bag stands still, a finite baseline taken for the truth. `warned`: a warning lasts all the time.
+    """
+    rng = np.random.default_rng(n0)
+    states = learned(rng, streams, n0, tau=tau, bound=1.0)
+    if warned:
+        for state in states:
+            TAIL.alarmed(state, page=False)
+    found = np.full(streams, np.inf)
+    keep = states[:, bag.BASE].copy()
+    for first in range(0, n, STEPS):
+        path = TAIL.run(states, given(rng, HEALTHY, streams, first))
+        hit = path.page >= 4 * n
+        found = np.minimum(found, np.where(hit.any(axis=0), first + hit.argmax(axis=0) + 1.0, np.inf))
+        states = last(path)
+        if still:
+            states[:, bag.BASE], states[:, bag.ASIDE] = keep, 0.0
+    return found
+
+
+def inside(found: FloatArray, n: int, slack: float) -> bool:
+    """Return whether P(alarm by each group) is within its bound, group / (4 n), and `slack`."""
+    by = np.arange(1, len(found) + 1) / len(found)
+    return bool((by <= np.sort(found) / (4 * n) + slack).all())
+
+
+@pytest.mark.parametrize(("n0", "warned"), [(20, False), (50, True), (500, False), (5000, True)])
+@pytest.mark.parametrize("tau", [0.0, 0.25])
+def test_false_alarms_stay_inside_the_bound_however_short_the_baseline(
+    n0: int, tau: float, *, warned: bool
+) -> None:
+    """P(alarm by n) <= n / A at every n up to 768, A = 4 * 768, also through a warning.
+
+    256 streams: at equality the share at the last n has a standard error of 0.027; 0.11 of slack, P < 1e-4 each.
+    """
+    assert inside(passages(n0, tau, 768, 256, warned=warned), 768, 0.11)
+
+
+@pytest.mark.parametrize("warned", [False, True])
+def test_a_bag_that_stands_still_breaks_the_bound(*, warned: bool) -> None:
+    """The mutant of the test before: a baseline of 20 groups taken for the truth, with the slack of 128 streams."""
+    assert not inside(passages(20, 0.0, 2048, 128, still=True, warned=warned), 2048, 0.16)
+
+
+def test_a_stretched_tail_fires_and_its_onset_is_near() -> None:
+    """The top 1 % times three after a history of 30,000, at A = 4e6 and no tolerance: some 480 groups on average.
+
+    96 streams: standard error 25; within 100 with P > 0.9998. Half of the onsets are within 200 groups.
+    """
+    rng, streams, change = np.random.default_rng(3), 96, 512
+    states = learned(rng, streams, READY_RAREST, tau=0.0)
+    delay, error = np.full(streams, np.inf), np.full(streams, np.inf)
+    for first in range(0, 4096, STEPS):
+        path = TAIL.run(states, given(rng, HEALTHY if first < change else STRETCHED, streams, first))
+        hit = path.page >= OPERATING_POINT
+        stop = np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1)
+        ended = path.stopped(stop)
+        for row in np.flatnonzero(hit.any(axis=0) & np.isinf(delay)):
+            delay[row] = first + stop[row] + 1 - change
+            error[row] = abs(TAIL.moved(ended[row]).onset_us - change)
+        states = last(path)
+        if np.isfinite(delay).all():
+            break
+    assert abs(delay.mean() - 480) < 100
+    assert delay.mean() <= 1.5 * ORACLE + 75
+    assert np.median(error) < 200
+
+
+def test_a_drift_that_creeps_in_is_seen_by_the_frozen_bets_alone() -> None:
+    """All divergences grow to twice as much over 100,000 groups after a baseline of 10,000, tau = 0.25, 8 streams.
+
+    At A = 4e6 all are found; with the learned bets alone, whose bag takes the drift in, none is.
+    """
+    rng, streams, n = np.random.default_rng(6), 8, 100_000
+    states = learned(rng, streams, bag.READY, tau=0.25)
+    whole, alone = np.zeros(streams), np.zeros(streams)
+    for first in range(0, n, STEPS):
+        x = (1 + first / n) * HEALTHY.draw(rng, (STEPS, streams))
+        path = TAIL.run(states, block(observed(tail_bin(x)), first=first))
+        whole = np.maximum(whole, path.page.max(axis=0))
+        only = path.page_bets[:, :, : bag.N_LEARNED].sum(axis=2) / (1 - FROZEN_SHARE)
+        alone = np.maximum(alone, only.max(axis=0))
+        states = last(path)
+        if (whole >= OPERATING_POINT).all():
+            break
+    assert (whole >= OPERATING_POINT).all()
+    assert (alone < OPERATING_POINT).all()
+
+
+def alerting(streams: int, tau: float) -> FloatArray:
+    """Return states that alarmed on a stretched tail and fire."""
+    rng = np.random.default_rng(4)
+    states = learned(rng, streams, READY_RAREST, tau=tau)
+    done = np.zeros_like(states)
+    for first in range(0, 8192, STEPS):
+        path = TAIL.run(states, given(rng, HEALTHY if first < 256 else STRETCHED, streams, first))
+        hit = path.page >= OPERATING_POINT
+        ended = path.stopped(np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1))
+        fresh = hit.any(axis=0) & (done[:, signal.SCALE] == 0)
+        done[fresh] = ended[fresh]
+        states = last(path)
+        if done[:, signal.SCALE].all():
+            break
+    for state in done:
+        TAIL.alarmed(state, page=True)
+    return done
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.25])
+def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over(tau: float) -> None:
+    """Of 24 streams none resolves within 8,192 groups of a tail three times as large; then all do within 40,000.
+
+    Wrong ways to ask are put to the same groups. The mean is within its tolerance all the time, and the share above
+    p99, the level of a bet that may win, has not moved at all: both resolve while the drift lasts.
+    """
+    rng, streams = np.random.default_rng(5), 24
+    states = alerting(streams, tau)
+    levelled = states.copy()
+    for state in levelled:
+        shares = survival(state[bag.NEWER][2:])[:-1] / state[bag.NEWER][0]
+        state[bag.BAR] = np.count_nonzero(shares > 0.01) - 1
+        state[signal.M] = (1 + tau) * shares[int(state[bag.BAR])]
+    mean = (1 + tau) * HEALTHY.draw(rng, (10**6,)).mean()
+    mirror = np.zeros((streams, len(resolve.BETS)))
+    flaps = by_mean = False
+    for first in range(0, 8192, STEPS):
+        x = STRETCHED.draw(rng, (STEPS, streams))
+        groups = block(observed(tail_bin(x)), first=first)
+        path = TAIL.run(states, groups)
+        assert (path.recovery < RESOLVED).all()
+        states = last(path)
+        path = TAIL.run(levelled, groups)
+        flaps = flaps or bool((path.recovery >= RESOLVED).any())
+        levelled = last(path)
+        grown = resolve.mirror(mirror, np.full(streams, mean), np.minimum(x, 1.0) - mean, np.ones(x.shape))
+        by_mean = by_mean or bool((grown.mean(axis=2) >= RESOLVED).any())
+        mirror = grown[-1]
+    assert tau == 0 or (flaps and by_mean)
+    over = np.zeros(streams, dtype=bool)
+    for first in range(8192, 48_192, STEPS):
+        path = TAIL.run(states, given(rng, HEALTHY, streams, first))
+        over |= (path.recovery >= RESOLVED).any(axis=0)
+        states = last(path)
+        if over.all():
+            break
+    assert over.all()
