@@ -1,0 +1,250 @@
+"""`quantdrift slices`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.load import Role
+from quantdrift.core.errors import OperatorError
+from quantdrift.terminal import Steps
+
+if TYPE_CHECKING:
+    from quantdrift.core.config.load import Secrets
+    from quantdrift.core.config.schema import Config
+    from quantdrift.monitor.round import Round, VersionSearch
+    from storage.slice_list import ListedSlice
+
+_MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
+_SHARE_DAYS = 7
+
+
+@click.group()
+def slices() -> None:
+    """List the slices, search for new ones, and see how one is doing."""
+
+
+@slices.command("list")
+@CONFIG
+@DATA
+@_MODEL
+@JSON
+def slices_list(config_path: Path, data: Path | None, model: str, as_json: bool) -> None:
+    """List every slice: kind, status, share of the traffic in the last seven days, verdict.
+
+    Candidates that are still tested on later traffic stand below the slices; they have no id yet.
+
+    \b
+    Example:
+      quantdrift slices list --model digits
+    """
+    import asyncio
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    found = asyncio.run(_listed(config, secrets, model))
+    if as_json:
+        emit({"slices": found})
+    else:
+        click.echo(_table(found))
+
+
+@slices.command("search")
+@CONFIG
+@DATA
+@_MODEL
+@click.option("--dry-run", is_flag=True, help="Write nothing: no candidate is frozen or tested.")
+@JSON
+def slices_search(config_path: Path, data: Path | None, model: str, dry_run: bool, as_json: bool) -> None:
+    """Search for slices on which divergence concentrates, now, as the monitor does every night.
+
+    What is found is not shown to be bad: it was chosen by looking. It becomes a candidate, is tested on traffic
+    captured from here on, and is a slice once that confirms it. Searching oftener spends no more false
+    confirmations, but makes each search stricter.
+
+    \b
+    Examples:
+      quantdrift slices search --dry-run
+      quantdrift slices search --json
+    """
+    import asyncio
+
+    if model and not dry_run:
+        raise OperatorError("--model is for --dry-run: a search that counts is of all models")
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    with Steps(quiet=as_json) as step:
+        step("searching")
+        found = asyncio.run(_searched(config, secrets, dry_run=dry_run))
+    shown = [one for one in found.searches if model in {"", one.version.model}]
+    if as_json:
+        emit({"dry_run": dry_run, "allowance": found.allowed, "searches": [_as_json(one) for one in shown]})
+    else:
+        click.echo(_told(found, shown, dry_run=dry_run))
+
+
+@slices.command("show")
+@CONFIG
+@DATA
+@_MODEL
+@click.argument("which")
+@JSON
+def slices_show(config_path: Path, data: Path | None, model: str, which: str, as_json: bool) -> None:
+    """Show one slice or candidate. WHICH is its id, its name or its predicate.
+
+    \b
+    Examples:
+      quantdrift slices show 12
+      quantdrift slices show 'x-scanner=faint & contrast<0.75'
+    """
+    import asyncio
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    listed = asyncio.run(_listed(config, secrets, model))
+    found = [one for one in listed if which in {str(one.id), one.name, one.predicate}]
+    if not found:
+        raise OperatorError(f"there is no slice `{which}`: `quantdrift slices list` names them all")
+    if len(found) > 1:
+        models = ", ".join(sorted({one.model for one in found}))
+        raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
+    if as_json:
+        emit(found[0])
+    else:
+        click.echo(_shown(found[0]))
+
+
+async def _listed(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
+    from datetime import timedelta
+
+    from quantdrift.core.clock import SystemClock
+    from storage.database import Database
+    from storage.slice_list import list_slices
+
+    since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
+    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+        return await list_slices(connection, model=model, since=since)
+
+
+async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round:
+    import msgspec
+
+    from quantdrift.core.clock import SystemClock
+    from quantdrift.monitor.round import discover
+    from storage.database import Database
+
+    # A person waits, and may end it: the statements may take as long as a round in the monitor.
+    storage = msgspec.structs.replace(
+        config.storage,
+        statement_timeout_s=max(config.storage.statement_timeout_s, config.discovery.limit_s),
+    )
+    async with Database(secrets.dsn, storage) as database:
+        return await discover(database, config, SystemClock().now(), dry_run=dry_run)
+
+
+def _table(found: list[ListedSlice]) -> str:
+    if not found:
+        return "no slices yet: nothing was compared"
+    rows = [("id", "model", "kind", "status", "share", "verdict", "slice")]
+    rows += [
+        (
+            "-" if one.id is None else str(one.id),
+            one.model,
+            one.kind.value,
+            one.status,
+            "-" if one.share is None else f"{one.share:.2%}",
+            one.verdict or "-",
+            one.name,
+        )
+        for one in found
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    return "\n".join(
+        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
+        for row in rows
+    )
+
+
+def _shown(one: ListedSlice) -> str:
+    lines = [
+        f"{one.name}  ({one.kind.value}, {one.status})",
+        f"  model      {one.model}",
+        f"  predicate  {one.predicate}",
+        f"  id         {'none yet' if one.id is None else one.id}",
+    ]
+    if one.share is not None:
+        lines.append(f"  share      {one.share:.2%} of the last {_SHARE_DAYS} days, estimated")
+    if one.verdict is not None:
+        lines.append(f"  verdict    {one.verdict} on {one.candidate_version}: {one.reason}")
+    if (trial := one.discovery) is not None:
+        ratio = _ratio(trial.log_evidence, trial.log_threshold)
+        lines.append(
+            f"  found      {trial.first_found_at:%Y-%m-%d}, mean {trial.metric} {trial.found_mean:.4g}"
+            f" in {trial.found_share:.2%} of the traffic, {trial.overall_mean:.4g} over all"
+        )
+        lines.append(
+            f"  test       is its mean above {trial.null_mean:.4g}? {trial.n_tested} exchanges captured since"
+            f" {trial.frozen_at:%Y-%m-%d %H:%M} UTC, evidence {ratio} of what confirms it"
+        )
+        if trial.confirmed_at is not None:
+            lines.append(f"  confirmed  {trial.confirmed_at:%Y-%m-%d %H:%M} UTC")
+        if trial.status == "expired" and trial.expired_at is not None:
+            lines.append(f"  expired    {trial.expired_at:%Y-%m-%d %H:%M} UTC")
+    return "\n".join(lines)
+
+
+def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
+    if not shown:
+        return "nothing to search: no version with a reference was compared within the last day"
+    frozen = {(row.model, row.predicate) for row in found.frozen}
+    lines = []
+    for one in shown:
+        lines.append(
+            f"{one.version.model} {one.version.candidate_version}: {one.search.n_items} items,"
+            f" {one.search.n_scored} slices looked at, {len(one.origins)} found"
+        )
+        for origin in one.origins:
+            seen, key = origin.found, origin.key
+            if origin.watched:
+                status = "already watched or tested"
+            elif (key.model, key.predicate) in frozen:
+                status = "would become a candidate" if dry_run else "candidate, tested from here on"
+            else:
+                status = "no place: discovery.most_candidates"
+            lines.append(
+                f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x that of all,"
+                f" {seen.share:.2%} of the traffic; {status}"
+            )
+    will = "to be " if dry_run else ""
+    lines += [f"{row.model}: {row.name} is {will}{row.status.value}" for row in found.settled]
+    return "\n".join(lines)
+
+
+def _as_json(one: VersionSearch) -> dict[str, Any]:
+    return {
+        "model": one.version.model,
+        "candidate_version": one.version.candidate_version,
+        "n_items": one.search.n_items,
+        "n_scored": one.search.n_scored,
+        "n_left_out": one.search.n_left_out,
+        "found": [
+            {
+                "name": origin.key.name,
+                "predicate": origin.key.predicate,
+                "metric": origin.found.metric.value,
+                "ratio": origin.found.mean / max(origin.found.overall, 1e-12),
+                "share": origin.found.share,
+                "n_items": origin.found.n_items,
+                "watched": origin.watched,
+            }
+            for origin in one.origins
+        ],
+    }
+
+
+def _ratio(log_evidence: float, log_threshold: float) -> str:
+    if log_evidence >= log_threshold:
+        return "all"
+    import math
+
+    return f"{math.exp(log_evidence - log_threshold):.2g}"

@@ -1,0 +1,261 @@
+"""What becomes of the slices that searches found: tested, confirmed, expired, frozen anew. Pure decisions."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Budget, Discovery
+from quantdrift.core.predicates import slice_of
+from quantdrift.core.records import Policy
+from quantdrift.core.slices import SliceKey
+from quantdrift.drift.confirmation import N_BETS, Trial
+from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.discovery import SAME, Found, overlap
+from quantdrift.drift.items import Items
+from quantdrift.drift.watch import SignalKey
+from quantdrift.monitor.gather import slices_of
+from quantdrift.monitor.rates import Rates
+from quantdrift.monitor.signals import cap_of, shown
+from storage.discoveries import Status
+from storage.discovery import DiscoveryRow, SearchedVersion
+from storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
+
+UNSEEN = timedelta(days=30)  # as long as a detector without an observation lives
+
+
+class Origin(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice that a search found, and what it is to the record.
+
+    Parameters
+    ----------
+    found
+        What the search says.
+    key
+        Its text and name; those of a slice that is known already and holds the same items, where there is one.
+    known
+        The discovery that it is, whatever that one's status; None where it is new.
+    watched
+        Whether it is a slice, or under test, already.
+    """
+
+    found: Found
+    key: SliceKey
+    known: DiscoveryRow | None
+    watched: bool
+
+
+def with_traffic(
+    candidates: Sequence[DiscoveryRow],
+    rows: Iterable[ComparisonRow],
+    policies: Mapping[int, Policy],
+    budget: Budget,
+    *,
+    session_us: int,
+    until: datetime,
+) -> list[DiscoveryRow]:
+    """Return the candidates after more traffic.
+
+    Parameters
+    ----------
+    candidates
+        Of one version.
+    rows
+        Its items captured from each candidate's `tested_at` to `until`, whose `slice_ids` are places in
+        `candidates`; what lies before a candidate's own `tested_at` is passed over.
+    policies
+        By id.
+    budget
+        With the caps.
+    session_us
+        What one session shows within this time is one observation.
+    until
+        Captures before this are tested then. A multiple of `session_us` since 1970: no session is cut.
+    """
+    begins_us = [to_us(row.tested_at) for row in candidates]
+    groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
+    for row in rows:
+        key = (row.captured_us // session_us, row.policy_id, row.group_key or row.exchange_id)
+        groups.setdefault(key, []).append(row)
+    catalog = Catalog(
+        versions={},
+        slices={
+            place: SliceRow(
+                id=place, model=row.model, name=row.name, predicate=row.predicate, where=row.where
+            )
+            for place, row in enumerate(candidates)
+        },
+        policies=dict(policies),
+    )
+    rates = Rates()
+    values: list[list[tuple[float, float]]] = [[] for _ in candidates]
+    for (_, policy_id, _), items in sorted(groups.items(), key=lambda group: group[0]):
+        for place, inside in slices_of(items).items():
+            if inside[0].captured_us < begins_us[place]:
+                continue
+            found = shown(place, inside, rates.of(catalog, place, policy_id), budget)
+            value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
+            if value is not None:
+                values[place].append((float(value[0]), float(value[1])))
+    return [
+        _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
+        for row, seen in zip(candidates, values, strict=True)
+    ]
+
+
+def settled(
+    rows: Sequence[DiscoveryRow], now: datetime, limits: Discovery
+) -> tuple[list[DiscoveryRow], dict[str, int]]:
+    """Return the discoveries after confirmations and expiries, and per model how many wait for a place.
+
+    Parameters
+    ----------
+    rows
+        All of them, tested as far as they are.
+    now
+        The time.
+    limits
+        `most_slices` and `expire_days`.
+    """
+    found = [_expired(row, now, limits) for row in rows]
+    n_slices: dict[str, int] = {}
+    for row in found:
+        n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
+    waiting: dict[str, int] = {}
+    order = sorted(range(len(found)), key=lambda place: (-found[place].evidence_ratio, found[place].id))
+    for place in order:
+        row = found[place]
+        if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
+            continue
+        if n_slices[row.model] >= limits.most_slices:
+            waiting[row.model] = waiting.get(row.model, 0) + 1
+            continue
+        n_slices[row.model] += 1
+        found[place] = msgspec.structs.replace(
+            row, status=Status.CONFIRMED, confirmed_at=now, seen_at=now, expired_at=None
+        )
+    return found, waiting
+
+
+def origins(
+    model: str,
+    found: Sequence[Found],
+    items: Items,
+    slices: Sequence[SliceKey],
+    discoveries: Sequence[DiscoveryRow],
+) -> list[Origin]:
+    """Return what each slice that a search found is to the record.
+
+    It is known where it holds the same items as a slice that is known: bins and their edges move from search to
+    search, and a slice keeps its id.
+
+    Parameters
+    ----------
+    model
+        The model searched.
+    found
+        What was found.
+    items
+        What was searched.
+    slices
+        The model's slices, without expired discoveries.
+    discoveries
+        The model's.
+    """
+    watching = [
+        *slices,
+        *(_key(row) for row in discoveries if row.status is not Status.EXPIRED),
+    ]
+    # A slice without conditions holds everything, one for `other` values says nothing to machines.
+    watched = [(key, items.members(key.where)) for key in watching if _searchable(key)]
+    expired = [(row, items.members(row.where)) for row in discoveries if row.status is Status.EXPIRED]
+    known = {row.predicate: row for row in discoveries}
+    result = []
+    for one in found:
+        holds, key = items.members(one.where), slice_of(model, one.where)
+        same = [other for other, members in watched if overlap(holds, members) >= SAME]
+        gone = [row for row, members in expired if overlap(holds, members) >= SAME]
+        if same:
+            key = same[0]
+        elif gone and key.predicate not in known:
+            key = _key(gone[0])
+        result.append(Origin(found=one, key=key, known=known.get(key.predicate), watched=bool(same)))
+    return result
+
+
+def frozen(
+    origin: Origin,
+    version: SearchedVersion,
+    budget: Budget,
+    *,
+    threshold: float,
+    now: datetime,
+    frozen_at: datetime,
+) -> DiscoveryRow:
+    """Return a new candidate, or a discovery that is one again, whose test begins from nothing at `frozen_at`."""
+    found, known = origin.found, origin.known
+    scale = cap_of(found.metric, budget)
+    return DiscoveryRow(
+        id=known.id if known else 0,
+        model=version.model,
+        predicate=origin.key.predicate,
+        name=origin.key.name,
+        where=origin.key.where,
+        status=Status.CANDIDATE,
+        slice_id=known.slice_id if known else None,
+        model_version_id=version.id,
+        metric=found.metric,
+        found_mean=found.mean * scale,
+        overall_mean=found.overall * scale,
+        found_share=found.share,
+        null_mean=found.bound * scale,
+        scale=scale,
+        log_threshold=math.log(threshold),
+        log_wealth=(0.0,) * N_BETS,
+        n_found=known.n_found + 1 if known else 1,
+        first_found_at=known.first_found_at if known else now,
+        frozen_at=frozen_at,
+        tested_at=frozen_at,
+        confirmed_at=known.confirmed_at if known else None,
+        expired_at=known.expired_at if known else None,
+    )
+
+
+def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryRow:
+    trial = Trial(
+        m=row.null_mean / row.scale,
+        log_wealth=row.log_wealth,
+        highest=row.log_evidence,
+        n_groups=row.n_groups,
+    ).after(values[:, 0], np.minimum(values[:, 1], 1.0))
+    return msgspec.structs.replace(
+        row,
+        log_wealth=trial.log_wealth,
+        log_evidence=trial.highest,
+        n_groups=trial.n_groups,
+        tested_at=max(row.tested_at, until),
+    )
+
+
+def _expired(row: DiscoveryRow, now: datetime, limits: Discovery) -> DiscoveryRow:
+    over = {
+        Status.CANDIDATE: row.log_evidence < row.log_threshold
+        and now - row.frozen_at >= timedelta(days=limits.expire_days),
+        Status.CONFIRMED: now - max(row.seen_at or row.frozen_at, row.confirmed_at or row.frozen_at)
+        >= UNSEEN,
+        Status.EXPIRED: False,
+    }
+    return msgspec.structs.replace(row, status=Status.EXPIRED, expired_at=now) if over[row.status] else row
+
+
+def _key(row: DiscoveryRow) -> SliceKey:
+    return SliceKey(model=row.model, name=row.name, predicate=row.predicate, where=row.where)
+
+
+def _searchable(key: SliceKey) -> bool:
+    return bool(key.where) and all(
+        condition.equals is not None or condition.low is not None or condition.high is not None
+        for condition in key.where
+    )

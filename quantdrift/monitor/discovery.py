@@ -1,0 +1,140 @@
+"""The nightly search for slices, in the leading monitor.
+
+A round runs in a thread with an event loop and connections of its own: the fold never waits for it. It gives up after
+`discovery.limit_s`, and when the process is to end.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import RetryError
+from quantdrift.core.process import Stop
+from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
+from quantdrift.drift.discovery import GivenUpError
+from quantdrift.monitor.round import Round, discover
+from storage.database import Database
+from storage.discovery import last_searched
+
+_CONNECTIONS: Final = 2
+_LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search
+_LOG = logging.getLogger(__name__)
+
+
+class Discoverer:
+    """Runs rounds in the monitor. One task calls `turn` again and again.
+
+    Parameters
+    ----------
+    config
+        The whole configuration.
+    dsn
+        Address of the record; connections of its own are made for each round.
+    database
+        The monitor's connections, to ask when the last search was.
+    telemetry, clock, stop
+        The process's.
+    leads
+        Whether this process leads.
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        dsn: str,
+        database: Database,
+        telemetry: Telemetry,
+        clock: Clock,
+        stop: Stop,
+        leads: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._dsn = dsn
+        self._database = database
+        self._clock = clock
+        self._stop = stop
+        self._leads = leads
+        self._due_at: datetime | None = None
+        self._time = telemetry.histogram(SEARCH_TIME)
+        self._discovered = telemetry.counter(DISCOVERED)
+        self._overflow = telemetry.counter(DISCOVERY_OVERFLOW)
+
+    async def turn(self) -> None:
+        """Run a round if one is due, and wait a little.
+
+        Raises
+        ------
+        RetryError, OperatorError
+            As `discover`.
+        """
+        if self._config.discovery.enabled and self._leads() and await self._due():
+            await self._round()
+        await self._stop.wait(self._config.monitor.interval_s)
+
+    async def _due(self) -> bool:
+        now = self._clock.now()
+        if self._due_at is None:
+            last = await last_searched(self._database)
+            self._due_at = last + self._every() if last else now
+        return now >= self._due_at
+
+    async def _round(self) -> None:
+        begun_s, now = self._clock.monotonic_s(), self._clock.now()
+        try:
+            found = await asyncio.to_thread(self._in_thread, now)
+        except GivenUpError:
+            if not self._stop.is_set():
+                limit_s = self._config.discovery.limit_s
+                _LOG.warning(
+                    "the search for slices did not end within %g s: lower discovery.most_rows", limit_s
+                )
+            self._due_at = now + self._every()
+            return
+        except RetryError:
+            self._due_at = None  # another process may have searched
+            raise
+        self._due_at = now + (self._every() if found.searches else min(self._every(), _LOOK_AGAIN))
+        self._time.record(self._clock.monotonic_s() - begun_s)
+        self._tell(found)
+
+    def _in_thread(self, now: datetime) -> Round:
+        limit_s = self._config.discovery.limit_s
+        ends_s = self._clock.monotonic_s() + limit_s
+        storage = msgspec.structs.replace(
+            self._config.storage,
+            pool_size=_CONNECTIONS,
+            statement_timeout_s=max(self._config.storage.statement_timeout_s, limit_s),
+        )
+
+        async def in_a_loop_of_its_own() -> Round:
+            async with Database(self._dsn, storage) as database:
+                return await discover(
+                    database,
+                    self._config,
+                    now,
+                    give_up=lambda: self._stop.is_set() or self._clock.monotonic_s() >= ends_s,
+                )
+
+        return asyncio.run(in_a_loop_of_its_own())
+
+    def _tell(self, found: Round) -> None:
+        for row in found.settled:
+            _LOG.info("discovered slice %s of %s: %s", row.predicate, row.model, row.status)
+            self._discovered.add(1, {"model": row.model, "status": row.status.value})
+        for row in found.frozen:
+            _LOG.info("under test on later traffic: %s of %s", row.predicate, row.model)
+            self._discovered.add(1, {"model": row.model, "status": row.status.value})
+        for model, count in found.waiting.items():
+            self._overflow.add(count, {"model": model, "limit": "slices"})
+        for one in found.searches:
+            self._overflow.add(one.search.n_left_out, {"model": one.version.model, "limit": "conditions"})
+
+    def _every(self) -> timedelta:
+        return timedelta(seconds=self._config.discovery.every_s)

@@ -1,0 +1,339 @@
+"""A round of discovery: candidates are tested on new traffic, then the record is searched for more of them.
+
+It reads at most `discovery.most_rows` items per version for the tests and as many for the search. What it changes is
+written in one transaction, and only if nobody else wrote a round in the meantime.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.records import Metric
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.confirmation import allowance, null_mean, threshold
+from quantdrift.drift.discovery import GivenUpError, Limits, Search, search
+from quantdrift.drift.interval import SUMS, advance, estimate
+from quantdrift.drift.items import Gathering, Items
+from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with_traffic
+from quantdrift.monitor.signals import WATCHED, budget_of
+from storage.database import Database
+from storage.discoveries import Status
+from storage.discovery import DiscoveryRow, SearchedVersion, SearchRow, Standing, load_standing, store_round
+from storage.fold_rows import ComparisonRow
+from storage.searched import Window, n_items, searched_items, tested_items
+
+
+class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
+    """The search of one version.
+
+    Parameters
+    ----------
+    version
+        What was searched.
+    search
+        What it found.
+    origins
+        What each of its slices is to the record, in the same order.
+    """
+
+    version: SearchedVersion
+    search: Search
+    origins: tuple[Origin, ...]
+
+    def new(self) -> list[Origin]:
+        """Return what neither is a slice nor is under test."""
+        return [origin for origin in self.origins if not origin.watched]
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round did.
+
+    Parameters
+    ----------
+    at
+        When.
+    allowed
+        Its allowance of false confirmations.
+    tested
+        Candidates that were tested, as they stand.
+    settled
+        Of all discoveries those that were confirmed or expired.
+    searches
+        One for each version.
+    frozen
+        New candidates.
+    waiting
+        Per model the confirmed ones that find no place, and new ones that cannot be tested yet.
+    """
+
+    at: datetime
+    allowed: float
+    tested: tuple[DiscoveryRow, ...]
+    settled: tuple[DiscoveryRow, ...]
+    searches: tuple[VersionSearch, ...]
+    frozen: tuple[DiscoveryRow, ...]
+    waiting: dict[str, int]
+
+
+async def discover(
+    database: Database,
+    config: Config,
+    now: datetime,
+    *,
+    give_up: Callable[[], bool] = lambda: False,
+    dry_run: bool = False,
+) -> Round:
+    """Test the candidates, search for more, and write down what changed.
+
+    Parameters
+    ----------
+    database
+        The record.
+    config
+        Budgets and limits.
+    now
+        The time.
+    give_up
+        Asked again and again.
+    dry_run
+        Write nothing.
+
+    Raises
+    ------
+    GivenUpError
+        `give_up` said so; nothing is written.
+    RetryError
+        Postgres is away, or another round was written since this one began.
+    """
+    async with database.begin() as connection:
+        standing = await load_standing(connection, now)
+    work = _Work(database, config, standing, now, give_up)
+    after_tests = await work.test()
+    discoveries, waiting = settled(after_tests, now, config.discovery)
+    searches = [await work.search(version, discoveries) for version in standing.versions]
+    elapsed_s = (
+        (now - standing.searched_at).total_seconds() if standing.searched_at else config.discovery.every_s
+    )
+    allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
+    new, left = _freeze(config, discoveries, searches, allowed, now)
+    for model, count in left.items():
+        waiting[model] = waiting.get(model, 0) + count
+    before = {row.id: row for row in standing.discoveries}
+    if not dry_run and (searches or discoveries):
+        again = {row.id for row in new}
+        changed = [row for row in discoveries if row != before[row.id] and row.id not in again]
+        async with database.begin() as connection:
+            await store_round(
+                connection,
+                after=standing.mark,
+                discoveries=[*changed, *new],
+                searches=[_row(found, new, allowed, now) for found in searches],
+            )
+    return Round(
+        at=now,
+        allowed=allowed,
+        tested=tuple(
+            row
+            for row in discoveries
+            if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
+        ),
+        settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
+        searches=tuple(searches),
+        frozen=tuple(new),
+        waiting=waiting,
+    )
+
+
+class _Work:
+    """The reading of one round."""
+
+    def __init__(
+        self,
+        database: Database,
+        config: Config,
+        standing: Standing,
+        now: datetime,
+        give_up: Callable[[], bool],
+    ) -> None:
+        self._database, self._config, self._standing = database, config, standing
+        self._now, self._give_up = now, give_up
+
+    async def test(self) -> list[DiscoveryRow]:
+        """Return all discoveries, the candidates tested on what was captured since they last were."""
+        session_s = self._config.monitor.session_s
+        # What is younger may still wait in the stream.
+        until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
+        by_version: dict[int, list[DiscoveryRow]] = {}
+        for row in self._standing.discoveries:
+            if row.status is Status.CANDIDATE and row.tested_at < until:
+                by_version.setdefault(row.model_version_id, []).append(row)
+        after = {row.id: row for row in self._standing.discoveries}
+        for version_id, candidates in by_version.items():
+            done = with_traffic(
+                candidates,
+                await self._rows(version_id, candidates, until),
+                self._standing.policies,
+                _budget(self._config, candidates[0].model),
+                session_us=round(session_s * 1e6),
+                until=until,
+            )
+            after |= {row.id: row for row in done}
+        return list(after.values())
+
+    async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
+        """Return what the newest traffic of `version` shows."""
+        limits, budget = self._config.discovery, _budget(self._config, version.model)
+        items = await self._items(version, budget.kl_cap)
+        bounds = {
+            metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
+            for metric in WATCHED
+            if (high := aggregate_high(items, metric)) is not None
+        }
+        wanted = Limits(
+            depth=limits.depth,
+            least_share=limits.least_share,
+            most_conditions=limits.most_conditions,
+            most_found=limits.most_candidates,
+        )
+        found = search(items, bounds, wanted, self._give_up)
+        of_model = [row for row in discoveries if row.model == version.model]
+        slices = self._standing.slices.get(version.model, ())
+        return VersionSearch(
+            version=version,
+            search=found,
+            origins=tuple(origins(version.model, found.found, items, slices, of_model)),
+        )
+
+    async def _rows(
+        self, version_id: int, candidates: list[DiscoveryRow], until: datetime
+    ) -> list[ComparisonRow]:
+        most = self._config.discovery.most_rows
+        window = Window(version_id=version_id, begin=min(row.tested_at for row in candidates), end=until)
+        rows: list[ComparisonRow] = []
+        async with self._database.begin() as connection:
+            # Where candidates overlap, fewer rows come than could.
+            share = min(sum(row.found_share for row in candidates), 1.0)
+            expected = await n_items(connection, window) * share
+            window = msgspec.structs.replace(window, share=_kept(most, expected))
+            async for item in tested_items(connection, window, [row.where for row in candidates], 2 * most):
+                rows.append(item)
+                self._go_on()
+        return rows
+
+    async def _items(self, version: SearchedVersion, kl_cap: float) -> Items:
+        limits = self._config.discovery
+        window = Window(version_id=version.id, begin=self._now - timedelta(days=limits.days), end=self._now)
+        gathering = Gathering()
+        async with self._database.begin() as connection:
+            share = _kept(limits.most_rows, await n_items(connection, window))
+            window = msgspec.structs.replace(window, share=share)
+            async for row in searched_items(connection, window, 2 * limits.most_rows):
+                self._go_on()
+                signals = {
+                    Metric.FLIP: None if row.flip is None else float(row.flip),
+                    Metric.KL: None if row.kl is None else min(max(row.kl, 0.0), kl_cap) / kl_cap,
+                }
+                gathering.add(row.exchange_id, row.pi, row.attributes, row.features, signals)
+        return gathering.items()
+
+    def _go_on(self) -> None:
+        if self._give_up():
+            raise GivenUpError
+
+
+def aggregate_high(items: Items, metric: Metric) -> float | None:
+    """Return the upper 97.5 % bound of the mean over everything, over the metric's cap; None without items."""
+    signal = items.signals.get(metric)
+    if signal is None or not len(items):
+        return None
+    seen = ~np.isnan(signal)
+    if not seen.any():
+        return None
+    v = np.where(seen, items.pi.min() / items.pi, 0.0)
+    count = np.bincount(items.group, weights=seen, minlength=items.n_groups)
+    each = np.maximum(count, 1.0)
+
+    def of_groups(values: FloatArray) -> FloatArray:
+        means: FloatArray = np.bincount(items.group, weights=values, minlength=items.n_groups) / each
+        return means[:, None]
+
+    sums = advance(
+        np.zeros((1, 1, SUMS)),
+        of_groups(np.where(seen, v * signal, 0.0)),
+        of_groups(v),
+        (count > 0).astype(np.float64)[:, None],
+    )
+    found = estimate(sums[-1, 0, 0])
+    return found.high if found else None
+
+
+def _freeze(
+    config: Config,
+    discoveries: list[DiscoveryRow],
+    searches: list[VersionSearch],
+    allowed: float,
+    now: datetime,
+) -> tuple[list[DiscoveryRow], dict[str, int]]:
+    """Return the new candidates, as many as find a place, and per model how many did not."""
+    places: dict[str, int] = {}
+    for row in discoveries:
+        if row.status is Status.CANDIDATE:
+            places[row.model] = places.get(row.model, 0) + 1
+    chosen: list[tuple[VersionSearch, Origin]] = []
+    left: dict[str, int] = {}
+    taken = set()
+    for found in searches:
+        model = found.version.model
+        for origin in found.new():
+            if (model, origin.key.predicate) in taken:
+                continue  # two versions show the same: it is tested on the first
+            if places.get(model, 0) >= config.discovery.most_candidates:
+                left[model] = left.get(model, 0) + 1
+                continue
+            places[model] = places.get(model, 0) + 1
+            taken.add((model, origin.key.predicate))
+            chosen.append((found, origin))
+    if not chosen or allowed <= 0:
+        return [], left
+    at_stake = threshold(len(chosen), allowed)
+    frozen_at = _floor(now, config.monitor.session_s) + timedelta(seconds=config.monitor.session_s)
+    return [
+        frozen(
+            origin,
+            found.version,
+            _budget(config, found.version.model),
+            threshold=at_stake,
+            now=now,
+            frozen_at=frozen_at,
+        )
+        for found, origin in chosen
+    ], left
+
+
+def _row(found: VersionSearch, new: list[DiscoveryRow], allowed: float, now: datetime) -> SearchRow:
+    return SearchRow(
+        model_version_id=found.version.id,
+        searched_at=now,
+        allowance=allowed,
+        n_items=found.search.n_items,
+        n_scored=found.search.n_scored,
+        n_found=len(found.search.found),
+        n_frozen=sum(row.model_version_id == found.version.id for row in new),
+        n_left_out=found.search.n_left_out,
+    )
+
+
+def _kept(most: int, expected: float) -> float:
+    return min(1.0, most / expected) if expected > 0 else 1.0
+
+
+def _floor(at: datetime, session_s: float) -> datetime:
+    return datetime.fromtimestamp(at.timestamp() // session_s * session_s, UTC)
+
+
+def _budget(config: Config, model: str) -> Budget:
+    found = config.model(model)
+    return found.budget if found else Budget()

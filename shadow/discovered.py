@@ -1,0 +1,72 @@
+"""The discovered slices that a worker puts items into: the confirmed ones of the record, read about once a minute."""
+
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process import Stop
+from quantdrift.core.slices import SliceKey
+from storage.database import Database
+from storage.discovery import active_slices
+
+_EVERY_S: Final = 60.0
+_LOG = logging.getLogger(__name__)
+
+ByModel = dict[str, tuple[SliceKey, ...]]
+
+
+class DiscoveredSlices:
+    """Hands the confirmed slices on whenever they have changed. A record that is away leaves those there are.
+
+    Parameters
+    ----------
+    database
+        Where they are.
+    hand_on
+        Called with all of them, by model, from the event loop.
+    stop
+        Ends the waiting.
+    most
+        Most slices of one model; the oldest stay. The monitor keeps to the same number.
+    every_s
+        Time between two looks.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        hand_on: Callable[[ByModel], None],
+        stop: Stop,
+        *,
+        most: int,
+        every_s: float = _EVERY_S,
+    ) -> None:
+        self._database = database
+        self._hand_on = hand_on
+        self._stop = stop
+        self._most = most
+        self._every_s = every_s
+        self._now: ByModel = {}
+
+    async def turn(self) -> None:
+        """Look once, then wait."""
+        await self.look()
+        await self._stop.wait(self._every_s)
+
+    async def look(self) -> None:
+        """Hand on what has changed."""
+        try:
+            active = await active_slices(self._database)
+        except (RetryError, OperatorError) as error:
+            _LOG.warning("discovered slices stay as they are: %s", error)
+            return
+        by_model: dict[str, list[SliceKey]] = {}
+        for key in active:
+            by_model.setdefault(key.model, []).append(key)
+        found = {model: tuple(keys[: self._most]) for model, keys in by_model.items()}
+        if found != self._now:
+            self._now = found
+            self._hand_on(found)
+            for model, keys in found.items():
+                _LOG.info("discovered slices of %s: %s", model, ", ".join(key.name for key in keys))

@@ -1,0 +1,179 @@
+"""Every slice as a person asks for it: what it is, how much of the traffic, and what is said of it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
+from quantdrift.core.records import Predicate
+
+# A slice is shown with the version on which it was last seen. Shares are of the last seven days.
+_SLICES: Final = text("""
+    with share as (
+        select r.model_version_id, r.slice_id, r.weight / nullif(a.weight, 0) as share
+        from (
+            select model_version_id, slice_id, sum(weight) as weight from rollup_hour
+            where hour >= :since group by 1, 2
+        ) r
+        join (
+            select h.model_version_id, sum(h.weight) as weight
+            from rollup_hour h join slice s on s.id = h.slice_id and s.predicate = 'true'
+            where h.hour >= :since group by 1
+        ) a on a.model_version_id = r.model_version_id
+    )
+    select s.id as slice_id, d.id as discovery_id, s.model, s.name, s.predicate, s.definition, s.created_at,
+        d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
+        d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
+        d.expired_at, v.verdict, v.reason, v.n_groups, v.last_at, w.candidate_version, share.share
+    from slice s
+    left join discovery d on d.slice_id = s.id
+    left join lateral (
+        select * from verdict where slice_id = s.id order by last_at desc, model_version_id desc limit 1
+    ) v on true
+    left join model_version w on w.id = v.model_version_id
+    left join share on share.slice_id = s.id and share.model_version_id = v.model_version_id
+    where :model = '' or s.model = :model
+    union all
+    select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
+        d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
+        d.log_threshold, d.n_groups, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
+        d.expired_at, null, null, null, null, w.candidate_version, null
+    from discovery d join model_version w on w.id = d.model_version_id
+    where d.slice_id is null and (:model = '' or d.model = :model)
+    order by model, slice_id nulls last, discovery_id
+""")
+
+
+class Kind(StrEnum):
+    """Where a slice comes from."""
+
+    ALL = "all"
+    DECLARED = "declared"  # an attribute's value
+    BINNED = "binned"  # a bin of an input feature
+    CROSSED = "crossed"  # several of these together
+    LEARNED = "learned"  # a cluster
+    DISCOVERED = "discovered"  # found by a search, confirmed on later traffic
+    NOVEL = "novel"  # traffic that was never seen before
+
+
+class Trialled(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a slice that a search found; columns as in `discovery`."""
+
+    id: int
+    status: str
+    metric: str
+    found_mean: float
+    overall_mean: float
+    null_mean: float
+    found_share: float
+    log_evidence: float
+    log_threshold: float
+    n_tested: int
+    first_found_at: datetime
+    frozen_at: datetime
+    tested_at: datetime
+    confirmed_at: datetime | None
+    expired_at: datetime | None
+
+
+class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, or a candidate for one.
+
+    Parameters
+    ----------
+    id
+        Of `slice`; None for a candidate.
+    model, name, predicate, created_at
+        As in `slice`.
+    kind
+        Where it comes from.
+    status
+        `active`; for what a search found `candidate`, `confirmed` or `expired`.
+    share
+        Of its version's traffic in the last seven days, estimated from the sample; None where there was none.
+    verdict, reason, n_groups, last_at, candidate_version
+        As last said of it; None before anything was.
+    discovery
+        For what a search found, else None.
+    """
+
+    id: int | None
+    model: str
+    name: str
+    predicate: str
+    kind: Kind
+    status: str
+    share: float | None
+    verdict: str | None
+    reason: str | None
+    n_groups: int | None
+    last_at: datetime | None
+    candidate_version: str | None
+    created_at: datetime
+    discovery: Trialled | None
+
+
+async def list_slices(connection: AsyncConnection, *, model: str, since: datetime) -> list[ListedSlice]:
+    """Return every slice and every candidate of `model`, or of all models where it is empty.
+
+    Parameters
+    ----------
+    model
+        A model's name, or empty.
+    since
+        Begin of the stretch that shares are of.
+    """
+    found = await connection.execute(_SLICES, {"model": model, "since": since})
+    return [_listed(row) for row in found.mappings()]
+
+
+def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
+    """Return where a slice with these conditions comes from."""
+    keys = {condition.key for condition in where}
+    if discovered:
+        return Kind.DISCOVERED
+    if not keys:
+        return Kind.ALL
+    if keys == {CLUSTER_KEY}:
+        return Kind.LEARNED
+    if keys == {NOVELTY_KEY}:
+        return Kind.NOVEL
+    if len(where) > 1:
+        return Kind.CROSSED
+    return Kind.BINNED if next(iter(keys)).startswith("feature.") else Kind.DECLARED
+
+
+def _listed(row: RowMapping) -> ListedSlice:
+    found = row["discovery_id"] is not None
+    where = msgspec.convert(row["definition"].get("where", []), tuple[Predicate, ...])
+    return ListedSlice(
+        id=row["slice_id"],
+        kind=kind_of(where, discovered=found),
+        status=row["status"] if found else "active",
+        discovery=_trialled(row) if found else None,
+        **{
+            name: row[name]
+            for name in (
+                "model",
+                "name",
+                "predicate",
+                "share",
+                "verdict",
+                "reason",
+                "n_groups",
+                "last_at",
+                "candidate_version",
+                "created_at",
+            )
+        },
+    )
+
+
+def _trialled(row: RowMapping) -> Trialled:
+    values: Mapping[str, Any] = {name: row[name] for name in Trialled.__struct_fields__ if name != "id"}
+    return Trialled(id=row["discovery_id"], **values)

@@ -1,0 +1,139 @@
+"""Seeded comparisons for the tests of discovered slices, written with SQL: which scanner flips how often, and when."""
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import msgspec
+import numpy as np
+
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+
+NOW = datetime(2026, 11, 16, 3, 0, tzinfo=UTC)
+DAY = timedelta(days=1)
+POLICY = Policy(
+    epoch="e1",
+    header_strata=(HeaderStratum(name="default", rate=1.0),),
+    body_strata=(BodyStratum(name="default", rate=1.0),),
+)
+SHARES = {"clean": 0.6, "gain": 0.3, "faint": 0.1}
+
+
+async def write_version(db: asyncpg.Connection, version: str = "int8-7", model: str = "digits") -> int:
+    """Insert a version with a reference, the slice `all` and the policy; return the version's id."""
+    version_id = await db.fetchval(
+        "insert into model_version (model, candidate_version, reference_digest) values ($1, $2, $3) returning id",
+        model,
+        version,
+        "5f1d" * 16,
+    )
+    await db.execute(
+        "insert into slice (model, predicate, name, definition) values ($1, 'true', 'all', '{\"where\": []}')"
+        " on conflict do nothing",
+        model,
+    )
+    await db.execute(
+        "insert into policy (epoch, definition) values ($1, $2) on conflict do nothing",
+        POLICY.epoch,
+        msgspec.json.encode(POLICY).decode(),
+    )
+    return int(version_id)
+
+
+async def write_traffic(
+    db: asyncpg.Connection,
+    version_id: int,
+    *,
+    begin: datetime,
+    end: datetime,
+    n: int,
+    flips: Mapping[str, float],
+    seed: int,
+) -> None:
+    """Insert n exchanges of one item each, spread evenly, and their hourly roll-ups; others flip at 0.3 %."""
+    rng = np.random.default_rng(seed)
+    scanners = rng.choice(list(SHARES), n, p=list(SHARES.values()))
+    for day in range((end - begin).days + 2):
+        first = begin.replace(hour=0, minute=0) + day * DAY
+        await db.execute(
+            f"create table if not exists comparison_{first:%Y%m%d} partition of comparison"
+            f" for values from ('{first.isoformat()}') to ('{(first + DAY).isoformat()}')"
+        )
+    times = [begin + (end - begin) * (index / n) for index in range(n)]
+    batch = await db.fetchval(
+        "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)"
+        " values ('comparison', 'w', $2, $1, $2, $3) returning id",
+        begin,
+        end,
+        n,
+    )
+    policy = await db.fetchval("select id from policy")
+    everything = await db.fetchval("select id from slice where predicate = 'true'")
+    flipped = rng.random(n) < np.array([flips.get(scanner, 0.003) for scanner in scanners])
+    contrast = rng.normal(1.0, 0.3, n)
+    rows = [
+        (
+            times[index],
+            uuid.UUID(int=int.from_bytes(rng.bytes(16)), version=4),
+            0,
+            batch,
+            version_id,
+            policy,
+            [everything],
+            1,
+            "pod",
+            "default",
+            "default",
+            1.0,
+            1.0,
+            float(rng.random()),
+            float(rng.random()),
+            "",
+            bool(flipped[index]),
+            float(rng.lognormal(-9, 1)),
+            msgspec.json.encode({"header.x-scanner": str(scanners[index])}).decode(),
+            msgspec.json.encode({"feature.contrast": float(contrast[index])}).decode(),
+            "",
+        )
+        for index in range(n)
+    ]
+    await db.copy_records_to_table(
+        "comparison",
+        columns=[
+            "captured_at",
+            "exchange_id",
+            "item",
+            "batch_id",
+            "model_version_id",
+            "policy_id",
+            "slice_ids",
+            "n_items",
+            "source",
+            "header_stratum",
+            "body_stratum",
+            "pi1",
+            "pi2",
+            "u1",
+            "u2",
+            "group_key",
+            "flip",
+            "kl",
+            "attributes",
+            "features",
+            "trace",
+        ],
+        records=rows,
+    )
+    await db.execute(
+        "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk,"
+        " js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight, margin_weight, n_kl_infinite, kl_bins)"
+        " select $1, $2, date_trunc('hour', captured_at), count(*), count(*), count(*), count(*),"
+        " 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '{}' from comparison"
+        " where model_version_id = $1 and captured_at >= $3 and captured_at < $4 group by 3"
+        " on conflict do nothing",
+        version_id,
+        everything,
+        begin,
+        end,
+    )

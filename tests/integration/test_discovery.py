@@ -1,0 +1,286 @@
+"""Discovered slices in the record: found, frozen, tested on later traffic, confirmed, expired, found again."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import asyncpg
+import msgspec
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Config, Discovery, Model
+from quantdrift.core.errors import RetryError
+from quantdrift.core.process import Stop
+from quantdrift.core.slices import SliceAssigner, SliceKey
+from quantdrift.core.telemetry import Telemetry
+from quantdrift.drift.discovery import GivenUpError
+from quantdrift.monitor.discovery import Discoverer
+from quantdrift.monitor.round import Round, discover
+from shadow.discovered import DiscoveredSlices
+from storage.database import Database
+from storage.discoveries import Status
+from storage.discovery import load_standing, store_round
+from tests.discovered_traffic import DAY, NOW, write_traffic, write_version
+
+pytestmark = pytest.mark.integration
+
+CONFIG = Config(models=(Model(name="digits"),), discovery=Discovery(most_rows=20_000))
+FAINT = 'header.x-scanner = "faint"'
+BAD = {"faint": 0.12}
+
+
+@pytest.fixture
+async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Return a connection to a fresh record."""
+    connection = await asyncpg.connect(postgres_dsn)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return the record as the monitor sees it."""
+    async with Database(postgres_dsn, CONFIG.storage) as found:
+        yield found
+
+
+async def _found(database: Database, record: asyncpg.Connection) -> Round:
+    """Write a day on which one scanner is bad, and search it."""
+    version = await write_version(record)
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=BAD, seed=1)
+    return await discover(database, CONFIG, NOW)
+
+
+async def test_what_a_search_finds_is_frozen_and_becomes_a_slice_only_on_later_traffic(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The night it is found nothing is a slice; a day of later traffic makes it one, with an id."""
+    first = await _found(database, record)
+    assert [row.predicate for row in first.frozen] == [FAINT]
+    assert first.settled == ()
+    assert await record.fetchval("select count(*) from slice where predicate <> 'true'") == 0
+    row = await record.fetchrow("select * from discovery")
+    assert row["status"] == "candidate"
+    assert row["frozen_at"] > NOW
+    assert row["n_groups"] == 0
+    # The same rows again, an hour and a half later: they lie before the freezing and count nothing.
+    again = await discover(database, CONFIG, NOW + timedelta(hours=3))
+    assert again.frozen == ()
+    assert [origin.watched for origin in again.searches[0].origins] == [True]
+    assert await record.fetchval("select n_groups from discovery") == 0
+    await write_traffic(record, 1, begin=NOW, end=NOW + DAY, n=4000, flips=BAD, seed=2)
+    second = await discover(database, CONFIG, NOW + DAY)
+    assert [row.status for row in second.settled] == [Status.CONFIRMED]
+    confirmed = await record.fetchrow(
+        "select d.*, s.name as slice, s.definition as sliced from discovery d join slice s on s.id = d.slice_id"
+    )
+    assert confirmed["status"] == "confirmed"
+    assert confirmed["slice"] == "x-scanner=faint"
+    assert json.loads(confirmed["sliced"])["where"][0]["equals"] == "faint"
+    # Some 400 of a day less what may still come and the part of an hour before the freezing.
+    assert 300 < confirmed["n_groups"] < 400
+
+
+async def test_good_traffic_confirms_nothing_and_the_candidate_expires_and_keeps_its_id(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A week of later traffic without the fault; found again much later it is the same discovery."""
+    await _found(database, record)
+    identity = await record.fetchval("select id from discovery")
+    days = CONFIG.discovery.expire_days + 1
+    end = NOW + days * DAY
+    await write_traffic(record, 1, begin=NOW, end=end, n=6000, flips={}, seed=3)
+    later = await discover(database, CONFIG, end)
+    assert [row.status for row in later.settled] == [Status.EXPIRED]
+    assert [row.n_groups > 400 for row in later.settled] == [True]
+    await write_traffic(record, 1, begin=end, end=end + DAY, n=4000, flips={"faint": 0.5}, seed=4)
+    again = await discover(database, CONFIG, end + DAY)
+    assert [row.predicate for row in again.frozen] == [FAINT]
+    row = await record.fetchrow("select * from discovery")
+    assert row["id"] == identity
+    assert row["status"] == "candidate"
+    assert row["n_found"] == 2
+    assert row["n_groups"] == 0
+    assert row["log_evidence"] == 0
+
+
+async def test_a_confirmed_slice_without_traffic_expires_and_keeps_its_slice(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """After 30 days unseen it is monitored no more; the workers hear of it."""
+    await _found(database, record)
+    await write_traffic(record, 1, begin=NOW, end=NOW + DAY, n=4000, flips=BAD, seed=2)
+    await discover(database, CONFIG, NOW + DAY)
+    slice_id = await record.fetchval("select slice_id from discovery")
+    heard: list[dict[str, tuple[SliceKey, ...]]] = []
+    watched = DiscoveredSlices(database, heard.append, Stop(), most=20)
+    await watched.look()
+    await watched.look()
+    assert [[key.predicate for key in found["digits"]] for found in heard] == [[FAINT]]
+    assigner = SliceAssigner(CONFIG, "digits")
+    assigner.extra = heard[0]["digits"]
+    assert [key.name for key in assigner.assign({"header.x-scanner": "faint"}, {})] == [
+        "all",
+        "x-scanner=faint",
+    ]
+    assert len(assigner.assign({"header.x-scanner": "clean"}, {})) == 1
+    gone = await discover(database, CONFIG, NOW + 32 * DAY)
+    assert [row.status for row in gone.settled] == [Status.EXPIRED]
+    await watched.look()
+    assert heard[1:] == [{}]
+    assert await record.fetchval("select slice_id from discovery") == slice_id
+
+
+async def test_more_than_the_cap_wait_for_a_place(database: Database, record: asyncpg.Connection) -> None:
+    """Confirmed beyond `most_slices`: counted, not lost; candidates beyond `most_candidates` likewise."""
+    version = await write_version(record)
+    bad = {"faint": 0.2, "gain": 0.1}
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=bad, seed=5)
+    small = msgspec.structs.replace(
+        CONFIG, discovery=Discovery(least_ratio=1.0, most_candidates=1, most_slices=1)
+    )
+    first = await discover(database, small, NOW, dry_run=True)
+    assert len(first.frozen) == 1
+    roomy = msgspec.structs.replace(CONFIG, discovery=Discovery(least_ratio=1.0, most_slices=1))
+    two = await discover(database, roomy, NOW)
+    assert len(two.frozen) == 2
+    await write_traffic(record, version, begin=NOW, end=NOW + DAY, n=6000, flips=bad, seed=6)
+    done = await discover(database, roomy, NOW + DAY)
+    assert [row.status for row in done.settled] == [Status.CONFIRMED]
+    assert done.waiting == {"digits": 1}
+    assert await record.fetchval("select count(*) from discovery where log_evidence >= log_threshold") == 2
+    wider = msgspec.structs.replace(CONFIG, discovery=Discovery(least_ratio=1.0, most_slices=2))
+    assert len((await discover(database, wider, NOW + DAY + timedelta(hours=2))).settled) == 1
+
+
+async def test_of_too_many_rows_a_part_is_looked_at(database: Database, record: asyncpg.Connection) -> None:
+    """`most_rows` bounds the search whatever was stored, and the slice is still found."""
+    version = await write_version(record)
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=6000, flips={"faint": 0.3}, seed=7)
+    few = msgspec.structs.replace(CONFIG, discovery=Discovery(most_rows=2000))
+    found = await discover(database, few, NOW, dry_run=True)
+    assert 1800 < found.searches[0].search.n_items < 2200
+    assert [row.predicate for row in found.frozen] == [FAINT]
+    assert await record.fetchval("select count(*) from discovery") == 0
+
+
+async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The one that writes later finds that the record has moved on, and writes nothing."""
+    version = await write_version(record)
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=BAD, seed=1)
+    done = await asyncio.gather(
+        discover(database, CONFIG, NOW), discover(database, CONFIG, NOW), return_exceptions=True
+    )
+    assert sum(isinstance(one, Round) for one in done) >= 1
+    assert all(isinstance(one, Round | RetryError) for one in done)
+    assert await record.fetchval("select count(*) from discovery") == 1
+    async with database.begin() as connection:
+        standing = await load_standing(connection, NOW)
+    await discover(database, CONFIG, NOW + timedelta(hours=2))
+    with pytest.raises(RetryError, match="in the meantime"):
+        async with database.begin() as connection:
+            await store_round(connection, after=standing.mark, discoveries=standing.discoveries, searches=[])
+
+
+async def test_the_monitor_searches_when_it_leads_and_it_is_time(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str
+) -> None:
+    """A standby does not; the leader does once per `every_s`, also after a restart; a stop ends it at once."""
+    version = await write_version(record)
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW + 2 * DAY, n=4000, flips={}, seed=1)
+    clock, stop, leads = ManualClock(NOW), Stop(), False
+    config = msgspec.structs.replace(CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, interval_s=0.01))
+    telemetry = Telemetry("test", {})
+
+    def discoverer(stop: Stop) -> Discoverer:
+        return Discoverer(
+            config=config,
+            dsn=postgres_dsn,
+            database=database,
+            telemetry=telemetry,
+            clock=clock,
+            stop=stop,
+            leads=lambda: leads,
+        )
+
+    async def searched_at() -> datetime | None:
+        found: datetime | None = await record.fetchval("select max(searched_at) from discovery_search")
+        return found
+
+    try:
+        one = discoverer(stop)
+        await one.turn()
+        assert await searched_at() is None
+        leads = True
+        await one.turn()
+        assert await searched_at() == NOW
+        clock.advance(3600)
+        await one.turn()
+        await discoverer(stop).turn()
+        assert await searched_at() == NOW
+        clock.advance(86_400 - 3600)
+        await discoverer(stop).turn()
+        assert await searched_at() == NOW + DAY
+        clock.advance(86_400)
+        stop.set()
+        await discoverer(stop).turn()
+        assert await searched_at() == NOW + DAY
+    finally:
+        telemetry.close()
+
+
+async def test_a_round_that_is_told_to_end_writes_nothing(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """In the middle of reading, and the next one begins from the same place."""
+    version = await write_version(record)
+    await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=BAD, seed=1)
+    asked = iter(range(100_000))
+    with pytest.raises(GivenUpError):
+        await discover(database, CONFIG, NOW, give_up=lambda: next(asked) > 500)
+    assert await record.fetchval("select count(*) from discovery_search") == 0
+
+
+async def test_the_command_line_lists_searches_and_shows(
+    record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """As text and as JSON; a dry run writes nothing; a slice that is not there is told without a traceback."""
+    version = await write_version(record)
+    end = datetime.now(NOW.tzinfo).replace(microsecond=0)
+    await write_traffic(record, version, begin=end - DAY, end=end, n=4000, flips=BAD, seed=1)
+    (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
+
+    def quantdrift(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "quantdrift", "slices", *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "QUANTDRIFT_DSN": postgres_dsn},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    dry = await asyncio.to_thread(quantdrift, "search", "--dry-run", "--json")
+    assert dry.returncode == 0, dry.stderr
+    assert json.loads(dry.stdout)["searches"][0]["found"][0]["predicate"] == FAINT
+    assert await record.fetchval("select count(*) from discovery") == 0
+    search = await asyncio.to_thread(quantdrift, "search")
+    assert search.returncode == 0, search.stderr
+    assert "x-scanner=faint" in search.stdout
+    listed = await asyncio.to_thread(quantdrift, "list", "--json")
+    kinds = {one["name"]: (one["kind"], one["status"]) for one in json.loads(listed.stdout)["slices"]}
+    assert kinds == {"all": ("all", "active"), "x-scanner=faint": ("discovered", "candidate")}
+    shown = await asyncio.to_thread(quantdrift, "show", "x-scanner=faint")
+    assert "candidate" in shown.stdout
+    assert "evidence" in shown.stdout
+    wrong = await asyncio.to_thread(quantdrift, "show", "typo")
+    assert wrong.returncode == 2
+    assert "quantdrift slices list" in wrong.stderr
