@@ -10,19 +10,33 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from shadow.comparator import Divergences
+from shadow.discovered import ByModel
 from shadow.features import features_of
-from shadow.replay import Prepared, compare_batch
+from shadow.learned import LearnedSlices
+from shadow.replay import Compared, Prepared, compare_batch
 from shadow.triage import Case, set_aside
-from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, Unreferenced, VersionKey
+from storage.rows import (
+    ComparedExchange,
+    ComparedItem,
+    Quarantined,
+    StoreBatch,
+    Unreferenced,
+    VectorRow,
+    VersionKey,
+)
 
 
 class _Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `comparison.detail` holds; -1 where a side has no top class."""
+    """What `comparison.detail` holds; -1 where a side has no top class.
+
+    `clustering` is the version that put the item into its learned slices; left out where there was none.
+    """
 
     candidate_top: int
     reference_top: int
     candidate_not_finite: bool = False
     reference_not_finite: bool = False
+    clustering: int = 0
 
 
 class Assessor:
@@ -36,17 +50,31 @@ class Assessor:
         Name of this worker in the record.
     known
         Slices met before, from the record.
+
+    Attributes
+    ----------
+    learned
+        Puts items into learned slices.
     """
 
     def __init__(self, config: Config, worker: str, known: Iterable[SliceKey]) -> None:
+        self.learned = LearnedSlices(config)
         self._config = config
         self._worker = worker
         self._known = tuple(known)
         self._assigners: dict[str, SliceAssigner] = {}
+        self._discovered: ByModel = {}
+
+    def watch_discovered(self, slices: ByModel) -> None:
+        """Put items into these discovered slices from the next exchange on; called from any thread."""
+        self._discovered = slices
 
     def overflow(self) -> dict[str, int]:
         """Return, per model, how many items went to `other` so far."""
-        return {model: assigner.overflow for model, assigner in self._assigners.items()}
+        return {
+            model: assigner.overflow + self.learned.overflow.get(model, 0)
+            for model, assigner in self._assigners.items()
+        }
 
     def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
         """Replay and compare what can be, and return everything that is to be stored.
@@ -66,6 +94,7 @@ class Assessor:
         prepared = [case for case in batch if isinstance(case, Prepared)]
         quarantined = [case for case in batch if isinstance(case, Quarantined)]
         compared: list[ComparedExchange] = []
+        vectors: list[VectorRow] = []
         features = self._features(prepared)
         outcomes = compare_batch(prepared, most_items=self._config.shadow.batch_items)
         for case, outcome in zip(prepared, outcomes, strict=True):
@@ -73,7 +102,9 @@ class Assessor:
             if isinstance(outcome, QuarantineError):
                 quarantined.append(set_aside(case.stream_sequence, case.payload, case.exchange, outcome))
             else:
-                compared.append(self._compared(case, outcome, of_items))
+                exchange, kept = self._compared(case, outcome, of_items, at)
+                compared.append(exchange)
+                vectors += kept
         runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in prepared}
         return StoreBatch(
             worker=self._worker,
@@ -83,6 +114,7 @@ class Assessor:
             unreferenced=tuple(case for case in batch if isinstance(case, Unreferenced)),
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
             provenance=next((_json(runtime.provenance) for runtime in runtimes.values()), "{}"),
+            vectors=tuple(vectors),
         )
 
     def _features(self, prepared: Sequence[Prepared]) -> Iterator[dict[str, float]]:
@@ -98,31 +130,53 @@ class Assessor:
         return iter(features_of(rules, joined))
 
     def _compared(
-        self, case: Prepared, divergences: Divergences, features: Sequence[dict[str, float]]
-    ) -> ComparedExchange:
+        self, case: Prepared, outcome: Compared, features: Sequence[dict[str, float]], at: datetime
+    ) -> tuple[ComparedExchange, tuple[VectorRow, ...]]:
         exchange = case.exchange
+        digest = case.judge.runtime.artefact.digest
+        learned = self.learned.learn(
+            model=case.judge.model,
+            exchange=exchange,
+            digest=digest,
+            embedding=outcome.embedding,
+            features=features,
+            at=at,
+        )
         assigner = self._assigners.get(exchange.model)
         if assigner is None:
             known = tuple(key for key in self._known if key.model == exchange.model)
             assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
-        return ComparedExchange(
+        assigner.extra = self._discovered.get(exchange.model, ())
+        compared = ComparedExchange(
             stream_sequence=case.stream_sequence,
             payload=case.payload,
             exchange=exchange,
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=case.judge.runtime.artefact.digest,
+                reference_digest=digest,
             ),
             items=tuple(
-                _item(divergences, index, tuple(assigner.assign(exchange.attributes, of_item)), of_item)
+                _item(
+                    outcome.divergences,
+                    index,
+                    (*assigner.assign(exchange.attributes, of_item), *learned.slices[index]),
+                    of_item,
+                    clustering=learned.version,
+                )
                 for index, of_item in enumerate(features)
             ),
         )
+        return compared, learned.vectors
 
 
 def _item(
-    divergences: Divergences, index: int, slices: tuple[SliceKey, ...], features: dict[str, float]
+    divergences: Divergences,
+    index: int,
+    slices: tuple[SliceKey, ...],
+    features: dict[str, float],
+    *,
+    clustering: int,
 ) -> ComparedItem:
     def number(name: str) -> float | None:
         value = float(getattr(divergences, name)[index])
@@ -137,6 +191,7 @@ def _item(
         reference_top=int(divergences.reference_top[index]),
         candidate_not_finite=not divergences.candidate_finite[index],
         reference_not_finite=not divergences.reference_finite[index],
+        clustering=clustering,
     )
     return ComparedItem(
         slices=slices,

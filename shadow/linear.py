@@ -1,12 +1,17 @@
 """The smallest reference: one matrix product in memory. It passes the same contract as the real ones."""
 
 import hashlib
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from shadow.embedding import unknown
 from shadow.runtime import Array, Artefact, Provenance, TensorSpec
+
+_LOGITS: Final = "logits"
+_PRODUCT: Final = "product"
 
 
 class LinearRuntime:
@@ -18,9 +23,20 @@ class LinearRuntime:
         (features, classes), float32.
     bias
         (classes,), float32.
+    embedding
+        `logits`, or `product`: x @ weight, which is an output then. Empty: none.
+
+    Raises
+    ------
+    OperatorError
+        There is no such embedding.
     """
 
-    def __init__(self, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32]) -> None:
+    def __init__(
+        self, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32], embedding: str = ""
+    ) -> None:
+        if embedding not in {"", _LOGITS, _PRODUCT}:
+            raise OperatorError(unknown(embedding, [_LOGITS, _PRODUCT]))
         self._weight = weight
         self._bias = bias
         self.artefact = Artefact(
@@ -34,10 +50,12 @@ class LinearRuntime:
         n_features, n_classes = weight.shape
         float32 = np.dtype(np.float32)
         self.inputs = (TensorSpec(name="x", dtype=float32, shape=(None, n_features)),)
-        self.outputs = (TensorSpec(name="logits", dtype=float32, shape=(None, n_classes)),)
+        names = (_LOGITS, _PRODUCT) if embedding == _PRODUCT else (_LOGITS,)
+        self.outputs = tuple(TensorSpec(name=name, dtype=float32, shape=(None, n_classes)) for name in names)
+        self.embedding = embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return `logits` : (items, classes) of `x` : (items, features).
+        """Return `logits` : (items, classes), and `product` where it is the embedding, of `x` : (items, features).
 
         Raises
         ------
@@ -50,7 +68,8 @@ class LinearRuntime:
             )
         try:
             # einsum adds up each item on its own, so a result does not depend on its neighbours in the batch.
-            logits = np.einsum("if,fc->ic", inputs["x"], self._weight) + self._bias
+            product = np.einsum("if,fc->ic", inputs["x"], self._weight)
         except ValueError as error:
             raise QuarantineError(QuarantineReason.REPLAY, str(error)) from error
-        return {"logits": logits}
+        found = {_LOGITS: product + self._bias, _PRODUCT: product}
+        return {spec.name: found[spec.name] for spec in self.outputs}

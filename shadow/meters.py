@@ -1,11 +1,12 @@
 """What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.telemetry import Telemetry
-from storage.rows import StoreBatch, Written
+from storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
 
@@ -30,7 +31,9 @@ class Meters:
         self._staleness = meter.histogram(telemetry.STALENESS)
         self._store_errors = meter.counter(telemetry.STORE_ERRORS)
         self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
+        self._vectors = meter.counter(telemetry.VECTORS)
         self._overflown: dict[str, int] = {}
+        self._over_cap: dict[str, int] = {}
 
     def replayed(self, batch: StoreBatch, duration_s: float, overflow: dict[str, int]) -> None:
         """Note a replay; `overflow` counts from the start, per model."""
@@ -58,6 +61,17 @@ class Meters:
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
+
+    def kept_back(self, over_cap: dict[str, int]) -> None:
+        """Note the vectors that a cap kept from the sample; they are counted from the start, per model."""
+        for model, count in over_cap.items():
+            self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
+        self._over_cap = dict(over_cap)
+
+    def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
+        """Note vectors that were stored, or that could not be."""
+        for model, count in Counter(row.model for row in vectors).items():
+            self._vectors.add(count, {"model": model, "outcome": "stored" if stored else "failed"})
 
     def store_failed(self) -> None:
         """Note a transaction that will be tried again."""

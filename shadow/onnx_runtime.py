@@ -15,6 +15,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from shadow.device import cuda_devices
+from shadow.embedding import check_spec, tensor_name, with_output
 from shadow.precision import external_files, findings
 from shadow.runtime import Array, Artefact, Provenance, TensorSpec, digest_of
 
@@ -22,6 +23,7 @@ _LOG = logging.getLogger(__name__)
 _FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here
 _CUDA = "CUDAExecutionProvider"
 _CPU = "CPUExecutionProvider"
+_EXTERNAL = "session.model_external_initializers_file_folder_path"
 _SHOWN = 3
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
@@ -70,12 +72,15 @@ class OnnxRuntime:
         CPU threads, 0 for one per core.
     allow_reduced_precision
         Element types accepted in the graph by name.
+    embedding
+        Output or layer whose vectors make learned slices; an inner tensor becomes a further output. Then the
+        graph cannot be fused across it, and other outputs may change in their last bit. Empty: none.
 
     Raises
     ------
     OperatorError
         The file is missing or no valid graph, is itself quantised or of reduced precision, has types that
-        cannot be fed, or the device is not there.
+        cannot be fed, has no such embedding, or the device is not there.
     """
 
     def __init__(
@@ -85,10 +90,12 @@ class OnnxRuntime:
         provider: Provider = Provider.AUTO,
         threads: int = 0,
         allow_reduced_precision: tuple[str, ...] = (),
+        embedding: str = "",
     ) -> None:
         self.artefact = inspect(path, allow_reduced_precision)
         onnxruntime.set_default_logger_severity(_FATAL)
-        self._session = _session(path, provider, threads)
+        self.embedding, graph = _embedding(path, embedding)
+        self._session = _session(path, graph, provider, threads)
         taken = self._session.get_providers()[0]
         devices = cuda_devices() if taken == _CUDA else ()
         self.provenance = Provenance(
@@ -99,6 +106,9 @@ class OnnxRuntime:
         )
         self.inputs = tuple(_spec(path, node) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(path, node) for node in self._session.get_outputs())
+        for spec in self.outputs:
+            if spec.name == self.embedding:
+                check_spec(spec)
         _LOG.info("reference %s: %s on %s, TF32 off", path.name, taken, self.provenance.device)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -158,13 +168,29 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
     )
 
 
-def _session(path: Path, provider: Provider, threads: int) -> Any:
+def _embedding(path: Path, wanted: str) -> tuple[str, bytes | None]:
+    """Return the tensor that `wanted` names, and the graph that has it as an output; None where the file's own has."""
+    if not wanted:
+        return "", None
+    model = onnx.load(path, load_external_data=False)
+    try:
+        name = tensor_name(model.graph, wanted)
+    except OperatorError as error:
+        raise OperatorError(f"{path}: {error}") from error
+    widened = with_output(model, name)
+    return name, None if widened is model else widened.SerializeToString()
+
+
+def _session(path: Path, graph: bytes | None, provider: Provider, threads: int) -> Any:
+    """Load the file, or `graph` with the external data that lies beside the file."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
     # The worker shares its host: threads that wait must sleep.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if graph is not None:
+        options.add_session_config_entry(_EXTERNAL, str(path.resolve().parent))
     wanted: list[Any] = [_CPU]
     if provider is not Provider.CPU and (provider is Provider.CUDA or cuda_devices()):
         _preload()
@@ -172,7 +198,7 @@ def _session(path: Path, provider: Provider, threads: int) -> Any:
         wanted = [(_CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}), _CPU]
     try:
         session = onnxruntime.InferenceSession(
-            str(path), sess_options=options, providers=wanted, enable_fallback=0
+            str(path) if graph is None else graph, sess_options=options, providers=wanted, enable_fallback=0
         )
     except _ERRORS as error:
         raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {error}") from error

@@ -51,6 +51,11 @@ class ProvenRuntime:
         """Every output, in the reference's order."""
         return self._runtime.outputs
 
+    @property
+    def embedding(self) -> str:
+        """The output whose vectors make learned slices, or empty."""
+        return self._runtime.embedding
+
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name.
 

@@ -10,7 +10,7 @@ from shadow.classification import ClassificationComparator
 from shadow.comparator import Comparator
 from shadow.runtime import ReferenceRuntime
 
-Load = Callable[[Reference], ReferenceRuntime]
+Load = Callable[[Model, Reference], ReferenceRuntime]
 
 
 class Judge(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +39,7 @@ class References:
     models
         Models with their references and the versions these answer for.
     load
-        Loads one; called once per file and set of allowed types.
+        Loads one; called once per file, set of allowed types and embedding.
 
     Raises
     ------
@@ -48,15 +48,15 @@ class References:
     """
 
     def __init__(self, models: Iterable[Model], load: Load) -> None:
-        loaded: dict[tuple[str, tuple[str, ...]], ReferenceRuntime] = {}
+        loaded: dict[tuple[str, tuple[str, ...], str], ReferenceRuntime] = {}
         self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
         for model in models:
             comparator = ClassificationComparator(model.output_kind, model.top_k)
             judges = self._judges.setdefault(model.name, [])
             for reference in model.references:
-                key = (reference.path, reference.allow_reduced_precision)
+                key = (reference.path, reference.allow_reduced_precision, model.embedding)
                 if key not in loaded:
-                    loaded[key] = load(reference)
+                    loaded[key] = load(model, reference)
                 judge = Judge(model=model, runtime=loaded[key], comparator=comparator)
                 judges.append((reference.versions, judge))
 

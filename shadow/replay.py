@@ -55,19 +55,35 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         return (self.exchange.model, self.exchange.version, shapes)
 
 
-Outcome = Divergences | QuarantineError
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an exchange.
+
+    Parameters
+    ----------
+    divergences
+        Of its items.
+    embedding
+        The reference's embedding : (items, ...), or None where it has none with one entry per item.
+    """
+
+    divergences: Divergences
+    embedding: Array | None
+
+
+Outcome = Compared | QuarantineError
 
 
 class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs that are compared : (items, ...) each."""
+    """The outputs that are compared : (items, ...) each, and the embedding."""
 
     judge: Judge
     candidate: Array
     reference: Array
+    embedding: Array | None
 
 
 def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
-    """Return, per exchange, the divergences of its items or why it is set aside.
+    """Return, per exchange, the divergences of its items with their embedding, or why it is set aside.
 
     All exchanges are replayed together, and compared together. Where that fails, halves are tried, down to single
     exchanges: only those that fail alone are set aside, nothing else pays for them.
@@ -173,7 +189,10 @@ def _pair(entry: Prepared, outputs: dict[str, Array] | QuarantineError) -> _Pair
     reference = outputs[name]
     if not entry.judge.model.batched:
         candidate, reference = _one_row(candidate), _one_row(reference)
-    return _Pair(judge=entry.judge, candidate=candidate, reference=reference)
+    embedding = outputs.get(entry.judge.runtime.embedding)
+    if embedding is not None and not entry.judge.model.batched:
+        embedding = _one_row(embedding)
+    return _Pair(judge=entry.judge, candidate=candidate, reference=reference, embedding=embedding)
 
 
 def _one_row(output: Array) -> Array:
@@ -183,7 +202,9 @@ def _one_row(output: Array) -> Array:
 
 def _output_name(entry: Prepared) -> str:
     given = [tensor.name for tensor in entry.exchange.outputs]
-    known = [spec.name for spec in entry.judge.runtime.outputs]
+    embedding = entry.judge.runtime.embedding
+    # What is an embedding is compared only where nothing else can be.
+    known = sorted((spec.name for spec in entry.judge.runtime.outputs), key=lambda name: name == embedding)
     wanted = entry.judge.model.output
     common = [name for name in known if name in given and wanted in ("", name)]
     if not common:
@@ -196,7 +217,7 @@ def _output_name(entry: Prepared) -> str:
     return common[0]
 
 
-def _compare(pairs: Sequence[_Pair]) -> list[Divergences]:
+def _compare(pairs: Sequence[_Pair]) -> list[Compared]:
     """Compare all items at once and hand each exchange its own."""
     for side in ([pair.candidate for pair in pairs], [pair.reference for pair in pairs]):
         if len({(array.shape[1:], array.dtype) for array in side}) > 1:
@@ -206,7 +227,12 @@ def _compare(pairs: Sequence[_Pair]) -> list[Divergences]:
     )
     ends = np.cumsum([len(pair.candidate) for pair in pairs])
     return [
-        Divergences(**{name: getattr(everything, name)[end - len(pair.candidate) : end] for name in _FIELDS})
+        Compared(
+            divergences=Divergences(
+                **{name: getattr(everything, name)[end - len(pair.candidate) : end] for name in _FIELDS}
+            ),
+            embedding=pair.embedding,
+        )
         for pair, end in zip(pairs, ends.tolist(), strict=True)
     ]
 

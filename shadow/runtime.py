@@ -104,7 +104,12 @@ class ReferenceRuntime(Protocol):
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """Every output, in the reference's order."""
+        """Every output, in the reference's order; an inner tensor that is the embedding comes last."""
+        ...
+
+    @property
+    def embedding(self) -> str:
+        """The output whose vectors make learned slices; empty: none was asked for."""
         ...
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:

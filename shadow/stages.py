@@ -2,12 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 
 import msgspec
 
 from quantdrift.core.clock import Clock
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
 from shadow.assessor import Assessor
@@ -17,7 +18,7 @@ from shadow.replay import Prepared
 from shadow.runtime import BrokenRuntimeError
 from shadow.storing import until_stored
 from shadow.triage import Case
-from storage.rows import StoreBatch
+from storage.rows import StoreBatch, VectorRow
 from storage.writer import Writer
 
 _LOG = logging.getLogger(__name__)
@@ -51,6 +52,8 @@ class Stages:
         An executor with one thread.
     writer
         Stores.
+    keep
+        Stores vectors for learned slices, after their batch; once, and if it fails they are gone.
     holding
         What is in hand.
     meters, health, clock
@@ -71,6 +74,7 @@ class Stages:
         assessor: Assessor,
         thread: Executor,
         writer: Writer,
+        keep: Callable[[Sequence[VectorRow]], Awaitable[None]],
         holding: Holding,
         meters: Meters,
         health: Health,
@@ -83,6 +87,7 @@ class Stages:
         self._assessor = assessor
         self._thread = thread
         self._writer = writer
+        self._keep = keep
         self._holding = holding
         self._meters = meters
         self._health = health
@@ -138,8 +143,22 @@ class Stages:
                     aside[0].detail,
                 )
             await acknowledge(assessed.deliveries)
+            await self._keep_vectors(assessed.batch.vectors)
         finally:
             self._let_go(assessed.deliveries)
+
+    async def _keep_vectors(self, vectors: Sequence[VectorRow]) -> None:
+        if not vectors:
+            return
+        try:
+            async with asyncio.timeout(self._store_limit_s):
+                await self._keep(vectors)
+        except (RetryError, OperatorError, TimeoutError) as error:
+            # They are a sample: the next ones do as well.
+            _LOG.warning("let go of %d vectors: %s", len(vectors), str(error) or "no answer")
+            self._meters.sampled(vectors, stored=False)
+        else:
+            self._meters.sampled(vectors, stored=True)
 
     async def _assess(self, cases: Sequence[Case]) -> StoreBatch:
         loop = asyncio.get_running_loop()
@@ -154,6 +173,7 @@ class Stages:
                 f"the replay of {n_items} items did not end within {self._replay_limit_s:g} s"
             ) from error
         self._meters.replayed(batch, self._clock.monotonic_s() - began_s, self._assessor.overflow())
+        self._meters.kept_back(self._assessor.learned.n_over_cap)
         return batch
 
     def _let_go(self, deliveries: Sequence[Delivery]) -> None:

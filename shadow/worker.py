@@ -12,19 +12,23 @@ import os
 import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.clustering import space_of
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Reference
+from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
 from shadow.assessor import Assessor
+from shadow.discovered import DiscoveredSlices
 from shadow.holding import Holding
+from shadow.in_force import InForce
 from shadow.meters import Health, Meters
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.proven import ProvenRuntime
@@ -33,6 +37,7 @@ from shadow.references import References
 from shadow.runtime import ReferenceRuntime
 from shadow.stages import Stages
 from shadow.tallies import TallyIntake
+from storage.clustering import keep_vectors
 from storage.database import Database
 from storage.writer import Writer
 
@@ -129,6 +134,11 @@ async def _work(
         await holding.beat()
         await end.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
 
+    clusterings = InForce(database, assessor.learned, end)
+    await clusterings.look()
+    discovered = DiscoveredSlices(database, assessor.watch_discovered, end, most=config.discovery.most_slices)
+    await discovered.look()
+
     async def ping() -> None:
         with contextlib.suppress(RetryError):
             await database.ping()
@@ -140,6 +150,7 @@ async def _work(
             assessor=assessor,
             thread=thread,
             writer=Writer(database, clock),
+            keep=partial(keep_vectors, database),
             holding=holding,
             meters=meters,
             health=health,
@@ -176,6 +187,8 @@ async def _work(
                 ("storing", stages.store_one),
                 ("keeping alive", beat),
                 ("asking Postgres", ping),
+                ("reading clusterings", clusterings.turn),
+                ("reading discovered slices", discovered.turn),
             )
         ]
         try:
@@ -193,13 +206,15 @@ async def _work(
 
 
 def _load_references(config: Config) -> References:
-    def load(reference: Reference) -> ReferenceRuntime:
+    def load(model: Model, reference: Reference) -> ReferenceRuntime:
+        space, columns = space_of(config, model)
         return ProvenRuntime(
             OnnxRuntime(
                 Path(reference.path),
                 provider=config.shadow.provider,
                 threads=config.shadow.threads,
                 allow_reduced_precision=reference.allow_reduced_precision,
+                embedding="" if columns else space,
             )
         )
 

@@ -232,7 +232,7 @@ async def _batches(
         }
         batches = [row["id"] for row in compared]
         for row in (await connection.execute(_COMPARISONS, {**window, "batches": batches})).mappings():
-            comparisons.setdefault(row["batch_id"], []).append(_comparison(row))
+            comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
@@ -263,7 +263,8 @@ async def _rows(connection: AsyncConnection, statement: str) -> Sequence[RowMapp
     return (await connection.execute(text(statement))).mappings().all()
 
 
-def _comparison(row: RowMapping) -> ComparisonRow:
+def comparison_row(row: RowMapping) -> ComparisonRow:
+    """Return a row of `comparison` as the fold reads it."""
     return ComparisonRow(
         exchange_id=row["exchange_id"],
         item=row["item"],

@@ -1,5 +1,6 @@
 """What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten."""
 
+from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, Final
 
@@ -105,10 +106,10 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
         partitions_made=tuple(made),
         partitions_dropped=tuple(dropped),
         partitions_busy=tuple(day for day in due if day not in dropped),
-        n_tallies=await _in_chunks(database, _OLD_TALLIES, kept_from),
-        n_batches=await _in_chunks(database, _OLD_BATCHES, kept_from),
-        n_payloads=await _in_chunks(database, _OLD_PAYLOADS, payloads_from),
-        n_quarantined=await _in_chunks(database, _OLD_QUARANTINE, kept_from),
+        n_tallies=await in_chunks(database, _OLD_TALLIES, {"before": kept_from}),
+        n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
+        n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
+        n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
     )
 
 
@@ -121,13 +122,25 @@ async def _dropped(database: Database, day: date) -> bool:
     return True
 
 
-async def _in_chunks(database: Database, statement: str, before: datetime) -> int:
+async def in_chunks(database: Database, statement: str, values: Mapping[str, Any]) -> int:
+    """Repeat a statement in short transactions until it finds less than a chunk; return how many rows it changed.
+
+    Parameters
+    ----------
+    statement
+        Changes at most `:chunk` rows, and finds others the next time.
+    values
+        Its other parameters.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy: what was done stays done.
+    """
     n_rows = 0
     while True:
         async with database.begin() as connection:
-            done: CursorResult[Any] = await connection.execute(
-                text(statement), {"before": before, "chunk": _CHUNK}
-            )
+            done: CursorResult[Any] = await connection.execute(text(statement), {**values, "chunk": _CHUNK})
         n_rows += done.rowcount
         if done.rowcount < _CHUNK:
             return n_rows

@@ -28,8 +28,12 @@ _DERIVED: Final = (
     "fold",
     "baseline",
     "session",
+    "discovery",
+    "discovery_search",
 )
 _VIEWS: Final = ("slice_now", "slice_history", "coverage_hour")
+# What readers do not see.
+_HIDDEN: Final = {"quarantine": "payload", "embedding": "vector"}
 _PARTITIONS_TO_MONITOR: Final = f"""do $$ declare part regclass; begin
     for part in select inhrelid::regclass from pg_inherits where inhparent = 'comparison'::regclass
     loop execute format('alter table %s owner to {MONITOR}', part); end loop;
@@ -90,6 +94,8 @@ def _shadow() -> list[str]:
         f"grant insert on {', '.join(_WRITTEN)} to {SHADOW}",
         f"grant select (id, stream_sequence, reason) on quarantine to {SHADOW}",
         f"grant update (n_rows, skipped), delete on batch to {SHADOW}",
+        f"grant select on clustering, discovery to {SHADOW}",
+        f"grant insert on embedding to {SHADOW}",
     ]
 
 
@@ -104,14 +110,17 @@ def _monitor() -> list[str]:
         f"grant update (fold_seq), delete on batch to {MONITOR}",
         f"grant delete on tally to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
+        f"grant insert, delete on clustering to {MONITOR}",
+        f"grant delete on embedding to {MONITOR}",
     ]
 
 
 def _reader() -> list[str]:
-    # Everything but payloads: they are production traffic.
-    whole = [name for name in sorted(Base.metadata.tables) if name != Quarantine.__tablename__]
-    columns = [name for name in Quarantine.__table__.columns.keys() if name != "payload"]  # noqa: SIM118
-    return [
-        f"grant select on {', '.join((*whole, *_VIEWS))} to {READER}",
-        f"grant select ({', '.join(columns)}) on quarantine to {READER}",
+    # Everything but payloads and vectors: they are production traffic, or tell much of it.
+    whole = [name for name in sorted(Base.metadata.tables) if name not in _HIDDEN]
+    parts = [
+        f"grant select ({', '.join(columns)}) on {table} to {READER}"
+        for table, hidden in _HIDDEN.items()
+        if (columns := [name for name in Base.metadata.tables[table].columns.keys() if name != hidden])  # noqa: SIM118
     ]
+    return [f"grant select on {', '.join((*whole, *_VIEWS))} to {READER}", *parts]

@@ -115,6 +115,31 @@ class Unreferenced(msgspec.Struct, frozen=True, kw_only=True):
     captured_at: datetime
 
 
+class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A vector of the sample that learned slices are fitted to.
+
+    Parameters
+    ----------
+    captured_at, exchange_id, item
+        The item, as in `comparison`.
+    model, reference_digest, space
+        What it is a vector of.
+    pi
+        Total inclusion probability of the item.
+    vector
+        Float32, little-endian.
+    """
+
+    captured_at: datetime
+    exchange_id: str
+    item: int
+    model: str
+    reference_digest: str
+    space: str
+    pi: float
+    vector: bytes
+
+
 class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What one transaction stores.
 
@@ -130,6 +155,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         Per reference digest what the reference is, as the text of a JSON object.
     provenance
         What replayed it, as the text of a JSON object.
+    vectors
+        Some of its items' vectors. They are stored after the transaction, and may be lost.
     """
 
     worker: str
@@ -139,6 +166,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     unreferenced: tuple[Unreferenced, ...] = ()
     references: dict[str, str] = {}
     provenance: str = "{}"
+    vectors: tuple[VectorRow, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,9 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
 from storage.baselines import Baseline
+from storage.clusterings import Clustering, Embedding
 from storage.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+from storage.discoveries import Discovery, DiscoverySearch
 from storage.rollups import RollupDay, RollupHour
 from storage.sessions import Session
 
@@ -29,8 +31,12 @@ __all__ = [
     "Base",
     "Baseline",
     "Batch",
+    "Clustering",
     "Comparison",
     "Detector",
+    "Discovery",
+    "DiscoverySearch",
+    "Embedding",
     "Fold",
     "ModelVersion",
     "Outbox",

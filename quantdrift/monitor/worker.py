@@ -15,6 +15,8 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import EVENTS_FAILED, EVENTS_SENT, FOLD_TIME, FOLDED, Telemetry
 from quantdrift.monitor.board import Board
+from quantdrift.monitor.clustering import Refits
+from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender, grpc_headers
 from storage.database import Database
@@ -49,6 +51,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         async with Database(secrets.dsn, config.storage) as database, Leadership(secrets.dsn) as leadership:
             monitor = Monitor(
                 config=config,
+                dsn=secrets.dsn,
                 database=database,
                 leadership=leadership,
                 sender=Sender(database, exporter),
@@ -73,7 +76,7 @@ class Monitor:
 
     Parameters
     ----------
-    config, database, leadership, sender, telemetry, clock, stop
+    config, dsn, database, leadership, sender, telemetry, clock, stop
         Its parts, made by `serve`.
     """
 
@@ -81,6 +84,7 @@ class Monitor:
         self,
         *,
         config: Config,
+        dsn: str,
         database: Database,
         leadership: Leadership,
         sender: Sender,
@@ -100,6 +104,18 @@ class Monitor:
         self._refused: OperatorError | None = None
         self._board = Board(clock, config.telemetry.max_slices)
         self._board.register(telemetry)
+        self._discoverer = Discoverer(
+            config=config,
+            dsn=dsn,
+            database=database,
+            telemetry=telemetry,
+            clock=clock,
+            stop=stop,
+            leads=lambda: self._board.leads,
+        )
+        self._refits = Refits(
+            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads
+        )
         self._folded = telemetry.counter(FOLDED)
         self._fold_time = telemetry.histogram(FOLD_TIME)
         self._sent = telemetry.counter(EVENTS_SENT)
@@ -117,7 +133,13 @@ class Monitor:
         OperatorError
             A person must act; see `serve`.
         """
-        turns = {"fold": self._fold_turn, "outbox": self._outbox_turn, "maintenance": self._maintain_turn}
+        turns = {
+            "fold": self._fold_turn,
+            "outbox": self._outbox_turn,
+            "maintenance": self._maintain_turn,
+            "discovery": self._discoverer.turn,
+            "clusters": self._refits.turn,
+        }
         async with asyncio.TaskGroup() as tasks:
             for name, turn in turns.items():
                 tasks.create_task(supervise(name, self._patiently(name, turn), self._stop))

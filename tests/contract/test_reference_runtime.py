@@ -31,6 +31,19 @@ def _proven(_: Path) -> ReferenceRuntime:
     return ProvenRuntime(LinearRuntime(WEIGHT, BIAS))
 
 
+def _linear_embedding(_: Path) -> ReferenceRuntime:
+    return LinearRuntime(WEIGHT, BIAS, embedding="product")
+
+
+def _onnx_embedding(directory: Path) -> ReferenceRuntime:
+    path = saved(linear_model(), directory / "linear.onnx")
+    return OnnxRuntime(path, provider=Provider.CPU, threads=1, embedding="product")
+
+
+def _proven_embedding(_: Path) -> ReferenceRuntime:
+    return ProvenRuntime(LinearRuntime(WEIGHT, BIAS, embedding="product"))
+
+
 RUNTIMES = pytest.mark.parametrize("make", [_linear, _onnx, _proven], ids=["linear", "onnxruntime", "proven"])
 
 
@@ -68,3 +81,20 @@ def test_a_runtime_says_what_it_is(make: Make, tmp_path: Path) -> None:
     assert first.provenance.runtime
     assert first.provenance.provider
     assert first.artefact.precision == "float32"
+
+
+@RUNTIMES
+def test_without_an_embedding_there_is_none(make: Make, tmp_path: Path) -> None:
+    """It is asked for by name."""
+    assert make(tmp_path).embedding == ""
+
+
+@pytest.mark.parametrize("make", [_linear_embedding, _onnx_embedding, _proven_embedding])
+def test_an_embedding_is_an_output_with_one_entry_per_item(make: Make, tmp_path: Path) -> None:
+    """It comes under the name that `embedding` says, last, and other outputs stay what they are."""
+    runtime = make(tmp_path)
+    x = inputs_of(5)
+    found = runtime.run({"x": x})
+    assert [spec.name for spec in runtime.outputs] == ["logits", runtime.embedding]
+    np.testing.assert_allclose(found[runtime.embedding], x @ WEIGHT, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(found["logits"], logits_of(x), rtol=1e-5, atol=1e-6)

@@ -9,10 +9,9 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from shadow.classification import ClassificationComparator
-from shadow.comparator import Divergences
 from shadow.linear import LinearRuntime
 from shadow.references import Judge
-from shadow.replay import Outcome, Prepared, compare_batch
+from shadow.replay import Compared, Outcome, Prepared, compare_batch
 from shadow.runtime import Array, ReferenceRuntime, TensorSpec
 from shadow.tensor import fit_inputs
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
@@ -65,8 +64,8 @@ def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) 
 
 
 def _kl(outcome: Outcome) -> npt.NDArray[np.float64]:
-    assert isinstance(outcome, Divergences)
-    return outcome.kl
+    assert isinstance(outcome, Compared)
+    return outcome.divergences.kl
 
 
 def test_every_exchange_gets_its_own_divergences() -> None:

@@ -25,7 +25,7 @@ from shadow.stages import Stages
 from shadow.storing import until_stored
 from shadow.triage import Case
 from storage.database import Database
-from storage.rows import StoreBatch, Written
+from storage.rows import StoreBatch, VectorRow, Written
 from storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
@@ -88,6 +88,7 @@ class _Bench:
             assessor=_Failing(work),
             thread=thread,
             writer=Writer(Database(NOWHERE, Config().storage), clock),
+            keep=self._keep,
             holding=self.holding,
             meters=Meters(Telemetry("test", {}), clock),
             health=self.health,
@@ -97,6 +98,10 @@ class _Bench:
             replay_limit_s=replay_limit_s,
             broken=self.said.append,
         )
+
+    @staticmethod
+    async def _keep(_: Sequence[VectorRow]) -> None:
+        """Keep nothing."""
 
 
 async def test_a_replay_that_hangs_ends_the_worker() -> None:
@@ -147,7 +152,7 @@ async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
         reader = Reader(
             shadow=Shadow(),
             consumer=_Consumer(deliveries),  # type: ignore[arg-type]
-            references=Broken((), lambda _: pytest.fail("loads nothing")),
+            references=Broken((), lambda *_: pytest.fail("loads nothing")),
             stages=bench.stages,
             holding=bench.holding,
             health=bench.health,

@@ -23,7 +23,7 @@ from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 pytestmark = pytest.mark.unit
 
 
-def _load(reference: Reference) -> ReferenceRuntime:
+def _load(_: Model, reference: Reference) -> ReferenceRuntime:
     return LinearRuntime(WEIGHT, BIAS + np.float32(reference.path == "second.onnx"))
 
 

@@ -155,12 +155,17 @@ class Sampling(_Section, frozen=True, kw_only=True):
         float, _about("Share of requests taken where no header stratum matches (first phase).", ge=0, le=1)
     ] = 0.01
     body_rate: Annotated[
-        float, _about("Share of those kept where no body stratum matches (second phase).", ge=0, le=1)
+        float,
+        _about(
+            "Base rate after decoding (second phase): at least this share of everything, as far as the first phase takes it.",
+            ge=0,
+            le=1,
+        ),
     ] = 1.0
     sticky_header: Annotated[
         str,
         _about(
-            "Header whose value decides: one user is taken whole or not at all. The bound on false pages does not hold then (sessions are not grouped yet). Empty: every request anew."
+            "Header whose value decides: one user is taken whole or not at all, and is one observation. Empty: every request anew."
         ),
     ] = ""
     epoch_s: Annotated[
@@ -170,6 +175,18 @@ class Sampling(_Section, frozen=True, kw_only=True):
         ),
     ] = 86400.0
     paused: Annotated[bool, _about("Take nothing. Counting goes on.")] = False
+    central: Annotated[
+        bool,
+        _about("Follow the monitor's policy while there is one; the rates here hold while there is none."),
+    ] = True
+    replays_per_s: Annotated[
+        float,
+        _about(
+            "Items per second that the monitor spreads over fleet and slices. 0: it makes no policy, and the rates here hold.",
+            "1/s",
+            ge=0,
+        ),
+    ] = 0.0
     max_exchanges_per_s: Annotated[
         float, _about("Hard local cap, whatever the rates say. Above it: lost, `rate_cap`.", "1/s", gt=0)
     ] = 200.0
@@ -182,7 +199,9 @@ class Sampling(_Section, frozen=True, kw_only=True):
     ] = ()
     body_strata: Annotated[
         tuple[BodyStratum, ...],
-        _about("Rates by what is known after decoding; the first that matches decides."),
+        _about(
+            "Total rates by what is known after decoding, above body_rate; the largest that matches decides."
+        ),
     ] = ()
 
 
@@ -246,13 +265,97 @@ class Monitor(_Section, frozen=True, kw_only=True):
         float,
         _about("Above this share of lost samples a slice is `unknown`: loss may hide drift.", gt=0, le=1),
     ] = 0.05
+    session_s: Annotated[
+        float,
+        _about(
+            "With sticky_header: what a user sends within this time is one observation.", "s", gt=0, le=86400
+        ),
+    ] = 1800.0
+    tolerance: Annotated[
+        float,
+        _about(
+            "tau: how far a learned baseline may be exceeded, for seasons. 0.25 is 25 %; larger is later.",
+            ge=0,
+            le=4,
+        ),
+    ] = 0.25
     stale_after_s: Annotated[
         float, _about("A slice without a comparison for so long is `unknown`.", "s", gt=0)
     ] = 21_600.0
+    policy_s: Annotated[
+        float,
+        _about(
+            "How often the sampling policy is looked at anew (sampling.replays_per_s).", "s", ge=1, le=3600
+        ),
+    ] = 300.0
+    policy_valid_s: Annotated[
+        float,
+        _about(
+            "How long sidecars follow a policy that nobody confirms; at least twice policy_s.",
+            "s",
+            ge=2,
+            le=86400,
+        ),
+    ] = 900.0
+    policy_strata: Annotated[
+        int,
+        _about(
+            "Most body strata of a policy. Every exchange carries them, some 160 bytes each.", ge=1, le=512
+        ),
+    ] = 64
     grace_s: Annotated[float, _about("From SIGTERM to the end: the fold in hand is finished.", "s", gt=0)] = (
         25.0
     )
     admin: Annotated[str, _about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9466"
+
+
+class Discovery(_Section, frozen=True, kw_only=True):
+    """The nightly search for slices on which divergence concentrates. What it finds is tested on later traffic."""
+
+    enabled: Annotated[bool, _about("Search. `quantdrift slices search` works without it too.")] = True
+    every_s: Annotated[
+        float, _about("Time between two searches of the leading monitor.", "s", ge=3600, le=2_592_000)
+    ] = 86_400.0
+    days: Annotated[int, _about("How far back a search looks.", "days", ge=1, le=90)] = 7
+    most_rows: Annotated[
+        int,
+        _about(
+            "Most items that a search, or the tests of a night, look at; of more a random part. Some 1.5 kB each.",
+            "items",
+            ge=1000,
+            le=1_000_000,
+        ),
+    ] = 50_000
+    most_conditions: Annotated[
+        int,
+        _about(
+            "Most single conditions that a search joins; those with the most divergence. Time is in its square.",
+            ge=2,
+            le=2000,
+        ),
+    ] = 256
+    depth: Annotated[int, _about("Most conditions of a slice.", ge=1, le=3)] = 2
+    least_share: Annotated[
+        float, _about("Smallest share of a model's traffic that is a slice.", gt=0, lt=1)
+    ] = 0.005
+    least_ratio: Annotated[
+        float,
+        _about("A slice counts where its mean divergence is above so many times that of all traffic.", ge=1),
+    ] = 1.5
+    most_candidates: Annotated[
+        int, _about("Most candidates of a model that are tested at a time.", ge=1, le=200)
+    ] = 20
+    most_slices: Annotated[
+        int, _about("Most discovered slices of a model that are monitored; further ones wait.", ge=1, le=200)
+    ] = 20
+    false_per_30_days: Annotated[
+        float,
+        _about("Expected false confirmations per 30 days for all models together. A bound.", gt=0, le=30),
+    ] = 0.1
+    expire_days: Annotated[
+        int, _about("A candidate that is not confirmed in so long expires.", "days", ge=1, le=365)
+    ] = 14
+    limit_s: Annotated[float, _about("Longest a round of tests and searches may take.", "s", gt=0)] = 900.0
 
 
 class Telemetry(_Section, frozen=True, kw_only=True):
@@ -290,6 +393,35 @@ class Report(_Section, frozen=True, kw_only=True):
 
     directory: Annotated[str, _about("Where `quantdrift report` writes.")] = "reports"
     title: Annotated[str, _about("Heading of the page.")] = "Quantisation drift"
+
+
+class Clusters(_Section, frozen=True, kw_only=True):
+    """Learned slices: clusters of the inputs of every model that names an `embedding`, and what is new to them."""
+
+    enabled: Annotated[bool, _about("False: nothing is sampled, fitted or assigned.")] = True
+    n_clusters: Annotated[int, _about("Most clusters of a model.", ge=2, le=64)] = 16
+    most_ids: Annotated[
+        int,
+        _about(
+            "Most clusters a model ever has, refits included; what comes later shares one.", ge=2, le=1000
+        ),
+    ] = 128
+    refit_days: Annotated[
+        float, _about("How often the monitor fits anew. 0: only `quantdrift slices fit`.", "days", ge=0)
+    ] = 7.0
+    sample_share: Annotated[
+        float, _about("Share of compared items whose vector is stored for the fit.", gt=0, le=1)
+    ] = 0.05
+    least_vectors: Annotated[int, _about("Below so many vectors nothing is fitted.", ge=100)] = 2_000
+    most_vectors: Annotated[
+        int, _about("Most vectors kept of a model, the newest; a fit takes at most 64 MiB of them.", ge=100)
+    ] = 20_000
+    novelty_quantile: Annotated[
+        float,
+        _about(
+            "At most 1 minus this share of ordinary traffic is expected to be called novel.", ge=0.9, lt=1
+        ),
+    ] = 0.995
 
 
 class OutputKind(StrEnum):
@@ -341,6 +473,12 @@ class Model(_Section, frozen=True, kw_only=True):
     ] = ""
     output_kind: Annotated[OutputKind, _about("`logits` or `probabilities`.")] = OutputKind.LOGITS
     top_k: Annotated[int, _about("Size of the set of top classes that is compared.", ge=1, le=100)] = 5
+    embedding: Annotated[
+        str,
+        _about(
+            "Output or layer of the reference whose vectors make learned slices, or `features`: those of [[slices]]. Empty: none."
+        ),
+    ] = ""
     batched: Annotated[bool, _about("The first dimension counts items. False: an exchange is one item.")] = (
         True
     )
@@ -349,7 +487,7 @@ class Model(_Section, frozen=True, kw_only=True):
 
 
 class Slice(_Section, frozen=True, kw_only=True):
-    """A sub-distribution of the inputs: by attribute (`header`, `parameter`, `json`) or by `feature`."""
+    """A sub-distribution: by attribute (`header`, `parameter`, `json`), by `feature`, or the `cross` of others."""
 
     name: Annotated[str, _about("Shown in alerts; values or bins are appended."), Meta(min_length=1)]
     model: Annotated[str, _about("Model it applies to. Empty: every model.")] = ""
@@ -360,7 +498,12 @@ class Slice(_Section, frozen=True, kw_only=True):
         tuple[str, ...], _about("Values that are slices of their own. Empty: each value as it is seen.")
     ] = ()
     max_values: Annotated[
-        int, _about("Most values followed where `values` is empty; the rest share `other`.", ge=1, le=1000)
+        int,
+        _about(
+            "Most values followed where `values` is empty, or combinations of a cross; the rest share `other`.",
+            ge=1,
+            le=1000,
+        ),
     ] = 32
     feature: Annotated[
         str,
@@ -369,6 +512,10 @@ class Slice(_Section, frozen=True, kw_only=True):
     ] = ""
     input: Annotated[str, _about("Input tensor the feature is taken of. Empty: the first.")] = ""
     edges: Annotated[tuple[float, ...], _about("Bin edges, rising: n edges make n + 1 slices.")] = ()
+    cross: Annotated[
+        tuple[str, ...],
+        _about("Names of two or more other slices: each combination that is seen, up to max_values of them."),
+    ] = ()
 
 
 class Config(_Section, frozen=True, kw_only=True):
@@ -381,8 +528,10 @@ class Config(_Section, frozen=True, kw_only=True):
     sampling: Sampling = Sampling()
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()
+    discovery: Discovery = Discovery()
     telemetry: Telemetry = Telemetry()
     report: Report = Report()
+    clusters: Clusters = Clusters()
     models: tuple[Model, ...] = ()
     slices: tuple[Slice, ...] = ()
 

@@ -1,0 +1,214 @@
+"""`quantdrift slices fit` and `quantdrift slices clusters`: learned slices."""
+
+import getpass
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.clustering import OTHER_ID, Clustering
+from quantdrift.core.config.load import Role, Secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.terminal import Steps, columns
+
+_ESTIMATE = "share: an estimate of the share of the traffic. Learned slices are unknown at capture and cannot be boosted there."
+
+
+class Overview(msgspec.Struct, frozen=True, kw_only=True):
+    """A clustering, for people and machines.
+
+    Parameters
+    ----------
+    model, version, space, reference_digest
+        Which one.
+    made
+        Who made it from what, in words.
+    expected_novel
+        Largest share of ordinary traffic that is expected beyond every radius.
+    known_values
+        Number of known values by attribute: any other value is novel.
+    ids_left
+        New ids that the model may still give.
+    clusters
+        Per cluster its id, the vectors in it, its estimated share, radius, traits and medoids.
+    """
+
+    model: str
+    version: int
+    space: str
+    reference_digest: str
+    made: str
+    expected_novel: float
+    known_values: dict[str, int]
+    ids_left: int
+    clusters: list[dict[str, Any]]
+
+
+@click.command("fit")
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Only this model; all of them if left out.")
+@click.option("--anew", is_flag=True, help="Keep no id of the clusters there are.")
+@click.option("--dry-run", is_flag=True, help="Show what would be fitted and store nothing.")
+@click.option(
+    "--by", default=getpass.getuser, show_default="your user name", help="Who asks; it is recorded."
+)
+@JSON
+def fit(
+    config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool
+) -> None:
+    """Fit learned slices to the stored vectors now, however few they are.
+
+    The monitor does it by itself every clusters.refit_days. Clusters keep their id where they are found again.
+
+    \b
+    Example:
+      quantdrift slices fit --model digits --dry-run
+    """
+    import asyncio
+
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    with Steps(quiet=as_json) as step:
+        step("reading vectors and fitting")
+        overviews = asyncio.run(_fit(config, secrets, model, by=by, anew=anew, dry_run=dry_run))
+    _show(overviews, as_json=as_json)
+
+
+@click.command("clusters")
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Only this model; all of them if left out.")
+@JSON
+def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) -> None:
+    """Show the learned slices in force: how large they are, what they hold, and which exchanges are typical.
+
+    \b
+    Example:
+      quantdrift slices clusters --model digits
+    """
+    import asyncio
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    _show(asyncio.run(_in_force(config, secrets, model)), as_json=as_json)
+
+
+async def _fit(
+    config: Config, secrets: Secrets, model: str, *, by: str, anew: bool, dry_run: bool
+) -> list[Overview]:
+    from quantdrift.monitor.clustering import configured, refit
+    from storage.clustering import spaces
+    from storage.database import Database
+
+    async with Database(secrets.dsn, config.storage) as database:
+        async with database.begin() as connection:
+            there = await spaces(connection)
+        found = [space for space in configured(config, there) if model in {"", space.model}]
+        if not found:
+            raise OperatorError(_nothing(config, model))
+        made = [
+            await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run) for space in found
+        ]
+    stored = "not stored" if dry_run else "stored"
+    return [
+        _overview(
+            config,
+            one.clustering,
+            msgspec.to_builtins(one.clusters),
+            f"{stored}, from {sum(cluster.n for cluster in one.clusters):,} vectors",
+        )
+        for one in made
+    ]
+
+
+async def _in_force(config: Config, secrets: Secrets, model: str) -> list[Overview]:
+    from storage.clustering import newest_clusterings
+    from storage.database import Database
+
+    async with Database(secrets.dsn, config.storage) as database:
+        found = await newest_clusterings(database, model)
+    if not found:
+        raise OperatorError(f"nothing is fitted yet: {_nothing(config, model)}")
+    return [
+        _overview(
+            config,
+            one.clustering,
+            one.clusters,
+            f"by {one.made_by} on {one.made_at:%Y-%m-%d %H:%M} from {one.n_vectors:,} vectors captured"
+            f" {one.from_at:%Y-%m-%d} to {one.to_at:%Y-%m-%d}",
+        )
+        for one in found
+    ]
+
+
+def _nothing(config: Config, model: str) -> str:
+    if model and config.model(model) is None:
+        return f"there is no model `{model}` in the configuration"
+    if not config.clusters.enabled:
+        return "clusters.enabled is false"
+    if not any(one.embedding for one in config.models if model in {"", one.name}):
+        return "no model names an `embedding`"
+    return (
+        "no vectors are stored yet for the configured `embedding`; the shadow keeps a share of "
+        f"clusters.sample_share = {config.clusters.sample_share:g} of what it compares"
+    )
+
+
+def _overview(
+    config: Config, clustering: Clustering, described: Sequence[dict[str, Any]], made: str
+) -> Overview:
+    return Overview(
+        model=clustering.model,
+        version=clustering.version,
+        space=clustering.space,
+        reference_digest=clustering.reference_digest,
+        made=made,
+        expected_novel=clustering.expected_novel,
+        known_values={key: len(values) for key, values in sorted(clustering.vocabulary.items())},
+        ids_left=max(config.clusters.most_ids - clustering.next_id + 1, 0),
+        clusters=list(described),
+    )
+
+
+def _show(overviews: Sequence[Overview], *, as_json: bool) -> None:
+    if as_json:
+        emit({"note": _ESTIMATE, "clusterings": overviews})
+        return
+    for overview in overviews:
+        click.echo("\n".join(_lines(overview)))
+    click.echo(_ESTIMATE)
+
+
+def _lines(overview: Overview) -> list[str]:
+    lines = [
+        f"{overview.model}: version {overview.version} in `{overview.space}`, {overview.made}",
+        f"reference {overview.reference_digest[:12]}, {overview.ids_left} ids left",
+        "",
+    ]
+    rows = []
+    for cluster in overview.clusters:
+        name = "cluster=(other)" if cluster["id"] == OTHER_ID else f"cluster={cluster['id']}"
+        traits = ", ".join(f"{one['label']} x{one['lift']:.1f} ({one['count']})" for one in cluster["traits"])
+        medoid = next(iter(cluster["medoids"]), "")
+        rows.append((name, f"{cluster['share']:.2%}", f"{cluster['n']:,}", traits or "-", medoid))
+    values = ", ".join(f"{key} ({count} values)" for key, count in overview.known_values.items())
+    far = (
+        f"at most {overview.expected_novel:.2%} of ordinary traffic is expected there"
+        if all(cluster["radius"] is not None for cluster in overview.clusters)
+        else "takes nothing yet, there are too few vectors to tell what is far"
+    )
+    return [
+        *lines,
+        columns(
+            ("slice", "share", "vectors", "more frequent in it than elsewhere", "typical exchange"), rows
+        ),
+        "",
+        f"  novel=input: {far}",
+        f"  novel values: of {values}"
+        if values
+        else "  novel values: no attribute's values are known well enough",
+        "",
+    ]

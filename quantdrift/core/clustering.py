@@ -1,0 +1,367 @@
+"""A clustering: learned slices and novelty as a frozen record, which every shadow worker applies with numpy alone.
+
+An item belongs to the cluster whose centroid is nearest. It is *novel* where it lies beyond the radius of every
+centroid: min_j ||x - c_j|| / r_j > 1. Distances are Euclidean, after the fit's centre and scale were applied.
+`quantdrift.drift.clusters` fits one; how the radii are chosen, and what share of ordinary traffic lies beyond them,
+is said there.
+"""
+
+import struct
+import zlib
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Predicate
+from quantdrift.core.slices import SliceKey, feature_key
+
+FEATURES: Final = "features"
+OTHER_ID: Final = 0
+CLUSTER_KEY: Final = "cluster"
+NOVELTY_KEY: Final = "novelty"
+FORMAT: Final = 1
+MOST_WIDTH: Final = 4096
+_MAGIC: Final = b"QC"
+_HEAD: Final = struct.Struct("<2sBI")  # magic, format, CRC-32 of what follows
+
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Novelty(StrEnum):
+    """The kinds of novelty that are no attribute's."""
+
+    INPUT = "input"  # far from every centroid
+
+
+class Anchors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Where clusters lie or lay: what their ids are bound to.
+
+    Parameters
+    ----------
+    ids : (m,)
+        From 1; never used for anything else again.
+    centres : (m, width)
+        Float32, the centroids before scaling.
+    spreads : (m,)
+        Float32: root mean square distance of a cluster's vectors from its centroid, scaled.
+    """
+
+    ids: tuple[int, ...]
+    centres: Float32
+    spreads: Float32
+
+
+class Clustering(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Centroids with what belongs to them, as fitted once.
+
+    Parameters
+    ----------
+    model, reference_digest
+        Whose inputs it divides, and the reference that embeds them.
+    version
+        Rises by one with each fit of the model.
+    space
+        What the vectors are: see `space_of`.
+    columns
+        Feature keys, in the vectors' order; empty for an embedding.
+    ids : (k,)
+        The clusters' ids; `OTHER_ID` for those that came when no id was left.
+    centroids : (k, width)
+        Float32, scaled.
+    radii : (k,)
+        Float32, scaled; infinite where there were too few vectors to tell what is far.
+    centre, scale : (width,)
+        Float32: a vector is scaled as (x - centre) / scale.
+    spreads : (k,)
+        Float32: root mean square distances from the centroids, scaled.
+    gaps
+        Whether vectors with values that are no numbers were met: then such a vector is no novelty.
+    vocabulary
+        Per attribute key every value that was met; an attribute with too many values to know them is left out.
+    former
+        Clusters that are gone, in case they come back; newest first.
+    next_id
+        The first id that no cluster of this model ever had.
+    expected_novel
+        Share of ordinary traffic that is expected to be called novel, at most.
+    """
+
+    model: str
+    reference_digest: str
+    version: int
+    space: str
+    columns: tuple[str, ...]
+    ids: tuple[int, ...]
+    centroids: Float32
+    radii: Float32
+    centre: Float32
+    scale: Float32
+    spreads: Float32
+    gaps: bool
+    vocabulary: dict[str, frozenset[str]]
+    former: Anchors
+    next_id: int
+    expected_novel: float
+
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return len(self.centre)
+
+    def anchors(self) -> Anchors:
+        """Return where each cluster with an id of its own lies."""
+        own = [place for place, one in enumerate(self.ids) if one != OTHER_ID]
+        raw = self.centroids.astype(np.float64) * self.scale + self.centre
+        return Anchors(
+            ids=tuple(self.ids[place] for place in own),
+            centres=raw[own].astype(np.float32),
+            spreads=self.spreads[own],
+        )
+
+    def scaled(self, vectors: npt.NDArray[Any]) -> Float64:
+        """Return `vectors` : (n, width) scaled, float64."""
+        scaled: Float64 = (vectors.astype(np.float64) - self.centre) / self.scale
+        return scaled
+
+    def nearest(self, vectors: npt.NDArray[Any]) -> tuple[Ints, Float64]:
+        """Return which centroid is nearest, and min_j (distance to j) / (radius of j), for each vector.
+
+        Parameters
+        ----------
+        vectors : (n, width)
+            Numbers, as they are before scaling; finite.
+
+        Returns
+        -------
+        positions : (n,)
+            Into `ids`.
+        ratios : (n,)
+            Float64; above 1 lies beyond every radius.
+        """
+        points = self.scaled(vectors)
+        centroids = self.centroids.astype(np.float64)
+        # ||x||^2 - 2 x.c + ||c||^2 in float64: its rounding is far below that of the float32 inputs.
+        squares = (
+            (points**2).sum(axis=1)[:, np.newaxis] - 2 * points @ centroids.T + (centroids**2).sum(axis=1)
+        )
+        distances = np.sqrt(np.maximum(squares, 0.0))
+        ratios: Float64 = (distances / self.radii.astype(np.float64)).min(axis=1)
+        return distances.argmin(axis=1), ratios
+
+    def assign(self, vectors: npt.NDArray[Any]) -> tuple[Ints, Bools]:
+        """Return the cluster of each vector and whether it is novel.
+
+        Parameters
+        ----------
+        vectors : (n, width)
+            As they are before scaling.
+
+        Returns
+        -------
+        ids : (n,)
+            Cluster ids, `OTHER_ID` included; -1 for a vector that is novel or is no finite numbers.
+        novel : (n,)
+            Whether it lies beyond every radius, or holds what is no number where the fit met none such.
+
+        Raises
+        ------
+        ValueError
+            Another width.
+        """
+        if vectors.ndim != 2 or vectors.shape[1] != self.width:
+            raise ValueError(
+                f"vectors are {list(vectors.shape)}, the clustering has {self.width} numbers each"
+            )
+        finite = finite_rows(vectors)
+        ids = np.full(len(vectors), -1, dtype=np.int64)
+        novel: Bools = ~finite & (not self.gaps)
+        if finite.any():
+            positions, ratios = self.nearest(vectors[finite])
+            beyond = ratios > 1.0
+            novel[finite] = beyond
+            ids[finite] = np.where(beyond, -1, np.asarray(self.ids, dtype=np.int64)[positions])
+        return ids, novel
+
+    def unseen(self, attributes: Mapping[str, str]) -> list[str]:
+        """Return the attribute keys whose value the fit never met; an absent attribute is none of them."""
+        return [
+            key
+            for key, known in self.vocabulary.items()
+            if (value := attributes.get(key)) is not None and value not in known
+        ]
+
+
+def space_of(config: Config, model: Model) -> tuple[str, tuple[str, ...]]:
+    """Return the space that a model's inputs are clustered in, and its columns.
+
+    Returns
+    -------
+    space
+        The name of the reference's output or layer; `features` with their keys; or empty, where nothing is learned.
+        Other features make another space.
+    columns
+        Keys of the features, sorted; empty for an embedding.
+    """
+    if not config.clusters.enabled or model.embedding != FEATURES:
+        return model.embedding if config.clusters.enabled else "", ()
+    rules = (rule for rule in config.slices if rule.feature and rule.model in {"", model.name})
+    columns = tuple(sorted({feature_key(rule) for rule in rules}))
+    return f"{FEATURES} {', '.join(columns)}", columns
+
+
+def cluster_slice(model: str, cluster: int) -> SliceKey:
+    """Return the slice of a cluster; `OTHER_ID` is the one that all clusters without an id share."""
+    if cluster == OTHER_ID:
+        return SliceKey(
+            model=model,
+            name=f"{CLUSTER_KEY}=(other)",
+            predicate=f"{CLUSTER_KEY} is any other",
+            where=(Predicate(key=CLUSTER_KEY),),
+        )
+    return SliceKey(
+        model=model,
+        name=f"{CLUSTER_KEY}={cluster}",
+        predicate=f"{CLUSTER_KEY} {cluster}",
+        where=(Predicate(key=CLUSTER_KEY, equals=str(cluster)),),
+    )
+
+
+def novel_input(model: str) -> SliceKey:
+    """Return the slice of the items that lie far from every centroid."""
+    return SliceKey(
+        model=model,
+        name=f"novel={Novelty.INPUT}",
+        predicate="novel",
+        where=(Predicate(key=NOVELTY_KEY, equals=Novelty.INPUT.value),),
+    )
+
+
+def novel_value(model: str, rule: str, attribute: str) -> SliceKey:
+    """Return the slice of the items whose `attribute` has a value that the fit never met; `rule` names it."""
+    return SliceKey(
+        model=model,
+        name=f"novel={rule}",
+        predicate=f"novel {attribute}",
+        where=(Predicate(key=NOVELTY_KEY, equals=attribute),),
+    )
+
+
+def finite_rows(vectors: npt.NDArray[Any]) -> Bools:
+    """Return which rows of `vectors` : (n, width) hold finite numbers alone."""
+    finite: Bools = np.atleast_1d(np.isfinite(vectors).all(axis=1))
+    return finite
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The binary form; `arrays` are float32, little-endian."""
+
+    model: str
+    reference_digest: str
+    version: int
+    space: str
+    columns: tuple[str, ...]
+    width: int
+    ids: tuple[int, ...]
+    former_ids: tuple[int, ...]
+    arrays: tuple[bytes, ...]
+    gaps: bool
+    vocabulary: dict[str, list[str]]
+    next_id: int
+    expected_novel: float
+
+
+def dump_clustering(clustering: Clustering) -> bytes:
+    """Return the binary form: `QC`, format (1 byte), CRC-32 (4 bytes), MessagePack."""
+    arrays = (
+        clustering.centroids,
+        clustering.radii,
+        clustering.spreads,
+        clustering.centre,
+        clustering.scale,
+        clustering.former.centres,
+        clustering.former.spreads,
+    )
+    content = _Content(
+        model=clustering.model,
+        reference_digest=clustering.reference_digest,
+        version=clustering.version,
+        space=clustering.space,
+        columns=clustering.columns,
+        width=clustering.width,
+        ids=clustering.ids,
+        former_ids=clustering.former.ids,
+        arrays=tuple(array.astype("<f4").tobytes() for array in arrays),
+        gaps=clustering.gaps,
+        vocabulary={key: sorted(values) for key, values in sorted(clustering.vocabulary.items())},
+        next_id=clustering.next_id,
+        expected_novel=clustering.expected_novel,
+    )
+    body = msgspec.msgpack.encode(content)
+    return _HEAD.pack(_MAGIC, FORMAT, zlib.crc32(body)) + body
+
+
+def load_clustering(blob: bytes) -> Clustering:
+    """Return the clustering in `blob`.
+
+    Raises
+    ------
+    OperatorError
+        It is of another format or damaged: the message says which and what to do.
+    """
+    if len(blob) < _HEAD.size or blob[:2] != _MAGIC:
+        raise OperatorError(_damaged("it has no header"))
+    _, found, check = _HEAD.unpack_from(blob)
+    if found != FORMAT:
+        raise OperatorError(
+            f"a clustering in the store has format {found}, this program reads format {FORMAT}: "
+            "run the version that wrote it, or upgrade"
+        )
+    body = blob[_HEAD.size :]
+    if check != zlib.crc32(body):
+        raise OperatorError(_damaged("its checksum does not fit"))
+    try:
+        content = msgspec.msgpack.decode(body, type=_Content)
+        arrays = _arrays(content)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise OperatorError(_damaged(str(error))) from error
+    centroids, radii, spreads, centre, scale, former_centres, former_spreads = arrays
+    return Clustering(
+        model=content.model,
+        reference_digest=content.reference_digest,
+        version=content.version,
+        space=content.space,
+        columns=content.columns,
+        ids=content.ids,
+        centroids=centroids,
+        radii=radii,
+        centre=centre,
+        scale=scale,
+        spreads=spreads,
+        gaps=content.gaps,
+        vocabulary={key: frozenset(values) for key, values in content.vocabulary.items()},
+        former=Anchors(ids=content.former_ids, centres=former_centres, spreads=former_spreads),
+        next_id=content.next_id,
+        expected_novel=content.expected_novel,
+    )
+
+
+def _arrays(content: _Content) -> list[Float32]:
+    k, m, width = len(content.ids), len(content.former_ids), content.width
+    shapes = [(k, width), (k,), (k,), (width,), (width,), (m, width), (m,)]
+    return [
+        np.frombuffer(data, "<f4").astype(np.float32).reshape(shape)
+        for data, shape in zip(content.arrays, shapes, strict=True)
+    ]
+
+
+def _damaged(why: str) -> str:
+    return f"a clustering in the store is damaged ({why}): `quantdrift slices fit --anew` makes a new one"

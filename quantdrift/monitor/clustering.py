@@ -1,0 +1,244 @@
+"""The refit of learned slices: by the leader, now and then, in a thread, while the fold goes on."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY, Clustering, space_of
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.process import Stop
+from quantdrift.core.slices import attribute_key
+from quantdrift.drift.clusters import Fitted, Naming, Sample, fit_clusters
+from storage.clustering import (
+    Space,
+    Vectors,
+    load_vectors,
+    newest_clusterings,
+    prune,
+    spaces,
+    store_clustering,
+    used,
+)
+from storage.database import Database
+
+LOOK_EVERY: Final = timedelta(minutes=10)
+MONITOR: Final = "monitor"
+_CONNECTIONS: Final = 2
+_LOG = logging.getLogger(__name__)
+
+
+class Refits:
+    """Fits learned slices anew when it is time, and keeps the sample of vectors within its bounds.
+
+    One task calls `turn` again and again. The work is done in a thread with an event loop and connections of its
+    own: the fold never waits for it.
+
+    Parameters
+    ----------
+    config
+        Models, slices and the section `clusters`.
+    dsn
+        Address of the record.
+    clock, stop
+        The process's.
+    leads
+        Whether this process leads.
+    """
+
+    def __init__(
+        self, *, config: Config, dsn: str, clock: Clock, stop: Stop, leads: Callable[[], bool]
+    ) -> None:
+        self._config = config
+        self._storage = msgspec.structs.replace(config.storage, pool_size=_CONNECTIONS)
+        self._dsn = dsn
+        self._clock = clock
+        self._stop = stop
+        self._leads = leads
+        self._looked_at: datetime | None = None
+
+    async def turn(self) -> None:
+        """Look whether something is due, if it did not lately, and wait a little.
+
+        Raises
+        ------
+        RetryError, OperatorError
+            As `refit_due`.
+        """
+        now = self._clock.now()
+        lately = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
+        if self._config.clusters.enabled and self._leads() and not lately:
+            await asyncio.to_thread(self._in_thread, now)
+            self._looked_at = now
+        await self._stop.wait(self._config.monitor.interval_s)
+
+    def _in_thread(self, now: datetime) -> None:
+        async def in_a_loop_of_its_own() -> None:
+            async with Database(self._dsn, self._storage) as database:
+                await refit_due(self._config, database, now)
+
+        asyncio.run(in_a_loop_of_its_own())
+
+
+async def refit_due(config: Config, database: Database, now: datetime) -> list[Fitted]:
+    """Prune, then refit what is due; return the new fits.
+
+    A space that cannot be fitted is told of and left as it is.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy; what was done stays done.
+    """
+    before = now - timedelta(days=config.storage.retention_days)
+    await prune(database, before=before, most=config.clusters.most_vectors)
+    async with database.begin() as connection:
+        there = await spaces(connection)
+    made = []
+    for space in due(config, there, now):
+        try:
+            made.append(await refit(config, database, space, made_by=MONITOR))
+        except OperatorError as error:
+            _LOG.error("no refit of the learned slices of %s: %s", space.model, error)
+    return made
+
+
+def configured(config: Config, there: Sequence[Space]) -> Iterator[Space]:
+    """Yield the spaces that the configuration names, of those that have vectors."""
+    wanted = {model.name: space_of(config, model)[0] for model in config.models}
+    for space in there:
+        if space.space and wanted.get(space.model) == space.space:
+            yield space
+
+
+def due(config: Config, there: Sequence[Space], now: datetime) -> list[Space]:
+    """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and something new since.
+
+    Parameters
+    ----------
+    config
+        The section `clusters`.
+    there
+        Spaces with vectors.
+    now
+        Aware.
+    """
+    clusters = config.clusters
+    if not clusters.refit_days:
+        return []
+    every = timedelta(days=clusters.refit_days)
+    return [
+        space
+        for space in configured(config, there)
+        if space.n_vectors >= clusters.least_vectors
+        and (space.fitted_at is None or now - space.fitted_at >= every)
+        and (space.fitted_to is None or space.last_at > space.fitted_to)
+    ]
+
+
+async def refit(
+    config: Config,
+    database: Database,
+    space: Space,
+    *,
+    made_by: str,
+    anew: bool = False,
+    dry_run: bool = False,
+) -> Fitted:
+    """Fit a space and store the clustering; no transaction is open during the fit, which holds up its event loop.
+
+    Parameters
+    ----------
+    config
+        Models, slices and the section `clusters`.
+    database
+        The record.
+    space
+        What is fitted.
+    made_by
+        Who asked for it.
+    anew
+        Keep no id: begin from nothing.
+    dry_run
+        Store nothing.
+
+    Raises
+    ------
+    OperatorError
+        There is no vector of finite numbers, or the clustering before it cannot be read.
+    RetryError
+        Postgres is away, or somebody else stored a clustering meanwhile.
+    """
+    previous: Clustering | None = None
+    if not anew:
+        stored = [one.clustering for one in await newest_clusterings(database, space.model)]
+        which = (space.reference_digest, space.space)
+        previous = next((one for one in stored if (one.reference_digest, one.space) == which), None)
+    async with database.begin() as connection:
+        vectors = await load_vectors(
+            connection, space, most=config.clusters.most_vectors, learned=(CLUSTER_KEY, NOVELTY_KEY)
+        )
+        version, next_id = await used(connection, space.model)
+    naming = _naming(config, space, version + 1, next_id)
+    try:
+        fitted = _fit(config, vectors, naming, previous)
+    except ValueError as error:
+        raise OperatorError(
+            f"the learned slices of {space.model} cannot be fitted in `{space.space}`: {error}"
+        ) from error
+    if not dry_run:
+        async with database.begin() as connection:
+            await store_clustering(
+                connection,
+                fitted.clustering,
+                msgspec.json.encode(fitted.clusters).decode(),
+                vectors=vectors,
+                made_by=made_by,
+            )
+        _LOG.info(
+            "learned slices of %s: version %d from %d vectors, clusters %s",
+            space.model,
+            fitted.clustering.version,
+            len(vectors.vectors),
+            ", ".join(str(cluster.id) for cluster in fitted.clusters),
+        )
+    return fitted
+
+
+def _naming(config: Config, space: Space, version: int, next_id: int) -> Naming:
+    model = config.model(space.model)
+    attributes = [
+        attribute_key(rule) for rule in config.slices if not (rule.feature or rule.cross) and rule.model in {"", space.model}
+    ]
+    return Naming(
+        model=space.model,
+        reference_digest=space.reference_digest,
+        version=version,
+        space=space.space,
+        columns=() if model is None else space_of(config, model)[1],
+        next_id=next_id,
+        most_ids=config.clusters.most_ids,
+        attributes=tuple(dict.fromkeys(attributes)),
+    )
+
+
+def _fit(config: Config, vectors: Vectors, naming: Naming, previous: Clustering | None) -> Fitted:
+    return fit_clusters(
+        Sample(
+            vectors=vectors.vectors,
+            weights=1.0 / vectors.pi,
+            exchanges=vectors.exchanges,
+            labels=vectors.slices,
+            attributes=vectors.attributes,
+        ),
+        naming,
+        n_clusters=config.clusters.n_clusters,
+        quantile=config.clusters.novelty_quantile,
+        previous=previous,
+        seed=naming.version,
+    )
