@@ -33,7 +33,6 @@ import onnxruntime as ort
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.expected import expected_samples
 from benchmarks.result import Goal, finish
 from examples.digits.model import CANDIDATE, INPUT, NAME, OUTPUT, REFERENCE
 from examples.digits.scans import Scanner, Scans
@@ -44,6 +43,7 @@ from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Sampling, Tensor
+from quantdrift.drift.delay import Allowance, flips, simulate
 from sidecar.policy import policy_of
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
@@ -171,14 +171,18 @@ def _detection(row: asyncpg.Record, config: Config, fired: bool, samples_per_s: 
     gamma = 1.0 / samples_per_s / (30 * 86_400) / n_detectors
     threshold = 1.0 / config.monitor.pages_per_30_days
     flip = float(row["flip"] or 0.0)
-    low, median, high = expected_samples(flip, model.budget.flip, gamma, threshold)
+    expected = simulate(
+        flips(flip),
+        budget=model.budget.flip,
+        allowance=Allowance(gamma=gamma, threshold=threshold, n_signals=2),
+    )
     return {
         "slice_samples_to_alert": int(row["n"]) if fired else None,
         "slice_flip_rate": flip,
         "slice_kl_nats": float(row["kl"] or 0.0),
-        "expected_samples_flips_only_p10": low,
-        "expected_samples_flips_only_p50": median,
-        "expected_samples_flips_only_p90": high,
+        "expected_samples_flips_only_p10": expected.p10,
+        "expected_samples_flips_only_p50": expected.p50,
+        "expected_samples_flips_only_p90": expected.p90,
     }
 
 
@@ -233,6 +237,8 @@ async def _publish(running: Services, config: Config, images: np.ndarray, logits
         body_stratum="default",
         pi1=config.sampling.rate,
         pi2=config.sampling.body_rate,
+        u1=0.0,
+        u2=0.0,
     )
 
     async def put(i: int) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.strata import with_strata
 from quantdrift.core.errors import OperatorError
 
 PREFIX = "QUANTDRIFT__"
@@ -44,7 +45,8 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     """Return the configuration in `path` with the environment's overrides.
 
     `QUANTDRIFT__SECTION__OPTION=value` overrides one option; lists and tables are given as JSON. Relative paths
-    of files stay relative to the configuration file and are resolved here.
+    of files stay relative to the configuration file and are resolved here. Slices by header add header strata where
+    the monitor makes policies (`quantdrift.core.config.strata`).
 
     Raises
     ------
@@ -66,7 +68,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
         raise OperatorError(f"{path}: {error}") from error
     if found := problems(config):
         raise OperatorError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in found))
-    return _resolve(config, path.resolve().parent)
+    return with_strata(_resolve(config, path.resolve().parent))
 
 
 def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | None = None) -> Secrets:

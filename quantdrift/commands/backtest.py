@@ -1,0 +1,209 @@
+"""`quantdrift backtest`."""
+
+import sys
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.assign import assign, nearest
+from quantdrift.core.config.load import Role, Secrets
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric
+
+if TYPE_CHECKING:
+    from quantdrift.monitor.alert import Alert
+    from quantdrift.monitor.backtest import Backtest, Findings
+    from quantdrift.monitor.hindsight import Hindsight
+    from quantdrift.report.timeline import Span
+    from storage.fold_rows import Catalog
+    from storage.history import HistoryExtent
+
+_MOST_LANES = 16
+# What a stored comparison was made with cannot be changed afterwards.
+_MATTERS = ("monitor.", "models.")
+
+
+@click.command()
+@CONFIG
+@DATA
+@click.option(
+    "--set",
+    "assignments",
+    metavar="KEY=VALUE",
+    multiple=True,
+    help="Change one option, e.g. monitor.pages_per_30_days=1 or models.digits.budget.flip=0.02; may be repeated.",
+)
+@click.option("--from", "from_at", type=click.DateTime(), help="Begin, UTC; the oldest history if left out.")
+@click.option("--to", "to_at", type=click.DateTime(), help="End, UTC, exclusive; the newest if left out.")
+@click.option("--days", type=click.FloatRange(min=0, min_open=True), help="The last so many days.")
+@click.option("--model", default="", help="Show only this model; everything is folded all the same.")
+@click.option(
+    "--plot",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Draw the slices that alerted over time, to a .svg or .png file.",
+)
+@JSON
+def backtest(
+    config_path: Path,
+    data: Path | None,
+    assignments: tuple[str, ...],
+    from_at: datetime | None,
+    to_at: datetime | None,
+    days: float | None,
+    model: str,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """Fold stored history under another configuration: what would have paged, when, and what would be missed.
+
+    Only [monitor] and the budgets of [[models]] matter: sampling and slices are as they were when the comparisons
+    were made. Nothing is written to the database. With the record's own configuration, from its beginning, every
+    change of verdict is the same.
+
+    \b
+    Examples:
+      quantdrift backtest --set monitor.pages_per_30_days=1 --data .quantdrift
+      quantdrift backtest --config stricter.toml --days 14 --plot stricter.svg
+    """
+    import asyncio
+
+    if days is not None and (from_at or to_at):
+        raise OperatorError("give --days, or --from and --to")
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    config = assign(config, assignments)
+    begin, end = (at.replace(tzinfo=UTC) if at else None for at in (from_at, to_at))
+    if days is not None:
+        begin = datetime.now(UTC) - timedelta(days=days)
+    if plot is not None:
+        _check_plot(plot)
+    notes = [
+        f"{one.partition('=')[0]} changes nothing here: comparisons are as they were stored"
+        for one in assignments
+        if not one.startswith(_MATTERS)
+    ]
+    told, draw = asyncio.run(_fold(config, secrets, (begin, end), model, notes, quiet=as_json))
+    if as_json:
+        emit(told)
+    else:
+        click.echo(told.text())
+    if plot is not None:
+        drawn = draw(plot)
+        click.echo(f"plot: {plot}" if drawn else "no plot: neither side has an alert", err=True)
+
+
+def _check_plot(plot: Path) -> None:
+    from quantdrift.report.timeline import FORMATS
+
+    if plot.suffix.lower() not in FORMATS:
+        raise OperatorError(f"{plot}: a plot is written as {' or '.join(FORMATS)}")
+
+
+async def _fold(
+    config: Config,
+    secrets: Secrets,
+    period: tuple[datetime | None, datetime | None],
+    model: str,
+    notes: Sequence[str],
+    *,
+    quiet: bool,
+) -> "tuple[Hindsight, Callable[[Path], bool]]":
+    from quantdrift.monitor.backtest import Backtest
+    from quantdrift.monitor.hindsight import hindsight
+    from storage.database import Database
+    from storage.history import History
+
+    async with Database(secrets.dsn, config.storage) as database:
+        history = History(database)
+        extent = await history.extent(*period)
+        catalog = await history.catalog()
+        notes = [*notes, *_models(config, catalog, model)]
+        test = Backtest(config, catalog, extent)
+        length = extent.last - extent.first + 1
+        with click.progressbar(length=length, label="folding", hidden=quiet, file=sys.stderr) as bar:
+            async for batches in history.batches(extent):
+                test.fold(batches)
+                bar.update(len(batches))
+        findings = test.findings(await history.transitions(extent), model)
+    told = hindsight(findings, extent, catalog, notes)
+    return told, lambda path: _draw(path, config, test, findings, extent, catalog)
+
+
+def _models(config: Config, catalog: "Catalog", model: str) -> list[str]:
+    recorded = sorted({version.model for version in catalog.versions.values()})
+    if model and model not in recorded:
+        raise OperatorError(f"the record knows no model `{model}`: {nearest(model, recorded)}")
+    return [
+        f"model `{name}` is not in the configuration: its budgets are the defaults"
+        for name in recorded
+        if config.model(name) is None and model in {"", name}
+    ]
+
+
+def _draw(
+    path: Path,
+    config: Config,
+    test: "Backtest",
+    findings: "Findings",
+    extent: "HistoryExtent",
+    catalog: "Catalog",
+) -> bool:
+    from quantdrift.monitor.hindsight import named
+    from quantdrift.report.timeline import Lane, draw
+
+    metrics: dict[tuple[int, int], str] = {breach.key: breach.metric for breach in findings.breaches}
+    for pairing in findings.pairings:
+        told = pairing.tested or pairing.recorded
+        assert told is not None
+        metrics[pairing.key] = told.metric
+    if not metrics:
+        return False
+    lanes: list[Lane] = []
+    for key in sorted(metrics)[:_MOST_LANES]:
+        model, version, place = named(key, catalog)
+        metric = Metric(metrics[key])
+        recorded = [one.recorded for one in findings.pairings if one.key == key and one.recorded]
+        tested = [one.tested for one in findings.pairings if one.key == key and one.tested]
+        at, ratio = _course(config, test, key, metric, model)
+        lanes.append(
+            Lane(
+                title=f"{model} {version}, {place}: {metric}",
+                at=at,
+                ratio=ratio,
+                recorded=[_span(one) for one in recorded],
+                tested=[_span(one) for one in tested],
+            )
+        )
+    draw(path, lanes, extent.begin, extent.end)
+    return True
+
+
+def _course(
+    config: Config, test: "Backtest", key: tuple[int, int], metric: Metric, model: str
+) -> tuple[list[datetime], list[float]]:
+    from quantdrift.monitor.backtest import accepted
+    from storage.fold_rows import from_us
+
+    budget, _ = accepted(config, model, metric)
+    at, ratio = [], []
+    for hour_us, sums in sorted(test.hours.get(key, {}).items()):
+        mean = sums.mean(metric)
+        if mean is not None:
+            at.append(from_us(hour_us))
+            ratio.append(mean / budget)
+    return at, ratio
+
+
+def _span(alert: "Alert") -> "Span":
+    from quantdrift.report.timeline import Span
+    from storage.fold_rows import from_us
+
+    return Span(
+        opened=from_us(alert.opened_us),
+        paged=None if alert.paged_us is None else from_us(alert.paged_us),
+        ended=None if alert.ended_us is None else from_us(alert.ended_us),
+    )

@@ -1,0 +1,304 @@
+"""`quantdrift plan`."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.assign import nearest
+from quantdrift.core.config.load import Role, load
+from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Predicate
+from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
+from quantdrift.terminal import Steps
+
+if TYPE_CHECKING:
+    from quantdrift.monitor.forecast import Forecast, SliceForecast, Traffic
+
+_AND = " & "
+_POSITIVE = click.FloatRange(min=0, min_open=True)
+
+
+@click.command()
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Model to plan for; may be left out where there is one.")
+@click.option("--rps", type=_POSITIVE, help="Its requests per second, over the whole fleet.")
+@click.option(
+    "--slice",
+    "slices",
+    metavar="NAME=SHARE",
+    multiple=True,
+    help="Share of its requests, as 0.005 or 0.5%, in a slice as alerts name it: scanner=faint=0.5%; may be repeated.",
+)
+@click.option(
+    "--stratum",
+    "strata",
+    metavar="NAME=SHARE",
+    multiple=True,
+    help="The same of a header stratum, where no slice has its condition; may be repeated.",
+)
+@click.option("--from-record", is_flag=True, help="Take traffic and shares from the database instead.")
+@click.option(
+    "--days", type=_POSITIVE, default=7.0, show_default=True, help="Of the record that are looked at."
+)
+@click.option("--replays-per-s", type=_POSITIVE, help="Replays that the shadow can do.")
+@click.option(
+    "--gpu-ms-per-replay", "replay_ms", type=_POSITIVE, help="GPU time of one replay, milliseconds."
+)
+@click.option("--gpu-share", type=_POSITIVE, help="GPUs to be spent at that time: 0.1 is a tenth of one.")
+@click.option(
+    "--allocate", is_flag=True, help="Give the replays out as the monitor would, instead of by [sampling]."
+)
+@click.option("--pods", type=click.IntRange(min=1), default=1, show_default=True, help="Sidecars.")
+@click.option(
+    "--shift",
+    type=click.FloatRange(min=1, min_open=True),
+    default=3.0,
+    show_default=True,
+    help="Flip rate that is to be found, in budgets.",
+)
+@click.option(
+    "--horizon", type=_POSITIVE, default=30.0, show_default=True, help="Days in which it must be found."
+)
+@click.option(
+    "--quiet-days",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    help="Days without drift before it.",
+)
+@click.option("--detectors", type=click.IntRange(min=1), help="Live detectors of the fleet, if it is known.")
+@JSON
+def plan(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    rps: float | None,
+    slices: tuple[str, ...],
+    strata: tuple[str, ...],
+    from_record: bool,
+    days: float,
+    replays_per_s: float | None,
+    replay_ms: float | None,
+    gpu_share: float | None,
+    allocate: bool,
+    pods: int,
+    shift: float,
+    horizon: float,
+    quiet_days: float,
+    detectors: int | None,
+    as_json: bool,
+) -> None:
+    """Expect detection delays and replay rates per slice, before anything is deployed.
+
+    It simulates the shipped detector at the production threshold: how many samples and how long until a shift of the
+    flip rate pages, which slices cannot be observed at their rate, and what rate they would need. No database is
+    needed, unless traffic and shares are taken from one.
+
+    \b
+    Examples:
+      quantdrift plan --rps 300 --slice scanner=faint=0.5% --slice scanner=clear=20%
+      quantdrift plan --rps 300 --slice scanner=faint=0.5% --gpu-ms-per-replay 8 --gpu-share 0.1 --allocate
+      quantdrift plan --from-record --days 14 --data .quantdrift
+    """
+    from quantdrift.monitor.forecast import Question, forecast
+    from sidecar.policy import policy_of
+
+    if gpu_share is not None:
+        if replay_ms is None or replays_per_s is not None:
+            raise OperatorError("--gpu-share goes with --gpu-ms-per-replay, and not with --replays-per-s")
+        replays_per_s = 1000 * gpu_share / replay_ms
+    if allocate and replays_per_s is None:
+        raise OperatorError("--allocate gives out a budget: give --replays-per-s or --gpu-share")
+    if from_record is (rps is not None):
+        raise OperatorError("give the traffic: --rps with --slice, or --from-record")
+    if from_record:
+        config, traffic = _recorded(config_path, data, model, days)
+    else:
+        config = load(config_path)
+        name = _model(config, model)
+        traffic = _given(config, name, rps or 0.0, slices, strata)
+    if detectors is not None:
+        traffic = msgspec.structs.replace(traffic, n_detectors=detectors)
+    question = Question(
+        shift=shift,
+        horizon_days=horizon,
+        quiet_days=quiet_days,
+        replays_per_s=replays_per_s,
+        allocate=allocate,
+        replay_ms=replay_ms,
+        pods=pods,
+    )
+    with Steps(quiet=as_json) as step:
+        found = forecast(config, policy_of(config.sampling, "plan"), traffic, question, step)
+    if as_json:
+        emit(found)
+    else:
+        click.echo(_text(found))
+
+
+def _model(config: Config, name: str) -> str:
+    known = [model.name for model in config.models]
+    if name in known:
+        return name
+    if name:
+        raise OperatorError(f"no model `{name}` in the configuration: {nearest(name, known)}")
+    if len(known) != 1:
+        raise OperatorError(f"give --model; configured are: {', '.join(known) or 'none'}")
+    return known[0]
+
+
+def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> "tuple[Config, Traffic]":
+    import asyncio
+
+    from quantdrift.monitor.forecast import Traffic
+    from storage.database import Database
+    from storage.usage import Usage, usage
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+    name = _model(config, model)
+    end = datetime.now(UTC)
+
+    async def ask() -> Usage:
+        async with Database(secrets.dsn, config.storage) as database:
+            return await usage(database, name, end - timedelta(days=days), end)
+
+    used = asyncio.run(ask())
+    traffic = Traffic(
+        model=name,
+        requests_per_s=used.requests_per_s,
+        slices=tuple(
+            (SliceKey(model=name, name=one.name, predicate=one.predicate, where=one.where), one.share)
+            for one in used.slices
+        ),
+        strata=used.strata,
+        n_detectors=used.n_detectors or None,
+    )
+    return config, traffic
+
+
+def _given(
+    config: Config, model: str, rps: float, slices: tuple[str, ...], strata: tuple[str, ...]
+) -> "Traffic":
+    from quantdrift.monitor.forecast import Traffic
+
+    shares = {}
+    for name, share in map(_share, slices):
+        shares[_slice(config, model, name)] = share
+    known = [stratum.name for stratum in config.sampling.header_strata]
+    held = dict(map(_share, strata))
+    for name in held:
+        if name not in known:
+            raise OperatorError(f"no header stratum `{name}`: {nearest(name, known)}")
+    return Traffic(model=model, requests_per_s=rps, slices=tuple(shares.items()), strata=held)
+
+
+def _share(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        share = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not name or not 0 <= share <= 1:
+        raise OperatorError(f"`{text}` is no NAME=SHARE with a share from 0 to 1, or a percentage")
+    return name, share
+
+
+def _slice(config: Config, model: str, name: str) -> SliceKey:
+    """Return the slice with this name; parts joined by ` & ` are a crossed one."""
+    parts = [_part(config, model, part) for part in name.split(_AND)]
+    if len(parts) == 1:
+        return parts[0]
+    return SliceKey(
+        model=model,
+        name=name,
+        predicate=" and ".join(part.predicate for part in parts),
+        where=tuple(condition for part in parts for condition in part.where),
+    )
+
+
+def _part(config: Config, model: str, name: str) -> SliceKey:
+    declared = {key.name: key for key in SliceAssigner(config, model).declared() if key.where}
+    if name in declared:
+        return declared[name]
+    rule, _, value = name.partition("=")
+    open_rules = {one.name: one for one in config.slices if one.model in {"", model} and _open(one)}
+    if value and rule in open_rules:
+        key = attribute_key(open_rules[rule])
+        quoted = msgspec.json.encode(value).decode()
+        return SliceKey(
+            model=model,
+            name=name,
+            predicate=f"{key} = {quoted}",
+            where=(Predicate(key=key, equals=value),),
+        )
+    known = [*declared, *(f"{one}=VALUE" for one in open_rules)]
+    raise OperatorError(f"no slice `{name}` of model `{model}`: {nearest(name, known)}")
+
+
+def _open(rule: Slice) -> bool:
+    """Return whether each value that is seen becomes a slice."""
+    return bool(rule.header or rule.parameter or rule.json) and not rule.values
+
+
+def _text(found: "Forecast") -> str:
+    policy = "the allocation's rates" if found.allocated else "the configured rates"
+    lines = [
+        f"model {found.model}: {found.requests_per_s:g} requests/s, {policy}: "
+        f"{found.granted * found.replays_per_s:.3g} replays/s"
+        + (f", {found.gpu_share:.2g} GPU" if found.gpu_share is not None else ""),
+        f"to be found: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
+        f"before it: {found.quiet_days:g} days without drift",
+        f"false pages: at most {found.pages_per_30_days:g} in 30 days, shared by {found.n_detectors} detectors",
+        "",
+    ]
+    width = max(len(one.slice) for one in found.slices)
+    quantiles = ("10 %", "50 %", "90 %")
+    head = f"{'slice':<{width}}  {'share':>8}  {'samples/h':>9}"
+    lines.append(f"{head}  {'samples to page':^24}  {'time to page':^26}".rstrip())
+    samples, times = (f"{n:>8}" for n in quantiles), (f"{n:>8}" for n in quantiles)
+    lines.append(f"{'':<{len(head)}}  {''.join(samples)}  {' '.join(times)}")
+    lines += [_row(one, width) for one in found.slices]
+    blind = [one for one in found.slices if not one.observable]
+    if blind:
+        lines += [
+            "",
+            f"NOT OBSERVABLE: nine of ten such shifts would not page within {found.horizon_days:g} days",
+        ]
+        lines += [f"  {one.slice}: {_wanted(one)}" for one in blind]
+    if found.notes:
+        lines += ["", "Notes:", *(f"  - {note}" for note in found.notes)]
+    return "\n".join(lines)
+
+
+def _row(one: "SliceForecast", width: int) -> str:
+    samples = "".join(
+        f"{'-' if n is None else f'{n:,}':>8}" for n in (one.samples.p10, one.samples.p50, one.samples.p90)
+    )
+    times = " ".join(f"{_length(hours):>8}" for hours in one.hours)
+    return f"{one.slice:<{width}}  {one.share:>8.3%}  {3600 * one.samples_per_s:>9.3g}  {samples}  {times}"
+
+
+def _wanted(one: "SliceForecast") -> str:
+    if one.needed_per_s is None:
+        return "no rate would do: the shift is too small to be told"
+    day = 86_400 * one.needed_per_s
+    if one.needed_rate is None or one.needed_rate > 1:
+        return (
+            f"it would need {day:,.0f} samples a day and gets {86_400 * one.requests_per_s:,.0f} requests: "
+            "join it with others, or look for larger shifts"
+        )
+    return f"sample it at {one.needed_rate:.2%} ({day:,.0f} samples a day)"
+
+
+def _length(hours: float | None) -> str:
+    if hours is None:
+        return "-"
+    if hours < 1:
+        return f"{60 * hours:.0f} min"
+    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} d"

@@ -1,0 +1,75 @@
+"""Single options of a loaded configuration set anew: `monitor.pages_per_30_days=1`, `models.digits.budget.flip=0.02`."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.check import problems
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+
+
+def assign(config: Config, assignments: Iterable[str]) -> Config:
+    """Return `config` with each `KEY=VALUE` set.
+
+    Parameters
+    ----------
+    config
+        A checked configuration.
+    assignments
+        KEY is a path of names with dots between them; an entry of a list is called by its `name`. VALUE is JSON,
+        or plain text where the option is text.
+
+    Raises
+    ------
+    OperatorError
+        A key is not known (the nearest known name is given), a value does not fit, or options contradict each
+        other then.
+    """
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals:
+            raise OperatorError(f"`{assignment}` sets nothing: write it KEY=VALUE")
+        document = msgspec.to_builtins(config)
+        place, option = _place(document, key)
+        try:
+            place[option] = text if isinstance(place[option], str) else msgspec.json.decode(text)
+            config = msgspec.convert(document, Config)
+        except msgspec.DecodeError as error:
+            # A ValidationError is one too: its message names the value's place.
+            raise OperatorError(f"`{assignment}` does not fit: {error}") from error
+    if found := problems(config):
+        raise OperatorError("with these options:\n" + "\n".join(f"  - {problem}" for problem in found))
+    return config
+
+
+def _place(document: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """Return the table that holds an option, and the option's name in it."""
+    *parents, option = key.split(".")
+    table: Any = document
+    for depth, name in enumerate(parents):
+        table = _entry(table, name, ".".join(parents[:depth]))
+    if not isinstance(table, dict) or option not in table:
+        _entry(table, option, ".".join(parents))
+        raise OperatorError(f"`{key}` is no single option: name one inside it")
+    return table, option
+
+
+def _entry(table: Any, name: str, where: str) -> Any:
+    if isinstance(table, list | tuple):
+        entries = {entry["name"]: entry for entry in table if isinstance(entry, dict) and "name" in entry}
+    else:
+        entries = table if isinstance(table, dict) else {}
+    if name in entries:
+        return entries[name]
+    path = f"{where}.{name}" if where else name
+    raise OperatorError(f"unknown option `{path}`: {nearest(name, list(entries))}")
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Return a hint for a name that is not among the `known` ones."""
+    begun = [one for one in known if name and one.startswith(name)]
+    near = begun or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(sorted(known)) or 'none'}"

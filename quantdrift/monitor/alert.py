@@ -1,0 +1,150 @@
+"""Alerts as they begin and end, and how those of one policy stand to those of another."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from quantdrift.core.records import Verdict
+from quantdrift.monitor.entry import Key
+from storage.fold_rows import to_us
+from storage.history import StoredTransition
+
+_ALERTS = (Verdict.WARNING, Verdict.FIRING)
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """One alert of a slice, from its first warning or page to its end. Times are microseconds since 1970.
+
+    Parameters
+    ----------
+    key
+        Candidate version and slice.
+    metric
+        The metric with the most evidence when it opened.
+    onset_us
+        Estimated onset, or when it opened where none is told.
+    opened_us
+        First warning or page.
+    paged_us
+        First page; None: it stayed a ticket.
+    ended_us
+        None: it lasts.
+    """
+
+    key: Key
+    metric: str
+    onset_us: int
+    opened_us: int
+    paged_us: int | None
+    ended_us: int | None
+
+    @property
+    def decided_us(self) -> int:
+        """When it reached its highest severity."""
+        return self.opened_us if self.paged_us is None else self.paged_us
+
+    def overlaps(self, other: "Alert") -> bool:
+        """Return whether both speak of the same drift: from onset to end they share a moment."""
+        begins, ends = max(self.onset_us, other.onset_us), (self.ended_us, other.ended_us)
+        return all(end is None or begins <= end for end in ends)
+
+
+class Match(StrEnum):
+    """How an alert of the policy under test stands to the record's."""
+
+    SAME = "same"
+    EARLIER = "earlier"
+    LATER = "later"
+    NEW = "new"  # the record has none
+    MISSED = "missed"  # the policy raises none
+    STRONGER = "stronger"  # a page instead of a ticket
+    WEAKER = "weaker"  # a ticket instead of a page
+
+
+class Pairing(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert of the record beside that of the policy under test; one of them may be None.
+
+    Parameters
+    ----------
+    match
+        What became of it.
+    later_s
+        By how much it is later, in event time; negative: earlier. None where one of them is missing.
+    """
+
+    recorded: Alert | None
+    tested: Alert | None
+    match: Match
+    later_s: float | None
+
+    @property
+    def key(self) -> Key:
+        """Candidate version and slice."""
+        found = self.recorded or self.tested
+        assert found is not None
+        return found.key
+
+
+def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
+    """Return the alerts that changes of verdict tell of, in the order in which they opened."""
+    running: dict[Key, Alert] = {}
+    found: list[Alert] = []
+    for change in transitions:
+        key = (change.model_version_id, change.slice_id)
+        before = running.pop(key, None)
+        if change.to_verdict not in _ALERTS:
+            if before is not None:
+                found.append(msgspec.structs.replace(before, ended_us=change.at_us))
+            continue
+        paged_us = change.at_us if change.to_verdict is Verdict.FIRING else None
+        if before is None:
+            onset = change.details.get("onset")
+            running[key] = Alert(
+                key=key,
+                metric=str(change.details.get("metric", "")),
+                onset_us=to_us(datetime.fromisoformat(onset)) if onset else change.at_us,
+                opened_us=change.at_us,
+                paged_us=paged_us,
+                ended_us=None,
+            )
+        else:
+            first_us = paged_us if before.paged_us is None else before.paged_us
+            running[key] = msgspec.structs.replace(before, paged_us=first_us)
+    return sorted([*found, *running.values()], key=lambda one: (one.opened_us, one.key))
+
+
+def pair(recorded: Sequence[Alert], tested: Sequence[Alert]) -> list[Pairing]:
+    """Return both sides' alerts side by side, each once, in the order in which they opened.
+
+    Those of one slice belong together where they overlap; the first that does is taken.
+    """
+    left = list(tested)
+    pairs = []
+    for one in recorded:
+        other = next((each for each in left if each.key == one.key and each.overlaps(one)), None)
+        if other is not None:
+            left.remove(other)
+        pairs.append(_pairing(one, other))
+    pairs += [_pairing(None, one) for one in left]
+    return sorted(pairs, key=_opened)
+
+
+def _pairing(recorded: Alert | None, tested: Alert | None) -> Pairing:
+    if recorded is None or tested is None:
+        match = Match.NEW if recorded is None else Match.MISSED
+        return Pairing(recorded=recorded, tested=tested, match=match, later_s=None)
+    if (recorded.paged_us is None) is not (tested.paged_us is None):
+        match = Match.STRONGER if recorded.paged_us is None else Match.WEAKER
+        later_us = tested.opened_us - recorded.opened_us
+    else:
+        later_us = tested.decided_us - recorded.decided_us
+        match = Match.SAME if later_us == 0 else Match.LATER if later_us > 0 else Match.EARLIER
+    return Pairing(recorded=recorded, tested=tested, match=match, later_s=later_us / 1e6)
+
+
+def _opened(pairing: Pairing) -> tuple[int, Key]:
+    found = pairing.recorded or pairing.tested
+    assert found is not None
+    return found.opened_us, found.key

@@ -1,0 +1,224 @@
+"""Stored history folded again under another configuration: what it would have said, and what it would have missed."""
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.records import Metric
+from quantdrift.drift.delay import divergence
+from quantdrift.monitor.alert import Alert, Pairing, alerts, pair
+from quantdrift.monitor.entry import Key
+from quantdrift.monitor.fold import Fold
+from storage.fold_rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
+from storage.history import HistoryExtent, StoredTransition
+
+ALPHA = 0.05  # over all slices and metrics together
+
+
+class HourSums(msgspec.Struct, kw_only=True):
+    """Sums over the exchanges of a slice in an hour of capture; names as in `rollup_hour`."""
+
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    flip: float = 0.0
+    flip_weight: float = 0.0
+    kl: float = 0.0
+    kl_weight: float = 0.0
+
+    def add(self, row: "RollupRow | HourSums") -> None:
+        """Add to each sum, in place."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(row, name))
+
+    def mean(self, metric: Metric) -> float | None:
+        """Return the weighted mean of flips, or of capped KL in nats; None where nothing has that metric."""
+        total, weight = (self.kl, self.kl_weight) if metric is Metric.KL else (self.flip, self.flip_weight)
+        return total / weight if weight > 0 else None
+
+
+class Breach(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice whose mean over the whole period lies above its budget with confidence, and that never alerted.
+
+    Parameters
+    ----------
+    key, metric
+        Candidate version and slice; flip or kl.
+    mean, low, budget
+        Weighted mean, its lower confidence bound, and what is accepted, in the metric's own unit.
+    n_effective
+        Kish's effective number of exchanges.
+    recorded
+        Whether the record has an alert of it.
+    """
+
+    key: Key
+    metric: Metric
+    mean: float
+    low: float
+    budget: float
+    n_effective: float
+    recorded: bool
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it.
+
+    Parameters
+    ----------
+    pairings
+        Every alert of either side.
+    breaches
+        What the policy under test did not alert on although it should have.
+    identical
+        Whether it made the very changes of verdict that the record has.
+    n_items
+        Comparisons folded.
+    n_missing
+        Comparisons that were stored with these batches and are there no more.
+    """
+
+    pairings: tuple[Pairing, ...]
+    breaches: tuple[Breach, ...]
+    identical: bool
+    n_items: int
+    n_missing: int
+
+
+class Backtest:
+    """Folds stored batches from nothing under a configuration.
+
+    Parameters
+    ----------
+    config
+        The one under test.
+    catalog
+        Versions, slices and policies of the record.
+    extent
+        What will be folded.
+
+    Attributes
+    ----------
+    hours
+        Per candidate version and slice the sums of each hour, by its begin in microseconds since 1970.
+    """
+
+    def __init__(self, config: Config, catalog: Catalog, extent: HistoryExtent) -> None:
+        self.hours: dict[Key, dict[int, HourSums]] = {}
+        self._config = config
+        self._catalog = catalog
+        self._extent = extent
+        self._fold = Fold(config, Snapshot(position=Position(fold_seq=extent.first - 1)))
+        self._fold.learn(catalog)
+        self._changes: list[StoredTransition] = []
+        self._n_items = 0
+
+    def fold(self, batches: Sequence[BatchRows]) -> None:
+        """Fold the next batches."""
+        for rows in batches:
+            self._n_items += len(rows.comparisons)
+            self._fold.batch(rows)
+        outcome = self._fold.take()
+        self._changes += [_stored(row) for row in outcome.transitions]
+        for row in outcome.rollups:
+            hours = self.hours.setdefault((row.model_version_id, row.slice_id), {})
+            hours.setdefault(row.hour_us, HourSums()).add(row)
+
+    def findings(self, stored: Sequence[StoredTransition], model: str = "") -> Findings:
+        """Compare with what the record says.
+
+        Parameters
+        ----------
+        stored
+            Its changes of verdict.
+        model
+            Look at this model alone; empty: at all.
+        """
+        keys = {id_ for id_, version in self._catalog.versions.items() if model in {"", version.model}}
+        before = [one for one in stored if one.model_version_id in keys]
+        after = [one for one in self._changes if one.model_version_id in keys]
+        recorded, tested = alerts(before), alerts(after)
+        return Findings(
+            pairings=tuple(pair(recorded, tested)),
+            breaches=tuple(self._breaches(keys, recorded, tested)),
+            identical=_essence(before, self._extent.first) == _essence(after, self._extent.first),
+            n_items=self._n_items,
+            n_missing=max(0, self._extent.n_items - self._n_items),
+        )
+
+    def _breaches(
+        self, versions: set[int], recorded: Sequence[Alert], tested: Sequence[Alert]
+    ) -> list[Breach]:
+        alerted = {one.key for one in tested}
+        totals: dict[Key, HourSums] = {}
+        for key, hours in sorted(self.hours.items()):
+            if key[0] in versions:
+                total = totals[key] = HourSums()
+                for sums in hours.values():
+                    total.add(sums)
+        found = []
+        for key, total in totals.items():
+            for metric in (Metric.FLIP, Metric.KL):
+                breach = self._breach(key, metric, total, ALPHA / (2 * len(totals)))
+                if breach and key not in alerted:
+                    in_record = any(one.key == key for one in recorded)
+                    found.append(msgspec.structs.replace(breach, recorded=in_record))
+        return found
+
+    def _breach(self, key: Key, metric: Metric, total: HourSums, delta: float) -> Breach | None:
+        mean = total.mean(metric)
+        if mean is None:
+            return None
+        budget, cap = accepted(self._config, self._catalog.versions[key[0]].model, metric)
+        n = total.weight**2 / total.weight_sq
+        low = cap * lower_bound(mean / cap, n, delta)
+        if low <= budget:
+            return None
+        return Breach(
+            key=key, metric=metric, mean=mean, low=low, budget=budget, n_effective=n, recorded=False
+        )
+
+
+def accepted(config: Config, model: str, metric: Metric) -> tuple[float, float]:
+    """Return the accepted mean of a metric and the cap of its single values, in its own unit."""
+    found = config.model(model)
+    budget = found.budget if found else Budget()
+    return (budget.kl, budget.kl_cap) if metric is Metric.KL else (budget.flip, 1.0)
+
+
+def lower_bound(mean: float, n: float, delta: float) -> float:
+    """Return a lower confidence bound, at level 1 - delta, of the mean of n independent values in [0, 1].
+
+    Chernoff's bound, `n KL(mean || low) = log(1 / delta)`: it holds for whatever values in [0, 1], and is wide for
+    those that vary less than flips (Hoeffding, JASA 58, 1963, theorem 1). With n an effective number it is
+    approximate.
+    """
+    low, high = 0.0, mean
+    if mean <= 0:
+        return 0.0
+    wanted = math.log(1 / delta)
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if n * divergence(mean, middle) > wanted else (low, middle)
+    return low
+
+
+def _stored(row: TransitionRow) -> StoredTransition:
+    return StoredTransition(
+        model_version_id=row.model_version_id,
+        slice_id=row.slice_id,
+        from_verdict=row.from_verdict,
+        to_verdict=row.to_verdict,
+        at_us=row.at_us,
+        fold_seq=row.fold_seq,
+        details=row.details,
+    )
+
+
+def _essence(transitions: Sequence[StoredTransition], first: int) -> list[tuple[object, ...]]:
+    return [
+        (one.fold_seq, one.model_version_id, one.slice_id, one.from_verdict, one.to_verdict, one.at_us)
+        for one in transitions
+        if one.fold_seq >= first
+    ]

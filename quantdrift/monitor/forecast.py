@@ -1,0 +1,329 @@
+"""What a policy will see, before anything is deployed: samples, expected delays and replays per slice."""
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from quantdrift.core.config.schema import Config
+from quantdrift.core.records import Policy
+from quantdrift.core.slices import SliceAssigner, SliceKey, everything
+from quantdrift.drift.clock import DAY_US, MICROSECONDS, MONTH_US
+from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
+from quantdrift.drift.detector import DETECTORS
+from quantdrift.monitor.mixture import Mixture, mixture_of, stratum_shares
+from quantdrift.monitor.population import Population, allotted
+from quantdrift.monitor.signals import WATCHED
+
+MOST_SAMPLES = 100_000
+_DAY_S = DAY_US / MICROSECONDS
+_MONTH_S = MONTH_US / MICROSECONDS
+_ROUNDS = 4  # the wanted rate depends on itself through the logarithm of the time between samples alone
+
+
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
+    """What one model is sent.
+
+    Parameters
+    ----------
+    model
+        Its name.
+    requests_per_s
+        Over the whole fleet.
+    slices
+        Share of the requests by slice, in [0, 1]; `all` is not among them.
+    strata
+        The same by name of header stratum, as far as it is known.
+    n_detectors
+        Live detectors of the fleet, every model counted; None: worked out from the slices.
+    """
+
+    model: str
+    requests_per_s: float
+    slices: tuple[tuple[SliceKey, float], ...] = ()
+    strata: Mapping[str, float] = {}
+    n_detectors: int | None = None
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What is to be found, how soon, and what may be spent.
+
+    Parameters
+    ----------
+    shift
+        Flip rate after the shift, as a multiple of the budget; above 1.
+    horizon_days
+        A slice is observable if nine of ten such shifts page within so many days.
+    quiet_days
+        How long nothing was wrong before: the evidence must outweigh the allowance of that time.
+    replays_per_s
+        What the shadow can do; None: whatever the policy asks for.
+    allocate
+        Give it out as the monitor's allocation would, instead of as the policy says.
+    replay_ms
+        GPU time per replay, or None where it is not known.
+    pods
+        Sidecars: each has its own hard cap.
+    """
+
+    shift: float = 3.0
+    horizon_days: float = 30.0
+    quiet_days: float = 30.0
+    replays_per_s: float | None = None
+    allocate: bool = False
+    replay_ms: float | None = None
+    pods: int = 1
+
+
+class SliceForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """One slice.
+
+    Parameters
+    ----------
+    slice, predicate, share
+        Its name, canonical text, and share of the requests.
+    requests_per_s, samples_per_s
+        Traffic, and what of it is replayed.
+    samples
+        Samples from the shift to the page.
+    hours
+        The same in hours of traffic at this rate: 10 %, 50 % and 90 % quantile, None as in `samples`.
+    optimum_samples
+        Mean delay of the best detector there can be, which knows both rates.
+    observable
+        Whether nine of ten such shifts page within the horizon.
+    needed_per_s
+        Samples per second with which they would; None where more than `MOST_SAMPLES` samples would be needed.
+    needed_rate
+        The same as a share of the slice's traffic; above 1 there is not enough of it.
+    """
+
+    slice: str
+    predicate: str
+    share: float
+    requests_per_s: float
+    samples_per_s: float
+    samples: Delay
+    hours: tuple[float | None, float | None, float | None]
+    optimum_samples: int
+    observable: bool
+    needed_per_s: float | None
+    needed_rate: float | None
+
+
+class Forecast(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it.
+
+    Parameters
+    ----------
+    model, requests_per_s
+        What was asked about.
+    allocated
+        Whether the rates are those of the allocation, instead of the policy's own.
+    budget, shifted
+        Accepted flip rate, and the one to be found.
+    horizon_days, quiet_days
+        As in `Question`.
+    n_detectors, pages_per_30_days
+        They share this many expected false pages.
+    replays_per_s, replays_per_s_most
+        What the policy asks for; the second where every request fell into the body strata with the largest rates.
+    granted
+        The part of it that the budget and the sidecars' caps leave, in (0, 1]; all figures are with it.
+    gpu_share
+        GPUs that the granted replays keep busy; None where the time per replay is not known.
+    slices
+        `all` first.
+    notes
+        What was assumed, and what deserves a look.
+    """
+
+    model: str
+    requests_per_s: float
+    allocated: bool
+    budget: float
+    shifted: float
+    horizon_days: float
+    quiet_days: float
+    n_detectors: int
+    pages_per_30_days: float
+    replays_per_s: float
+    replays_per_s_most: float
+    granted: float
+    gpu_share: float | None
+    slices: tuple[SliceForecast, ...]
+    notes: tuple[str, ...]
+
+
+def forecast(
+    config: Config,
+    policy: Policy,
+    traffic: Traffic,
+    question: Question,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Forecast:
+    """Return what `policy` will see of `traffic`.
+
+    Parameters
+    ----------
+    config
+        Budgets and limits; it has the model.
+    policy
+        Sampling rates.
+    traffic, question
+        See there.
+    progress
+        Told each slice that is simulated.
+    """
+    model = config.model(traffic.model)
+    if model is None:
+        raise KeyError(traffic.model)
+    shares = ((everything(model.name), 1.0), *traffic.slices)
+    strata, notes = stratum_shares(policy, traffic.slices, traffic.strata)
+    replays: float | None = None
+    if question.allocate and question.replays_per_s is not None:
+        population = Population(
+            slices=traffic.slices,
+            strata=policy.header_strata,
+            shares=tuple(strata[one.name] for one in policy.header_strata),
+        )
+        found = allotted(policy, population, traffic.requests_per_s, question.replays_per_s)
+        policy, replays = found.policy, found.replays_per_s
+    sampled = {key.predicate: mixture_of(key, policy, strata) for key, _ in shares}
+    whole = sampled[shares[0][0].predicate]
+    most = traffic.requests_per_s * whole.most if replays is None else replays
+    if replays is None:
+        replays = traffic.requests_per_s * whole.rate
+    granted = _granted(config, question, replays, most, notes)
+    n_signals = len(WATCHED) * len(DETECTORS)  # at most: not every kind watches every metric
+    others = sum(
+        len(SliceAssigner(config, other.name).declared()) for other in config.models if other is not model
+    )
+    n_detectors = traffic.n_detectors or n_signals * (len(shares) + others)
+    threshold = 1.0 / config.monitor.pages_per_30_days
+    slices = []
+    for key, share in shares:
+        progress(f"simulating {key.name}")
+        study = _Study(
+            budget=model.budget.flip,
+            shifted=min(question.shift * model.budget.flip, 1.0),
+            sampled=sampled[key.predicate],
+            allowance=Allowance(
+                gamma=1.0 / (_MONTH_S * n_detectors),  # per second; per sample once the rate is known
+                threshold=threshold,
+                mass_before=n_signals * question.quiet_days * _DAY_S / (_MONTH_S * n_detectors),
+                n_signals=n_signals,
+            ),
+            horizon_s=question.horizon_days * _DAY_S,
+        )
+        requests = traffic.requests_per_s * share
+        slices.append(_slice(key, share, requests, granted, study))
+    if whole.rate == 0:
+        notes.append("nothing is sampled: sampling.rate, sampling.body_rate or sampling.paused says so")
+    return Forecast(
+        model=model.name,
+        requests_per_s=traffic.requests_per_s,
+        allocated=question.allocate,
+        budget=model.budget.flip,
+        shifted=min(question.shift * model.budget.flip, 1.0),
+        horizon_days=question.horizon_days,
+        quiet_days=question.quiet_days,
+        n_detectors=n_detectors,
+        pages_per_30_days=config.monitor.pages_per_30_days,
+        replays_per_s=replays,
+        replays_per_s_most=most,
+        granted=granted,
+        gpu_share=None if question.replay_ms is None else granted * replays * question.replay_ms / 1000,
+        slices=tuple(slices),
+        notes=tuple(notes),
+    )
+
+
+class _Study(msgspec.Struct, frozen=True, kw_only=True):
+    """Simulations of one slice. `allowance.gamma` is per second."""
+
+    budget: float
+    shifted: float
+    sampled: Mixture
+    allowance: Allowance
+    horizon_s: float
+
+    def delay(self, samples_per_s: float) -> Delay:
+        """Return the delay in samples at this rate."""
+        return simulate(
+            flips(self.shifted, self.sampled.mix or ((1.0, 1.0),)),
+            budget=self.budget,
+            allowance=self._at(samples_per_s),
+            weighted=self.sampled.weighted,
+            most=MOST_SAMPLES,
+        )
+
+    def optimum(self, samples_per_s: float) -> int:
+        """Return the delay that nobody beats at this rate."""
+        allowance = self._at(samples_per_s)
+        return round(optimum(self.budget, self.shifted, allowance.threshold / allowance.gamma))
+
+    def needed(self) -> float | None:
+        """Return the samples per second with which nine of ten shifts page within the horizon."""
+        rate, found = 1.0, None
+        for _ in range(_ROUNDS):
+            found = self.delay(rate).p90
+            if found is None:
+                return None
+            rate = found / self.horizon_s
+        return rate
+
+    def _at(self, samples_per_s: float) -> Allowance:
+        return msgspec.structs.replace(self.allowance, gamma=self.allowance.gamma / samples_per_s)
+
+
+def _slice(
+    key: SliceKey, share: float, requests_per_s: float, granted: float, study: _Study
+) -> SliceForecast:
+    rate = requests_per_s * study.sampled.rate * granted
+    samples = study.delay(rate) if rate > 0 else Delay(p10=None, p50=None, p90=None)
+    p10, p50, p90 = (None if n is None else n / rate / 3600 for n in (samples.p10, samples.p50, samples.p90))
+    observable = p90 is not None and 3600 * p90 <= study.horizon_s
+    needed = None if observable else study.needed()
+    return SliceForecast(
+        slice=key.name,
+        predicate=key.predicate,
+        share=share,
+        requests_per_s=requests_per_s,
+        samples_per_s=rate,
+        samples=samples,
+        hours=(p10, p50, p90),
+        optimum_samples=study.optimum(rate or 1.0),
+        observable=observable,
+        needed_per_s=needed,
+        needed_rate=None if needed is None or requests_per_s == 0 else needed / requests_per_s,
+    )
+
+
+def _granted(
+    config: Config, question: Question, replays_per_s: float, most_per_s: float, notes: list[str]
+) -> float:
+    """Return the part of the replays that can be had; notes say what stands in the way."""
+    granted = 1.0
+    if question.replays_per_s is not None:
+        if replays_per_s > question.replays_per_s:
+            granted = question.replays_per_s / replays_per_s
+            notes.append(
+                f"the policy asks for {replays_per_s:.3g} replays/s and {question.replays_per_s:.3g} can be had: "
+                f"every figure is with all rates times {granted:.3g}; set them so, or samples are lost"
+            )
+        elif most_per_s > question.replays_per_s:
+            notes.append(
+                f"boosts by body strata may ask for up to {most_per_s:.3g} replays/s, which is more than can be had"
+            )
+    cap = question.pods * config.sampling.max_exchanges_per_s
+    if granted * replays_per_s > cap:
+        granted = cap / replays_per_s
+        notes.append(
+            f"sampling.max_exchanges_per_s lets through {cap:.3g}/s over {question.pods} sidecar(s): what is above is "
+            "lost, and slices with more than monitor.max_loss_ratio lost are `unknown`"
+        )
+    if most_per_s > replays_per_s:
+        notes.append(
+            "boosts by body strata are not counted: how much traffic they hold is not known beforehand"
+        )
+    return granted

@@ -1,0 +1,265 @@
+"""What a back-test found, with names in place of numbers: for machines as it stands, for people as text."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from quantdrift.core.records import Metric
+from quantdrift.monitor.alert import Alert, Match, Pairing
+from quantdrift.monitor.backtest import Breach, Findings
+from quantdrift.monitor.entry import Key
+from storage.fold_rows import Catalog, from_us
+from storage.history import HistoryExtent
+
+_WORDS = {
+    Match.SAME: "same",
+    Match.EARLIER: "earlier",
+    Match.LATER: "later",
+    Match.NEW: "new",
+    Match.MISSED: "MISSED",
+    Match.STRONGER: "page, was ticket",
+    Match.WEAKER: "ticket, was page",
+}
+_MOST_NAME = 44
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert; None where it was not, or not yet. `paged` is None for a ticket."""
+
+    metric: str
+    onset: datetime
+    opened: datetime
+    paged: datetime | None
+    ended: datetime | None
+
+
+class ToldPair(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert of the record beside that under test; `later_s` is negative where the latter was earlier."""
+
+    model: str
+    version: str
+    slice: str
+    match: Match
+    later_s: float | None
+    recorded: Told | None
+    tested: Told | None
+
+
+class ToldBreach(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice above its budget over the whole period that the policy under test never alerted on."""
+
+    model: str
+    version: str
+    slice: str
+    metric: Metric
+    mean: float
+    low: float
+    budget: float
+    n_effective: float
+    alerted_in_record: bool
+
+
+class Hindsight(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it.
+
+    Parameters
+    ----------
+    begin, end
+        Earliest and latest capture that was folded.
+    first_fold, last_fold
+        The stretch of the fold.
+    complete
+        Whether it began where the record does; else the state at the beginning was taken to be nothing.
+    identical
+        Whether it made the very changes of verdict that the record has.
+    n_items, n_missing
+        Comparisons folded, and stored ones that are there no more.
+    pages_recorded, pages_tested, tickets_recorded, tickets_tested
+        Alerts that paged, and those that stayed tickets.
+    alerts
+        Every alert of either side, in the order in which they opened.
+    breaches
+        What was never alerted on.
+    notes
+        What limits the comparison.
+    """
+
+    begin: datetime
+    end: datetime
+    first_fold: int
+    last_fold: int
+    complete: bool
+    identical: bool
+    n_items: int
+    n_missing: int
+    pages_recorded: int
+    pages_tested: int
+    tickets_recorded: int
+    tickets_tested: int
+    alerts: tuple[ToldPair, ...]
+    breaches: tuple[ToldBreach, ...]
+    notes: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return it for people."""
+        lines = [
+            f"folded {self.n_items:,} comparisons, fold {self.first_fold:,} to {self.last_fold:,}",
+            f"from {_minute(self.begin)} to {_minute(self.end)} UTC",
+            f"pages    {self.pages_recorded} in the record, {self.pages_tested} under test",
+            f"tickets  {self.tickets_recorded} in the record, {self.tickets_tested} under test",
+        ]
+        if self.identical:
+            lines.append("Every change of verdict is the record's own.")
+        if self.alerts:
+            lines += ["", *_table(self.alerts)]
+        if self.breaches:
+            lines += ["", "Above their budget over the whole period, and not alerted on under test:"]
+            lines += [f"  {_breach(one)}" for one in self.breaches]
+        if self.notes:
+            lines += ["", "Notes:", *(f"  - {note}" for note in self.notes)]
+        return "\n".join(lines)
+
+
+def hindsight(findings: Findings, extent: HistoryExtent, catalog: Catalog, notes: Sequence[str]) -> Hindsight:
+    """Return what was found with its names.
+
+    Parameters
+    ----------
+    findings, extent, catalog
+        From the back-test, and what it was made from.
+    notes
+        What the caller has to say first.
+    """
+    recorded = [one.recorded for one in findings.pairings if one.recorded]
+    tested = [one.tested for one in findings.pairings if one.tested]
+    return Hindsight(
+        begin=extent.begin,
+        end=extent.end,
+        first_fold=extent.first,
+        last_fold=extent.last,
+        complete=extent.complete,
+        identical=findings.identical,
+        n_items=findings.n_items,
+        n_missing=findings.n_missing,
+        pages_recorded=sum(one.paged_us is not None for one in recorded),
+        pages_tested=sum(one.paged_us is not None for one in tested),
+        tickets_recorded=sum(one.paged_us is None for one in recorded),
+        tickets_tested=sum(one.paged_us is None for one in tested),
+        alerts=tuple(_pair(one, catalog) for one in findings.pairings),
+        breaches=tuple(_told_breach(one, catalog) for one in findings.breaches),
+        notes=(*notes, *_limits(findings, extent)),
+    )
+
+
+def named(key: Key, catalog: Catalog) -> tuple[str, str, str]:
+    """Return model, candidate version and slice of a key, by name."""
+    version, place = catalog.versions[key[0]], catalog.slices[key[1]]
+    return version.model, version.candidate_version, place.name
+
+
+def _limits(findings: Findings, extent: HistoryExtent) -> list[str]:
+    notes = []
+    if not extent.complete:
+        notes.append(
+            f"history before {_minute(extent.begin)} is not folded (not asked for, or gone with "
+            "storage.retention_days): detectors begin from nothing there, so alerts soon after it may differ for that "
+            "reason alone, and baselines are learned anew"
+        )
+    if findings.n_missing:
+        notes.append(
+            f"{findings.n_missing:,} comparisons of this stretch are gone with storage.retention_days"
+        )
+    return notes
+
+
+def _pair(pairing: Pairing, catalog: Catalog) -> ToldPair:
+    model, version, place = named(pairing.key, catalog)
+    return ToldPair(
+        model=model,
+        version=version,
+        slice=place,
+        match=pairing.match,
+        later_s=pairing.later_s,
+        recorded=_told(pairing.recorded),
+        tested=_told(pairing.tested),
+    )
+
+
+def _told(alert: Alert | None) -> Told | None:
+    if alert is None:
+        return None
+    return Told(
+        metric=alert.metric,
+        onset=from_us(alert.onset_us),
+        opened=from_us(alert.opened_us),
+        paged=None if alert.paged_us is None else from_us(alert.paged_us),
+        ended=None if alert.ended_us is None else from_us(alert.ended_us),
+    )
+
+
+def _told_breach(breach: Breach, catalog: Catalog) -> ToldBreach:
+    model, version, place = named(breach.key, catalog)
+    return ToldBreach(
+        model=model,
+        version=version,
+        slice=place,
+        metric=breach.metric,
+        mean=breach.mean,
+        low=breach.low,
+        budget=breach.budget,
+        n_effective=breach.n_effective,
+        alerted_in_record=breach.recorded,
+    )
+
+
+def _table(alerts: Sequence[ToldPair]) -> list[str]:
+    names = [f"{one.model} {one.version}, {one.slice}" for one in alerts]
+    width = min(max(len(name) for name in names), _MOST_NAME)
+    rows = [f"{'slice':<{width}}  {'record':<24} {'under test':<24} difference"]
+    for name, one in zip(names, alerts, strict=True):
+        rows.append(
+            f"{name:<{width}}  {_when(one.recorded):<24} {_when(one.tested):<24} {_difference(one)}".rstrip()
+        )
+    return rows
+
+
+def _when(alert: Told | None) -> str:
+    if alert is None:
+        return "-"
+    return f"ticket {_minute(alert.opened)}" if alert.paged is None else f"page {_minute(alert.paged)}"
+
+
+def _difference(one: ToldPair) -> str:
+    word = _WORDS[one.match]
+    if not one.later_s:
+        return word
+    length = _length(abs(one.later_s))
+    if one.match in {Match.EARLIER, Match.LATER}:
+        return f"{length} {word}"
+    return f"{word}, {length} {'later' if one.later_s > 0 else 'earlier'}"
+
+
+def _length(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return (
+        f"{seconds / 3600:.1f} h"
+        if seconds < 172_800
+        else f"{seconds / timedelta(days=1).total_seconds():.1f} d"
+    )
+
+
+def _breach(one: ToldBreach) -> str:
+    unit = " nat" if one.metric is Metric.KL else ""
+    said = "alerted in the record" if one.alerted_in_record else "nobody alerted"
+    return (
+        f"{one.model} {one.version}, {one.slice}: {one.metric} {one.mean:.3g}{unit}, surely above {one.low:.3g}, "
+        f"budget {one.budget:g} ({said})"
+    )
+
+
+def _minute(at: datetime) -> str:
+    return f"{at.astimezone(UTC):%Y-%m-%d %H:%M}"

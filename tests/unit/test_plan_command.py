@@ -1,0 +1,116 @@
+"""`quantdrift plan`, as typed and without a database."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from quantdrift.cli import main
+
+pytestmark = pytest.mark.unit
+
+CONFIG = """
+[capture]
+headers = ["x-scanner"]
+[sampling]
+rate = 0.05
+[[models]]
+name = "digits"
+[[slices]]
+name = "scanner"
+header = "x-scanner"
+[[slices]]
+name = "contrast"
+feature = "contrast"
+edges = [0.05]
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """Return a configuration file with an open and a declared family of slices."""
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG)
+    return path
+
+
+def _plan(config: Path, *arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", "--config", str(config), *arguments], env={"QUANTDRIFT_DSN": ""})
+
+
+def test_people_read_a_table_and_what_cannot_be_observed(config: Path) -> None:
+    """A slice that is too rare at this rate comes with the rate that it needs."""
+    done = _plan(
+        config,
+        "--rps",
+        "100",
+        "--slice",
+        "scanner=faint=2%",
+        "--slice",
+        "scanner=ghost=0.00001",
+        "--gpu-ms-per-replay",
+        "8",
+    )
+    assert done.exit_code == 0, done.output
+    assert "5 replays/s, 0.04 GPU" in done.output
+    assert "flips from 1.00% (the budget) to 3.00%" in done.output
+    assert "NOT OBSERVABLE" in done.output
+    assert "scanner=ghost: sample it at" in done.output
+    assert "Traceback" not in done.output
+
+
+def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
+    """The parts of a crossed slice are joined by ` & `; a GPU share is a replay budget."""
+    done = _plan(
+        config,
+        "--rps",
+        "100",
+        "--slice",
+        "scanner=faint & contrast<0.05=1%",
+        "--slice",
+        "contrast<0.05=0.1",
+        "--gpu-share",
+        "0.01",
+        "--gpu-ms-per-replay",
+        "5",
+        "--allocate",
+        "--shift",
+        "5",
+        "--json",
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert [one["slice"] for one in found["slices"]] == [
+        "all",
+        "scanner=faint & contrast<0.05",
+        "contrast<0.05",
+    ]
+    assert found["shifted"] == pytest.approx(0.05)
+    assert found["allocated"]
+    assert 0 < found["replays_per_s"] <= 2.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "give the traffic: --rps with --slice, or --from-record"),
+        (("--rps", "1", "--from-record"), "give the traffic"),
+        (("--rps", "1", "--model", "digit"), "did you mean `digits`"),
+        (("--rps", "1", "--slice", "scaner=faint=1%"), "no slice `scaner=faint`"),
+        (("--rps", "1", "--slice", "contrast<0.5=1%"), "did you mean `contrast<0.05`"),
+        (("--rps", "1", "--slice", "scanner=faint"), "is no NAME=SHARE"),
+        (("--rps", "1", "--slice", "scanner=faint=2"), "is no NAME=SHARE"),
+        (("--rps", "1", "--stratum", "rare=1%"), "no header stratum `rare`"),
+        (("--rps", "1", "--allocate"), "--allocate gives out a budget"),
+        (("--rps", "1", "--gpu-share", "0.1"), "--gpu-share goes with --gpu-ms-per-replay"),
+        (("--from-record",), "QUANTDRIFT_DSN"),
+    ],
+)
+def test_what_does_not_fit_together_is_said_in_a_sentence(
+    config: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    """Exit code 2, the nearest name where there is one."""
+    done = _plan(config, *arguments)
+    assert done.exit_code == 2, done.output
+    assert said in done.output
