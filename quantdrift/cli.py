@@ -5,13 +5,17 @@ from typing import Any, NoReturn
 
 import click
 
-from quantdrift.commands import config, db, report, serve
+from quantdrift.commands import backtest, baseline, clusters, config, db, plan, policy, report, serve, slices
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _EXTRAS = {
     "shadow": "shadow",
     "monitor": "monitor",
     "report": "report",
+    "slices": "monitor",
+    "baseline": "monitor",
+    "backtest": "report",
+    "plan": "storage",
     "db": "storage",
     "up": "all",
     "config": "shadow",
@@ -80,7 +84,14 @@ for _command in (
     serve.monitor,
     serve.up,
     report.report,
+    plan.plan,
+    backtest.backtest,
     db.db,
+    baseline.baseline,
+    policy.policy,
     config.config_,
+    slices.slices,
 ):
     main.add_command(_command)
+for _command in (clusters.fit, clusters.clusters):
+    slices.slices.add_command(_command)

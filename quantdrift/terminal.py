@@ -1,7 +1,7 @@
 """What a person at a terminal sees: progress, and the explanation of a configuration."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import click
@@ -32,6 +32,16 @@ class Steps:
     def _step(self, text: str) -> None:
         if not self._quiet:
             click.echo(f"\r\x1b[K{text} ..." if self._live else text, nl=not self._live, err=True)
+
+
+def columns(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table as text: left-aligned columns, as wide as what stands in them."""
+    lines = [tuple(head), *(tuple(row) for row in rows)]
+    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
 
 
 def explained(explanation: Explanation, path: Path) -> str:

@@ -66,6 +66,27 @@ HELD = Instrument("quantdrift.sidecar.held", _OG, "By", "Held for unfinished exc
 QUEUED = Instrument("quantdrift.sidecar.queued", _OG, "By", "Waiting for hand-off or for the stream.")
 QUEUE_LIMIT = Instrument("quantdrift.sidecar.queue_limit", _OG, "By", "Bound of what may be held and wait.")
 RESTARTS = Instrument("quantdrift.sidecar.restarts", _C, "{restart}", "Children started anew, by child.")
+POLICY_CENTRAL = Instrument(
+    "quantdrift.sidecar.policy.central",
+    _OG,
+    "{policy}",
+    "1 while the monitor's sampling policy is followed, 0 while the configuration's rates hold.",
+)
+POLICY_AGE = Instrument(
+    "quantdrift.sidecar.policy.age",
+    _OG,
+    "s",
+    "Age of the monitor's policy that is followed; absent while the configuration's rates hold.",
+)
+POLICY_CHANGES = Instrument(
+    "quantdrift.sidecar.policy.changes", _OC, "{change}", "Times that other rates came into force."
+)
+POLICY_REFUSED = Instrument(
+    "quantdrift.sidecar.policy.refused",
+    _OC,
+    "{policy}",
+    "Policies of the monitor that are not followed, by reason.",
+)
 
 # The shadow.
 COMPARED = Instrument(
@@ -87,6 +108,13 @@ SLICE_OVERFLOW = Instrument(
     _C,
     "{item}",
     "Items in `other`: more values than max_values, by model.",
+)
+
+VECTORS = Instrument(
+    "quantdrift.shadow.vectors",
+    _C,
+    "{vector}",
+    "Vectors chosen for learned slices, by model and outcome: stored, over_cap or failed.",
 )
 
 # The monitor.
@@ -124,6 +152,49 @@ DIVERGENCE = Instrument(
 )
 SLICES_LEFT_OUT = Instrument(
     "quantdrift.slice.left_out", _OG, "{slice}", "Slices not exported because of telemetry.max_slices."
+)
+
+# The sampling policy, made by the leading monitor.
+POLICY_PUBLISHED = Instrument(
+    "quantdrift.monitor.policy.published",
+    _C,
+    "{policy}",
+    "Policies given to the sidecars, confirmations included.",
+)
+LAG_FACTOR = Instrument(
+    "quantdrift.monitor.policy.lag_factor",
+    _OG,
+    "{rate}",
+    "What every sampling rate is multiplied by because the shadow lags: 1 is not at all.",
+)
+STREAM_LOAD = Instrument(
+    "quantdrift.monitor.stream.load",
+    _OG,
+    "{limit}",
+    "Share of the stream's limits that is used or about to be; at 0.5 the rates are halved.",
+)
+REPLAYS_PLANNED = Instrument(
+    "quantdrift.monitor.replays.planned", _OG, "{item}", "Items per second that the policy means to replay."
+)
+REPLAYS_MEASURED = Instrument(
+    "quantdrift.monitor.replays.measured",
+    _OG,
+    "{item}",
+    "Items per second that were replayed and stored lately.",
+)
+
+# The search for slices.
+SEARCH_TIME = Instrument(
+    "quantdrift.discovery.duration", _H, "s", "Time of one round of searches and of tests of candidates."
+)
+DISCOVERED = Instrument(
+    "quantdrift.discovery.slices", _C, "{slice}", "Discovered slices, by model and what became of them."
+)
+DISCOVERY_OVERFLOW = Instrument(
+    "quantdrift.discovery.overflow",
+    _C,
+    "{slice}",
+    "Slices and conditions that a limit of [discovery] left out or keeps waiting, by model and limit.",
 )
 
 Labels = Mapping[str, str]

@@ -3,6 +3,8 @@
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
@@ -13,7 +15,7 @@ from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, Watch
 from quantdrift.monitor.entry import Entry, Key, new_entry
-from quantdrift.monitor.signals import budget_of, cap_of
+from quantdrift.monitor.signals import budget_of, cap_of, scale_of
 from quantdrift.monitor.succession import Succession
 from storage.fold_rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
 
@@ -147,12 +149,19 @@ class Roster:
             )
             return
         before = learner.live(state)
-        if row.source is Source.FROZEN:
+        if row.source is Source.FROZEN and not before:
+            _LOG.warning("slice %d has no baseline of %s yet that could be frozen", row.slice_id, row.metric)
+        elif row.source is Source.FROZEN:
             learner.freeze(state)
         elif row.source is Source.KEPT:
             learner.keep(state)
         elif row.content is not None:
-            fresh = learner.from_content(row.content, mass=self.clock.mass, at_us=self.now_us)
+            fresh = learner.from_content(
+                msgspec.convert(row.content, learner.record),
+                scale=float(state[header.SCALE]),
+                mass=self.clock.mass,
+                at_us=self.now_us,
+            )
             fresh[header.POLICY], fresh[header.N_TOTAL] = state[header.POLICY], state[header.N_TOTAL]
             entry.watch.add(signal, fresh)
             state = fresh
@@ -196,8 +205,8 @@ class Roster:
         mass, at_us = self.clock.mass, self.now_us
         before = self._predecessor(key, signal, catalog)
         if before is None:
-            cap = cap_of(Metric(signal.metric), budget)
-            state = learner.fresh(tau=self._config.monitor.tolerance, scale=cap, mass=mass, at_us=at_us)
+            scale = scale_of(signal, budget)
+            state = learner.fresh(tau=self._config.monitor.tolerance, scale=scale, mass=mass, at_us=at_us)
         else:
             state = learner.inherit(self.entries[before, key[1]].watch.states[signal], mass=mass, at_us=at_us)
             self._grow(1)
@@ -250,7 +259,7 @@ class Roster:
                 to_us=self.now_us,
                 n_groups=int(LEARNERS[signal.kind].learned(state)),
                 from_version_id=from_version_id,
-                content=LEARNERS[signal.kind].content(state),
+                content=msgspec.to_builtins(LEARNERS[signal.kind].content(state)),
                 fold_seq=fold_seq,
             )
         )

@@ -9,14 +9,16 @@ import numpy as np
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.drift.group import group_value
-from quantdrift.drift.margin import margin_bin
+from quantdrift.drift.margin import N_BINS, margin_bin
+from quantdrift.drift.quantile import tail_bin
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import SliceRates
 from storage.fold_rows import ComparisonRow
 
 WATCHED = (Metric.FLIP, Metric.KL)
+LEARNED = ((Metric.FLIP, CHANGE.kind), (Metric.KL, TAIL.kind))  # flips by margin, KL by its tail and its body
 _LOG = logging.getLogger(__name__)
 
 
@@ -28,6 +30,11 @@ def cap_of(metric: Metric, budget: Budget) -> float:
 def budget_of(metric: Metric, budget: Budget) -> float:
     """Return the accepted mean of the clipped signal, over its cap."""
     return budget.kl / budget.kl_cap if metric is Metric.KL else budget.flip
+
+
+def scale_of(signal: SignalKey, budget: Budget) -> float:
+    """Return what one unit of what a detector observes is in the metric's own unit: tails are not clipped."""
+    return 1.0 if signal.kind == TAIL.kind else cap_of(Metric(signal.metric), budget)
 
 
 def shown(
@@ -58,6 +65,29 @@ def shown(
         value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
         if value is not None:
             found[SignalKey(metric.value, BUDGET.kind)] = value
+    found |= _learned(items, rates, session=session)
+    return found
+
+
+def _learned(
+    items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
+) -> dict[SignalKey, FloatArray]:
+    """Return what the detectors without weights see: items thinned to a constant probability."""
+    placed = [(margin_bin(item.candidate_margin), item) for item in items]
+    kept = [(place, item) for place, item in placed if session or rates.keeps(item, place)]
+    found = {}
+    flips = [(place, x) for place, item in kept if (x := _value(Metric.FLIP, item, 1.0)) is not None]
+    if flips:
+        value = np.zeros(CHANGE.width)
+        for place, x in flips:
+            value[place] += 1.0 / len(flips)
+            value[N_BINS + place] += x / len(flips)
+        found[SignalKey(Metric.FLIP.value, CHANGE.kind)] = value
+    tail = [x for _, item in kept if (x := _value(Metric.KL, item, math.inf)) is not None]
+    if tail:
+        found[SignalKey(Metric.KL.value, TAIL.kind)] = np.bincount(
+            tail_bin(np.array(tail)), minlength=TAIL.width
+        ) / len(tail)
     return found
 
 

@@ -132,7 +132,7 @@ async def test_what_is_retired_stays_behind_in_the_record(
     for rows in batches(20):
         await store_batch(record, rows)
     await _fold(database)
-    assert await record.fetchval("select count(*) from detector where retired_at is null") == 6
+    assert await record.fetchval("select count(*) from detector where retired_at is null") == 12
     for day in range(1, 33):
         at_us = BEGIN_US + day * DAY_US
         await store_batch(record, _tally(day, at_us, stored_us=at_us, boot="c"))

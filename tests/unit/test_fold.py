@@ -95,7 +95,7 @@ def test_cutting_the_batches_into_folds_changes_nothing() -> None:
     """Resumed from its stored rows after every few batches, the fold ends in the same bits, with the same story."""
     stream = batches(300)
     _, whole = fold_all(stream)
-    detectors: dict[tuple[int, str], DetectorRow] = {}
+    detectors: dict[tuple[int, str, str], DetectorRow] = {}
     verdicts: dict[tuple[int, int], VerdictRow] = {}
     tallies: list[TallyRow] = []
     transitions: list[TransitionRow] = []
@@ -110,12 +110,12 @@ def test_cutting_the_batches_into_folds_changes_nothing() -> None:
         part = stream[begin : begin + 7]
         _, outcome = fold_all(part, snapshot)
         tallies += [row for rows in part for row in rows.tallies]
-        detectors |= {(row.slice_id, row.metric): row for row in outcome.detectors}
+        detectors |= {(row.slice_id, row.metric, row.kind): row for row in outcome.detectors}
         verdicts |= {(row.model_version_id, row.slice_id): row for row in outcome.verdicts}
         transitions += outcome.transitions
         position = outcome.position
     assert position == whole.position
-    assert {(row.slice_id, row.metric): row for row in whole.detectors} == detectors
+    assert {(row.slice_id, row.metric, row.kind): row for row in whole.detectors} == detectors
     assert [row for row in whole.verdicts if row.n_groups] == [
         verdicts[row.model_version_id, row.slice_id] for row in whole.verdicts if row.n_groups
     ]
@@ -248,7 +248,7 @@ def test_an_observation_from_another_policy_is_refused_not_weighted() -> None:
     row = batches(1)[0].comparisons[0]
     row = msgspec.structs.replace(row, slice_ids=(ALL_ID,), pi1=0.01)
     fold, outcome = fold_all([BatchRows(fold_seq=1, stored_us=row.captured_us, comparisons=(row,))])
-    assert not outcome.detectors
+    assert "budget" not in {row.kind for row in outcome.detectors}
     assert outcome.rollups
     assert fold.position.fold_seq == 1
 
@@ -306,11 +306,12 @@ def test_a_changed_budget_starts_the_evidence_anew() -> None:
     fold = Fold(wide, snapshot)
     fold.learn(CATALOG)
     fold.batch(stream[50])
-    found = {(row.slice_id, row.metric): row for row in fold.take().detectors}
-    before = {(row.slice_id, row.metric): row for row in outcome.detectors}
-    assert found[ALL_ID, "flip"].budget == 0.2
-    assert found[ALL_ID, "flip"].n_groups == 16
-    assert found[ALL_ID, "kl"].n_groups == before[ALL_ID, "kl"].n_groups + 16
+    found = {(row.slice_id, row.metric, row.kind): row for row in fold.take().detectors}
+    before = {(row.slice_id, row.metric, row.kind): row for row in outcome.detectors}
+    assert found[ALL_ID, "flip", "budget"].budget == 0.2
+    assert found[ALL_ID, "flip", "budget"].n_groups == 16
+    for kept in (("kl", "budget"), ("flip", "change"), ("kl", "tail")):
+        assert found[ALL_ID, *kept].n_groups == before[ALL_ID, *kept].n_groups + 16
     assert next(row for row in fold.verdicts() if row.slice_id == ALL_ID).n_groups > 100
 
 

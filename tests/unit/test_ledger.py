@@ -2,8 +2,8 @@
 
 import pytest
 
+from quantdrift.core.inclusion import reachable_strata
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.core.slices import reachable_strata
 from quantdrift.monitor.ledger import RECENT_US, Counts, Ledger
 from storage.fold_rows import TallyRow
 from tests.fold_stream import BEGIN_US, POLICY, SECOND_US

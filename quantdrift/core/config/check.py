@@ -4,11 +4,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.config.strata import MOST_STRATA
 
 
 def problems(config: Config) -> list[str]:
     """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
-    return [*_sidecar(config), *_sampling(config), *_models(config), *_slices(config)]
+    return [*_sidecar(config), *_sampling(config), *_policy(config), *_models(config), *_slices(config)]
 
 
 def _sidecar(config: Config) -> Iterator[str]:
@@ -39,8 +40,8 @@ def _sampling(config: Config) -> Iterator[str]:
             yield f"sampling.{section}: a rate is a probability, from 0 to 1"
     if any(name != name.lower() for stratum in config.sampling.header_strata for name in stratum.headers):
         yield "sampling.header_strata: header names are written in lower case"
-    if len(config.sampling.header_strata) > 63:
-        yield "sampling.header_strata: at most 63"
+    if len(config.sampling.header_strata) > MOST_STRATA:
+        yield f"sampling.header_strata: at most {MOST_STRATA}"
     hashed = {name for stratum in config.sampling.header_strata for name in stratum.headers} & {
         key.removeprefix("header.") for key in config.capture.hmac
     }
@@ -53,6 +54,11 @@ def _sampling(config: Config) -> Iterator[str]:
             for where in stratum.where
             if where.key not in known
         )
+
+
+def _policy(config: Config) -> Iterator[str]:
+    if config.monitor.policy_valid_s < 2 * config.monitor.policy_s:
+        yield "monitor.policy_valid_s must be at least twice monitor.policy_s, or policies lapse between two looks"
 
 
 def _models(config: Config) -> Iterator[str]:

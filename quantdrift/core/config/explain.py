@@ -3,6 +3,7 @@
 import msgspec
 
 from quantdrift.core.config.schema import MIB, Config
+from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
 
 # Resident memory of the idle processes (47, 28 and 53 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
@@ -151,6 +152,7 @@ def _notes(config: Config) -> list[str]:
         notes.append("no telemetry.otlp_endpoint: alerts stay in Postgres and on the monitor's /metrics")
     if config.sampling.paused:
         notes.append("sampling.paused: nothing is taken")
+    notes += _whose_rates(config)
     if config.sampling.sticky_header:
         notes.append("sampling.sticky_header: give every sidecar the same QUANTDRIFT_SAMPLING_SALT")
         notes.append(
@@ -161,4 +163,22 @@ def _notes(config: Config) -> list[str]:
     zero += ["default"] if config.sampling.rate == 0 else []
     if zero:
         notes.append(f"rate 0 in header stratum {', '.join(zero)}: nothing is known about that traffic")
+    return notes
+
+
+def _whose_rates(config: Config) -> list[str]:
+    """Say whose rates hold, the configuration's or the monitor's."""
+    sampling, monitor = config.sampling, config.monitor
+    if not sampling.central:
+        return ["sampling.central = false: the rates above hold, whatever the monitor says"]
+    if not sampling.replays_per_s:
+        return ["sampling.replays_per_s = 0: the monitor makes no policy, and the rates above hold"]
+    budget, lapse_s = sampling.replays_per_s, monitor.policy_valid_s
+    whose = f"sampling.replays_per_s = {budget:g}: the monitor's policy holds, and the rates above where there is none"
+    notes = [f"{whose} or nobody has confirmed it for {lapse_s:g} s; the caps always hold"]
+    if left_out := header_strata(config).left_out:
+        notes.append(
+            f"no header stratum is left for {', '.join(left_out)}: the relay boosts no such slice by itself, only what "
+            "`default` takes of it"
+        )
     return notes

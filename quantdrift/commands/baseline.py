@@ -1,0 +1,357 @@
+"""`quantdrift baseline`: what drift is measured against, and who decided so."""
+
+import asyncio
+import getpass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.load import Role
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric
+from quantdrift.terminal import Steps, columns
+
+if TYPE_CHECKING:
+    from quantdrift.monitor.decisions import Scope
+
+_MODEL = click.option("--model", required=True, help="The model.")
+_VERSION = click.option("--version", default="", help="Candidate version; the newest if left out.")
+_SLICE = click.option("--slice", "slices", multiple=True, help="Only this slice, by name; may be repeated.")
+_METRIC = click.option(
+    "--metric",
+    "metrics",
+    type=click.Choice([Metric.FLIP.value, Metric.KL.value]),
+    multiple=True,
+    help="Only this metric; may be repeated.",
+)
+_BY = click.option(
+    "--by", default=getpass.getuser, show_default="your user name", help="Who decides; it is recorded."
+)
+_REASON = click.option("--reason", default="", help="Why; it is recorded.")
+
+
+@click.group()
+def baseline() -> None:
+    """Say what drift is measured against: learned, inherited, accepted, imported or frozen.
+
+    A slice learns what it is like after a deployment. A new candidate version starts against its predecessor's
+    baseline, so that a bad release cannot become the new normal: only `accept` replaces it. Every decision is a row
+    of the table `baseline` with who, when, why and from which rows; the monitor follows it with its next batch.
+    """
+
+
+def _scope(
+    model: str,
+    version: str,
+    slices: tuple[str, ...],
+    metrics: tuple[str, ...],
+    *,
+    by: str,
+    reason: str,
+) -> "Scope":
+    from quantdrift.monitor.decisions import Scope
+
+    return Scope(
+        model=model,
+        version=version,
+        slices=slices,
+        metrics=tuple(Metric(metric) for metric in metrics),
+        by=by,
+        reason=reason,
+    )
+
+
+@baseline.command("list")
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Only this model.")
+@click.option("--version", default="", help="Only this candidate version.")
+@click.option("--slice", "slice_name", default="", help="Only this slice, by name.")
+@click.option("--history", is_flag=True, help="Every row, not only the newest of each signal.")
+@JSON
+def list_(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    version: str,
+    slice_name: str,
+    history: bool,
+    as_json: bool,
+) -> None:
+    """List what each signal is measured against, since when, and by whose decision.
+
+    \b
+    Examples:
+      quantdrift baseline list --model digits
+      quantdrift baseline list --slice scanner=archive --history --json
+    """
+    from storage.baseline import baselines
+    from storage.database import Database
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+
+    async def ask() -> list[object]:
+        async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+            return list(
+                await baselines(
+                    connection, model=model, version=version, slice_name=slice_name, history=history
+                )
+            )
+
+    found = asyncio.run(ask())
+    if as_json:
+        emit(found)
+    elif not found:
+        click.echo("No baselines yet: they are learned from some 5,000 exchanges of a slice.")
+    else:
+        click.echo(columns(_HEAD, [_row(msgspec.structs.asdict(one)) for one in found]))  # type: ignore[arg-type]
+
+
+_HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by", "when (UTC)", "why")
+
+
+def _row(one: dict[str, object]) -> tuple[str, ...]:
+    made_at = one["made_at"]
+    assert isinstance(made_at, datetime)
+    source = str(one["source"])
+    if one["from_version"]:
+        source += f" from {one['from_version']}"
+    if one["fold_seq"] is None:
+        source += " (waits for the monitor)"
+    return (
+        str(one["model"]),
+        str(one["version"]),
+        str(one["slice"]),
+        str(one["metric"]),
+        str(one["kind"]),
+        source,
+        f"{one['n_groups']:,}",
+        str(one["made_by"]),
+        f"{made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+        str(one["reason"]),
+    )
+
+
+@baseline.command()
+@CONFIG
+@DATA
+@_MODEL
+@_VERSION
+@_SLICE
+@_METRIC
+@click.option("--since", type=click.DateTime(), help="From this capture time, UTC; the version's first.")
+@click.option("--until", type=click.DateTime(), help="Up to this capture time, UTC; now.")
+@_BY
+@_REASON
+@JSON
+def accept(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    version: str,
+    slices: tuple[str, ...],
+    metrics: tuple[str, ...],
+    since: datetime | None,
+    until: datetime | None,
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Make what a version has shown the new normal.
+
+    Learns anew from the stored comparisons of this version, and nothing else. A signal with too few of them keeps
+    its baseline. An alert that lasts ends once the slice has shown to be inside its new baseline.
+
+    \b
+    Example:
+      quantdrift baseline accept --model digits --version int8-b --reason "labels are better than before"
+    """
+    from quantdrift.monitor import decisions
+    from storage.database import Database
+
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    scope = _scope(model, version, slices, metrics, by=by, reason=reason)
+
+    async def run(progress: Steps) -> list[decisions.Accepted]:
+        async with Database(secrets.dsn, config.storage) as database:
+            with progress as step:
+                return await decisions.accept(
+                    database, config, scope, since=_utc(since), until=_utc(until), progress=step
+                )
+
+    found = asyncio.run(run(Steps(quiet=as_json)))
+    n_accepted = sum(one.missing == 0 for one in found)
+    if as_json:
+        emit(found)
+    else:
+        rows = [
+            (
+                one.slice,
+                one.metric,
+                one.kind,
+                f"{one.n_groups:,}",
+                f"needs some {one.missing:,} more" if one.missing else "accepted",
+            )
+            for one in found
+        ]
+        click.echo(columns(("slice", "metric", "kind", "groups", ""), rows))
+        click.echo(
+            f"{n_accepted} of {len(found)} signals have a new baseline, from the monitor's next batch on."
+        )
+    if not n_accepted:
+        raise OperatorError("no signal has enough comparisons for a baseline: nothing was recorded")
+
+
+@baseline.command()
+@CONFIG
+@DATA
+@_MODEL
+@_VERSION
+@_SLICE
+@_METRIC
+@_BY
+@_REASON
+@JSON
+def freeze(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    version: str,
+    slices: tuple[str, ...],
+    metrics: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Let the baselines in force learn nothing more, until one is accepted.
+
+    \b
+    Example:
+      quantdrift baseline freeze --model digits --reason "validated on 2026-11-21"
+    """
+    _settle(
+        "frozen", config_path, data, _scope(model, version, slices, metrics, by=by, reason=reason), as_json
+    )
+
+
+@baseline.command()
+@CONFIG
+@DATA
+@_MODEL
+@_VERSION
+@_SLICE
+@_METRIC
+@_BY
+@_REASON
+@JSON
+def keep(
+    config_path: Path,
+    data: Path | None,
+    model: str,
+    version: str,
+    slices: tuple[str, ...],
+    metrics: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Judge an alert false: what was seen while it lasted is learned after all.
+
+    While a slice alerts nothing is learned, and when it is over its baseline goes back to before the onset.
+
+    \b
+    Example:
+      quantdrift baseline keep --model digits --slice scanner=archive --reason "a new batch of scans, labels agree"
+    """
+    _settle("kept", config_path, data, _scope(model, version, slices, metrics, by=by, reason=reason), as_json)
+
+
+def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
+    from quantdrift.monitor.decisions import settle
+    from storage.database import Database
+    from storage.fold_rows import Source
+
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+
+    async def run() -> int:
+        async with Database(secrets.dsn, config.storage) as database:
+            return await settle(database, scope, Source(source))
+
+    n_signals = asyncio.run(run())
+    if as_json:
+        emit({"decided": n_signals, "source": source})
+    else:
+        click.echo(f"{n_signals} signals {source}, from the monitor's next batch on.")
+
+
+@baseline.command("import")
+@CONFIG
+@DATA
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@_MODEL
+@_VERSION
+@_METRIC
+@_BY
+@_REASON
+@JSON
+def import_(
+    config_path: Path,
+    data: Path | None,
+    file: Path,
+    model: str,
+    version: str,
+    metrics: tuple[str, ...],
+    by: str,
+    reason: str,
+    as_json: bool,
+) -> None:
+    """Take budgets from an offline evaluation, instead of the configuration's.
+
+    FILE is a JSON list of objects with `slice`, `metric`, `upper` (the upper confidence bound of the mean, in the
+    metric's unit; null goes back to the configuration) and, if known, `n`. It is a budget, not a learned baseline:
+    an offline set is not drawn from the traffic.
+
+    \b
+    Example:
+      echo '[{"slice": "scanner=archive", "metric": "flip", "upper": 0.03, "n": 4000}]' > offline.json
+      quantdrift baseline import offline.json --model digits
+    """
+    from quantdrift.monitor import decisions
+    from storage.database import Database
+
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    try:
+        figures = msgspec.json.decode(file.read_bytes(), type=list[decisions.Imported])
+    except msgspec.DecodeError as error:
+        raise OperatorError(
+            f"{file} is not a list of objects with slice, metric, upper and n: {error}"
+        ) from error
+    scope = _scope(model, version, (), metrics, by=by, reason=reason)
+
+    async def run() -> list[decisions.Imported]:
+        async with Database(secrets.dsn, config.storage) as database:
+            return await decisions.import_(database, config, scope, figures)
+
+    found = asyncio.run(run())
+    if as_json:
+        emit(found)
+    else:
+        rows = [
+            (
+                one.slice,
+                one.metric.value,
+                "configuration" if one.upper is None else f"{one.upper:g}",
+                f"{one.n:,}",
+            )
+            for one in found
+        ]
+        click.echo(columns(("slice", "metric", "budget", "n"), rows))
+        click.echo("In force from the monitor's next batch on; the evidence of these signals starts anew.")
+
+
+def _utc(at: datetime | None) -> datetime | None:
+    return at.replace(tzinfo=UTC) if at else None

@@ -1,0 +1,155 @@
+"""`quantdrift policy`."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+import msgspec
+
+from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config
+from quantdrift.core.directive import (
+    ACCOUNT,
+    DIRECTIVE,
+    Account,
+    Directive,
+    decode_account,
+    decode_directive,
+)
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What is in the policy bucket.
+
+    Parameters
+    ----------
+    bucket
+        Its name.
+    directive
+        What the sidecars are given, or None.
+    age_s
+        Time since it was made or confirmed; None without one.
+    holds
+        Whether sidecars still follow it.
+    account
+        Why it is as it is, or None.
+    """
+
+    bucket: str
+    directive: Directive | None
+    age_s: float | None
+    holds: bool
+    account: Account | None
+
+
+@click.group("policy")
+def policy() -> None:
+    """Look at the sampling policy that the monitor makes."""
+
+
+@policy.command("show")
+@CONFIG
+@click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="QUANTDRIFT_DATA",
+    help="Data directory of a running `quantdrift up`, to find its NATS.",
+)
+@JSON
+def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
+    """Show the sampling policy in force, why it is as it is, and its age.
+
+    It asks NATS alone. Sidecars follow it where sampling.central is true and nothing in their configuration
+    contradicts it; `quantdrift_sidecar_policy_refused_total` tells who does not.
+
+    \b
+    Example:
+      quantdrift policy show -c config.toml --json
+    """
+    import asyncio
+
+    from quantdrift.terminal import columns
+
+    config = load(config_path)
+    if data is not None:
+        config = _at(config, data)
+    shown = asyncio.run(_read(config))
+    if as_json:
+        emit(shown)
+        return
+    if shown.directive is None:
+        click.echo(f"There is no policy in {shown.bucket}: the rates of the configuration hold.")
+        if not config.sampling.replays_per_s:
+            click.echo("sampling.replays_per_s is 0, so the monitor makes none.")
+        return
+    click.echo(_headline(shown, shown.directive))
+    if shown.account is not None:
+        click.echo(_why(shown.account, shown.directive.lag_factor))
+        rows = [
+            (
+                f"{one.model}: {one.name}",
+                f"{one.traffic_per_s:.3g}",
+                f"{one.replays_per_s * shown.directive.lag_factor:.3g}",
+                f"{one.evidence_share:.1%}",
+            )
+            for one in shown.account.slices
+        ]
+        click.echo("\n" + columns(("slice", "items/s", "replayed/s", "evidence"), rows))
+        if shown.account.n_slices > len(rows):
+            click.echo(f"and {shown.account.n_slices - len(rows)} more")
+    rates = [(one.name, f"{one.rate:.4g}") for one in shown.directive.policy.header_strata]
+    click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
+    totals = [(one.name, f"{one.rate:.4g}") for one in shown.directive.policy.body_strata]
+    click.echo("\n" + columns(("body stratum", "replayed, at most what is taken"), rows=totals))
+
+
+def _at(config: Config, data: Path) -> Config:
+    """Return the configuration with the NATS server of `quantdrift up`, where it has one of its own."""
+    path = data / "nats.url"
+    if not path.exists():
+        return config
+    stream = msgspec.structs.replace(config.stream, url=path.read_text(encoding="utf-8").strip())
+    return msgspec.structs.replace(config, stream=stream)
+
+
+async def _read(config: Config) -> Shown:
+    from quantdrift.core.jetstream import Queue
+    from quantdrift.core.keyvalue import PolicyBucket
+
+    queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
+    try:
+        bucket = PolicyBucket(queue, config.stream)
+        entry, told = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+    finally:
+        await queue.close()
+    now = datetime.now(UTC)
+    directive = decode_directive(entry.value) if entry else None
+    account = decode_account(told.value) if told else None
+    if directive is None or (account is not None and account.epoch != directive.policy.epoch):
+        account = None  # another leader's, or half of a change
+    return Shown(
+        bucket=bucket.name,
+        directive=directive,
+        age_s=None if directive is None else (now - directive.issued_at).total_seconds(),
+        holds=directive is not None and directive.holds(now.timestamp()),
+        account=account,
+    )
+
+
+def _headline(shown: Shown, directive: Directive) -> str:
+    state = "is followed" if shown.holds else "has lapsed: the rates of the configuration hold"
+    return f"Policy {directive.policy.epoch} {state}; confirmed {shown.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
+
+
+def _why(account: Account, lag_factor: float) -> str:
+    text = (
+        f"Planned: {account.replays_per_s * lag_factor:.3g} of {account.budget_per_s:g} items/s replayed, "
+        f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; worked out {account.made_at:%Y-%m-%d %H:%M:%S} UTC "
+        f"from {account.n_items} recent items."
+    )
+    if lag_factor < 1:
+        text += f"\nThe shadow lags: every rate is {lag_factor:g} of what it would be."
+    if account.n_unboosted:
+        text += f"\n{account.n_unboosted} slices are not boosted: there would be more than monitor.policy_strata strata."
+    return text

@@ -1,0 +1,79 @@
+"""Header strata that follow from the slices: what the monitor's policy can boost on the relay already.
+
+Tallies are counted per header stratum by its index, so the set of strata is the configuration's, the same in every
+role that reads it; a policy changes their rates alone. So that nobody writes a stratum per value by hand, each
+declared value of a slice rule by header gets one, after those written by hand.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.records import HeaderStratum
+
+MOST_STRATA = 63
+
+
+class Strata(msgspec.Struct, frozen=True, kw_only=True):
+    """The header strata of a configuration, without the last, `default`.
+
+    Parameters
+    ----------
+    strata
+        Those written by hand, then those of slices. The latter take what would fall to `default`, at its rate.
+    left_out
+        Declared values, as `HEADER=VALUE`, that no stratum could be made for because there are 63 already.
+    """
+
+    strata: tuple[HeaderStratum, ...]
+    left_out: tuple[str, ...]
+
+
+def header_strata(config: Config) -> Strata:
+    """Return the header strata of `config`, in order.
+
+    Slices add to them where the monitor makes policies (`sampling.central` with `sampling.replays_per_s` above 0). A
+    value adds none where a stratum written by hand takes it whole, where `capture.hmac` hashes the header, or where
+    the relay and the decoder could read it differently: not in ASCII, or so long that it is cut. The result is the
+    same for a configuration that has been through `with_strata`.
+    """
+    sampling = config.sampling
+    strata = list(sampling.header_strata)
+    left_out: list[str] = []
+    if sampling.central and sampling.replays_per_s > 0:
+        for header, value in _declared(config):
+            if any(_takes_whole(stratum, header, value) for stratum in strata):
+                continue
+            if len(strata) >= MOST_STRATA:
+                left_out.append(f"{header}={value}")
+                continue
+            name = f"{header}={value}"
+            while any(stratum.name == name for stratum in strata):
+                name += "'"
+            strata.append(HeaderStratum(name=name, headers={header: value}, rate=sampling.rate))
+    return Strata(strata=tuple(strata), left_out=tuple(dict.fromkeys(left_out)))
+
+
+def with_strata(config: Config) -> Config:
+    """Return `config` with the strata of its slices among its header strata."""
+    sampling = msgspec.structs.replace(config.sampling, header_strata=header_strata(config).strata)
+    return msgspec.structs.replace(config, sampling=sampling)
+
+
+def _declared(config: Config) -> Iterator[tuple[str, str]]:
+    for rule in config.slices:
+        if rule.header and f"header.{rule.header}" not in config.capture.hmac:
+            for value in rule.values:
+                if _read_alike(rule, value, config.capture.max_value_bytes):
+                    yield rule.header, value
+
+
+def _read_alike(rule: Slice, value: str, max_bytes: int) -> bool:
+    plain = value.isascii() and value.isprintable() and value == value.strip()
+    return plain and 0 < len(value) < max_bytes and rule.header == rule.header.lower()
+
+
+def _takes_whole(stratum: HeaderStratum, header: str, value: str) -> bool:
+    unconditional = not stratum.method and not stratum.path_prefix
+    return unconditional and stratum.headers.items() <= {header: value}.items()

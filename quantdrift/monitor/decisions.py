@@ -1,0 +1,236 @@
+"""What people decide about baselines: each decision is a row that the fold follows with its next batch."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+
+import msgspec
+
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric
+from quantdrift.drift.detector import BUDGET
+from quantdrift.monitor.learning import Learned, Learning
+from quantdrift.monitor.signals import LEARNED
+from storage.baseline import Decision, decide, find_slices, find_version, rows_since
+from storage.database import Database
+from storage.fold import load_catalog
+from storage.fold_rows import Source
+
+FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Scope(msgspec.Struct, frozen=True, kw_only=True):
+    """What a decision is about, by whom, and why.
+
+    Parameters
+    ----------
+    model
+        The model.
+    version
+        Candidate version; empty: the newest in the record.
+    slices, metrics
+        Names; empty: all.
+    by, reason
+        Who decides, and why.
+    """
+
+    model: str
+    version: str = ""
+    slices: tuple[str, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    by: str
+    reason: str = ""
+
+
+class Accepted(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one signal.
+
+    Parameters
+    ----------
+    slice, metric, kind
+        The signal.
+    n_groups
+        Groups that the rows hold.
+    missing
+        How many more it takes; 0 where the decision was recorded.
+    """
+
+    slice: str
+    metric: str
+    kind: str
+    n_groups: int
+    missing: int
+
+
+class Imported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A figure of an offline evaluation.
+
+    Parameters
+    ----------
+    slice, metric
+        The signal.
+    upper
+        Upper confidence bound of its mean, in the metric's unit; None: back to the configuration's budget.
+    n
+        Items it was measured on.
+    """
+
+    slice: str
+    metric: Metric
+    upper: float | None
+    n: int = 0
+
+
+async def accept(
+    database: Database,
+    config: Config,
+    scope: Scope,
+    *,
+    since: datetime | None,
+    until: datetime | None,
+    progress: Callable[[str], None],
+) -> list[Accepted]:
+    """Make what a version showed between two times its baseline: the new normal.
+
+    Parameters
+    ----------
+    since, until
+        Capture times; from the version's first exchange, and to now, where left out.
+    progress
+        Told what is being done.
+
+    Raises
+    ------
+    OperatorError
+        There is no such model, version or slice, or no rows at all.
+    """
+    async with database.begin() as connection:
+        version = await find_version(connection, scope.model, scope.version)
+        slices = await find_slices(connection, scope.model, scope.slices)
+        learning = Learning(config, await load_catalog(connection), scope.model)
+        begin, end = since or version.first_seen_at, until or FUTURE
+        first: datetime | None = None
+        last_us, n_rows = 0, 0
+        async for rows in rows_since(connection, version.id, list(slices), begin, end):
+            learning.add(rows)
+            n_rows += len(rows)
+            first = first or datetime.fromtimestamp(rows[0].captured_us / 1e6, UTC)
+            last_us = rows[-1].captured_us
+            progress(f"{n_rows:,} comparisons of {scope.model} {version.name}")
+        if first is None:
+            raise OperatorError(
+                f"there are no comparisons of {scope.model} {version.name} since {begin:%Y-%m-%d %H:%M} UTC: "
+                "give an earlier --since, or mind storage.retention_days"
+            )
+        learned = [
+            one
+            for one in learning.result()
+            if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
+        ]
+        await decide(
+            connection,
+            [
+                Decision(
+                    model_version_id=version.id,
+                    slice_id=one.slice_id,
+                    metric=one.signal.metric,
+                    kind=one.signal.kind,
+                    source=Source.ACCEPTED,
+                    made_by=scope.by,
+                    reason=scope.reason,
+                    from_at=first,
+                    to_at=datetime.fromtimestamp(last_us / 1e6, UTC),
+                    n_groups=one.n_groups,
+                    from_version_id=None,
+                    content=one.content,
+                )
+                for one in learned
+                if one.content is not None
+            ],
+        )
+    return [_accepted(one, slices) for one in learned]
+
+
+async def settle(database: Database, scope: Scope, source: Source) -> int:
+    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals it names."""
+    async with database.begin() as connection:
+        version = await find_version(connection, scope.model, scope.version)
+        slices = await find_slices(connection, scope.model, scope.slices)
+        decisions = [
+            _about(version.id, slice_id, metric.value, kind, source, scope)
+            for slice_id in slices
+            for metric, kind in LEARNED
+            if _wanted(metric.value, scope.metrics)
+        ]
+        await decide(connection, decisions)
+    return len(decisions)
+
+
+async def import_(
+    database: Database, config: Config, scope: Scope, figures: Sequence[Imported]
+) -> list[Imported]:
+    """Record budgets from an offline evaluation, which hold instead of the configuration's; return them.
+
+    Raises
+    ------
+    OperatorError
+        There is no such model, version or slice, or a figure is no budget.
+    """
+    found = config.model(scope.model)
+    cap = found.budget.kl_cap if found else 0.0
+    async with database.begin() as connection:
+        version = await find_version(connection, scope.model, scope.version)
+        slices = await find_slices(connection, scope.model, sorted({one.slice for one in figures}))
+        ids = {name: slice_id for slice_id, name in slices.items()}
+        wanted = [one for one in figures if _wanted(one.metric.value, scope.metrics)]
+        for one in wanted:
+            top = {Metric.FLIP: 1.0, Metric.KL: cap}.get(one.metric)
+            if top is None:
+                raise OperatorError(f"`{one.metric}` has no budget: flip and kl have")
+            if one.upper is not None and not 0 < one.upper < top:
+                raise OperatorError(
+                    f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between 0 and {top:g}"
+                )
+        await decide(
+            connection,
+            [
+                msgspec.structs.replace(
+                    _about(version.id, ids[one.slice], one.metric.value, BUDGET.kind, Source.IMPORTED, scope),
+                    n_groups=one.n,
+                    content={} if one.upper is None else {"budget": one.upper},
+                )
+                for one in wanted
+            ],
+        )
+    return wanted
+
+
+def _about(version_id: int, slice_id: int, metric: str, kind: str, source: Source, scope: Scope) -> Decision:
+    return Decision(
+        model_version_id=version_id,
+        slice_id=slice_id,
+        metric=metric,
+        kind=kind,
+        source=source,
+        made_by=scope.by,
+        reason=scope.reason,
+        from_at=None,
+        to_at=None,
+        n_groups=0,
+        from_version_id=None,
+        content=None,
+    )
+
+
+def _wanted(metric: str, metrics: Sequence[Metric]) -> bool:
+    return not metrics or metric in {one.value for one in metrics}
+
+
+def _accepted(one: Learned, slices: Mapping[int, str]) -> Accepted:
+    return Accepted(
+        slice=slices[one.slice_id],
+        metric=one.signal.metric,
+        kind=one.signal.kind,
+        n_groups=one.n_groups,
+        missing=one.missing,
+    )

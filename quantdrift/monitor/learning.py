@@ -1,0 +1,127 @@
+"""A baseline made from stored rows at once: what a signal would have learned from them, and nothing else."""
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.drift.block import STEPS, Block, FloatArray
+from quantdrift.drift.detector import LEARNERS
+from quantdrift.drift.signal import N_TOTAL
+from quantdrift.drift.watch import SignalKey
+from quantdrift.monitor.gather import exchanges, slices_of
+from quantdrift.monitor.rates import Rates
+from quantdrift.monitor.sessions import Sessions
+from quantdrift.monitor.signals import scale_of, shown
+from storage.fold_rows import Catalog, ComparisonRow
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What rows say of one signal.
+
+    Parameters
+    ----------
+    slice_id, signal
+        Which one.
+    n_groups
+        Groups that showed it.
+    missing
+        How many more it takes to be a baseline; 0 where it is one.
+    content
+        The baseline, as JSON values; None where it is none yet.
+    """
+
+    slice_id: int
+    signal: SignalKey
+    n_groups: int
+    missing: int
+    content: dict[str, object] | None
+
+
+class Learning:
+    """Learns from rows of one candidate version, in the order of their capture.
+
+    Parameters
+    ----------
+    config
+        Caps, session length and tolerance.
+    catalog
+        What the rows' numbers stand for.
+    model
+        Whose rows they are.
+    """
+
+    def __init__(self, config: Config, catalog: Catalog, model: str) -> None:
+        found = config.model(model)
+        self._budget = found.budget if found else Budget()
+        self._tolerance = config.monitor.tolerance
+        self._catalog = catalog
+        self._rates = Rates()
+        self._sessions = Sessions(int(config.monitor.session_s * 1_000_000))
+        self._waiting: dict[tuple[int, SignalKey], list[tuple[FloatArray, int]]] = {}
+        self._states: dict[tuple[int, SignalKey], FloatArray] = {}
+
+    def add(self, rows: Sequence[ComparisonRow]) -> None:
+        """Learn from some more rows; the items of one exchange come together."""
+        for exchange in exchanges(rows):
+            first = exchange.rows[0]
+            if first.group_key:
+                self._sessions.add(exchange.rows, first.captured_us)
+                self._group(self._sessions.due(first.captured_us))
+            else:
+                self._group([exchange.rows])
+
+    def result(self) -> list[Learned]:
+        """Return what has been learned, by slice and signal."""
+        for key in sorted(self._waiting):
+            self._run(key)
+        found = []
+        for (slice_id, signal), state in sorted(self._states.items()):
+            learner = LEARNERS[signal.kind]
+            content = msgspec.to_builtins(learner.content(state)) if learner.live(state) else None
+            found.append(
+                Learned(
+                    slice_id=slice_id,
+                    signal=signal,
+                    n_groups=int(state[N_TOTAL]),
+                    missing=learner.missing(state),
+                    content=content,
+                )
+            )
+        return found
+
+    def _group(self, groups: Iterable[Sequence[ComparisonRow]]) -> None:
+        for rows in groups:
+            for slice_id, items in slices_of(rows).items():
+                rates = self._rates.of(self._catalog, slice_id, rows[0].policy_id)
+                for signal, value in shown(slice_id, items, rates, self._budget).items():
+                    if signal.kind not in LEARNERS:
+                        continue
+                    key = (slice_id, signal)
+                    waiting = self._waiting.setdefault(key, [])
+                    waiting.append((value, rows[0].captured_us))
+                    if len(waiting) == STEPS:
+                        self._run(key)
+
+    def _run(self, key: tuple[int, SignalKey]) -> None:
+        waiting = self._waiting.pop(key, [])
+        if not waiting:
+            return
+        learner, last_us = LEARNERS[key[1].kind], max(at_us for _, at_us in waiting)
+        state = self._states.get(key)
+        if state is None:
+            scale = scale_of(key[1], self._budget)
+            state = learner.fresh(tau=self._tolerance, scale=scale, mass=0.0, at_us=waiting[0][1])
+        times = np.array([[at_us] for _, at_us in waiting], dtype=np.float64)
+        block = Block(
+            x=np.stack([value for value, _ in waiting])[:, None, :],
+            seen=np.ones_like(times, dtype=bool),
+            mass=np.zeros_like(times),
+            at_us=np.maximum.accumulate(times),
+        )
+        path = learner.run(state[None], block)
+        state = path.stopped(np.array([len(waiting) - 1]))[0]
+        # What is learned after it is ready is learned too, as it would have been on the way.
+        learner.tend(state, mass=0.0, at_us=last_us)
+        self._states[key] = state

@@ -1,0 +1,175 @@
+"""What `quantdrift baseline` asks of the record and adds to it: versions, slices, rows to learn from, decisions."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import insert, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import OperatorError
+from storage.fold import comparison_row
+from storage.fold_rows import ComparisonRow, Source
+from storage.tables import Baseline
+
+_VERSIONS: Final = text("""
+    select id, candidate_version, first_seen_at from model_version
+    where model = :model and reference_digest <> '' order by first_seen_at desc, id desc
+""")
+_MODELS: Final = text("select distinct model from model_version order by model")
+_SLICES: Final = text("select id, name from slice where model = :model order by id")
+_IN_FORCE: Final = text("""
+    select distinct on (v.model, v.id, s.id, b.metric, b.kind) b.id, v.model, v.candidate_version as version,
+        s.name as slice, b.metric, b.kind, b.source, b.made_by, b.made_at, b.reason, b.from_at, b.to_at, b.n_groups,
+        f.candidate_version as from_version, b.content, b.fold_seq
+    from baseline b join model_version v on v.id = b.model_version_id join slice s on s.id = b.slice_id
+        left join model_version f on f.id = b.from_version_id
+    where (:model = '' or v.model = :model) and (:version = '' or v.candidate_version = :version)
+        and (:slice = '' or s.name = :slice)
+    order by v.model, v.id, s.id, b.metric, b.kind, b.id desc
+""")
+_HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id, b.metric, b.kind)", ""))
+# In pages by the primary key: whole exchanges, in the order of capture, however many there are.
+_ROWS: Final = text("""
+    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
+        pi1, pi2, u1, u2, candidate_margin, flip, topk, js, kl, margin
+    from comparison
+    where captured_at >= :begin and captured_at < :end and model_version_id = :version
+        and slice_ids && cast(:slices as int[])
+        and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
+    order by captured_at, comparison.exchange_id, item limit :most
+""")
+_PAGE: Final = 10_000
+
+
+class VersionFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate version that has a reference."""
+
+    id: int
+    name: str
+    first_seen_at: datetime
+
+
+class BaselineFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A baseline or a decision about one, as people read it."""
+
+    id: int
+    model: str
+    version: str
+    slice: str
+    metric: str
+    kind: str
+    source: Source
+    made_by: str
+    made_at: datetime
+    reason: str
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    from_version: str | None
+    content: dict[str, Any] | None
+    fold_seq: int | None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decides about one signal; columns as in `baseline`."""
+
+    model_version_id: int
+    slice_id: int
+    metric: str
+    kind: str
+    source: Source
+    made_by: str
+    reason: str
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    from_version_id: int | None
+    content: dict[str, Any] | None
+
+
+async def find_version(connection: AsyncConnection, model: str, name: str) -> VersionFact:
+    """Return a version of `model`; the newest where `name` is empty.
+
+    Raises
+    ------
+    OperatorError
+        There is none of that name; the message says which there are.
+    """
+    rows = (await connection.execute(_VERSIONS, {"model": model})).mappings().all()
+    if not rows:
+        models = ", ".join((await connection.scalars(_MODELS)).all()) or "none"
+        raise OperatorError(
+            f"the record has no version of model `{model}` with a reference; models: {models}"
+        )
+    for row in rows:
+        if name in {"", row["candidate_version"]}:
+            return VersionFact(
+                id=row["id"], name=row["candidate_version"], first_seen_at=row["first_seen_at"]
+            )
+    known = ", ".join(row["candidate_version"] for row in rows)
+    raise OperatorError(f"model `{model}` has no version `{name}` in the record; versions: {known}")
+
+
+async def find_slices(connection: AsyncConnection, model: str, names: Sequence[str]) -> dict[int, str]:
+    """Return ids and names of slices of `model`; all of them where `names` is empty.
+
+    Raises
+    ------
+    OperatorError
+        There is none of that name.
+    """
+    known = {row.id: row.name for row in await connection.execute(_SLICES, {"model": model})}
+    if missing := set(names) - set(known.values()):
+        raise OperatorError(
+            f"model `{model}` has no slice {', '.join(f'`{name}`' for name in sorted(missing))}; "
+            f"slices: {', '.join(known.values())}"
+        )
+    return {slice_id: name for slice_id, name in known.items() if not names or name in names}
+
+
+async def baselines(
+    connection: AsyncConnection,
+    *,
+    model: str = "",
+    version: str = "",
+    slice_name: str = "",
+    history: bool = False,
+) -> list[BaselineFact]:
+    """Return the newest baseline of each signal, or with `history` all of them, newest first within a signal."""
+    wanted = {"model": model, "version": version, "slice": slice_name}
+    rows = await connection.execute(_HISTORY if history else _IN_FORCE, wanted)
+    return [msgspec.convert(dict(row), BaselineFact) for row in rows.mappings()]
+
+
+async def rows_since(
+    connection: AsyncConnection, version_id: int, slice_ids: Sequence[int], begin: datetime, end: datetime
+) -> AsyncIterator[list[ComparisonRow]]:
+    """Yield a version's rows that lie in any of the slices, in the order of capture, whole exchanges at a time."""
+    last = {"at": begin, "exchange": "00000000-0000-0000-0000-000000000000", "item": -1}
+    within = {"version": version_id, "slices": list(slice_ids), "begin": begin, "end": end, "most": _PAGE}
+    held: list[ComparisonRow] = []
+    while True:
+        page = (await connection.execute(_ROWS, {**within, **last})).mappings().all()
+        held += [comparison_row(row) for row in page]
+        if len(page) < _PAGE:
+            break
+        last = {key: page[-1][name] for key, name in _PLACE.items()}
+        cut = len(held) - 1
+        while cut > 0 and held[cut - 1].exchange_id == held[cut].exchange_id:
+            cut -= 1
+        yield held[:cut]
+        held = held[cut:]
+    if held:
+        yield held
+
+
+_PLACE: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
+
+
+async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
+    """Record decisions; the monitor follows them with its next batch."""
+    if decisions:
+        values = [msgspec.structs.asdict(one) | {"source": one.source.value} for one in decisions]
+        await connection.execute(insert(Baseline), values)
