@@ -20,15 +20,19 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Counters, Slot
+from sidecar.directives import Directives
 from sidecar.drain import Deadlines
+from sidecar.follower import Follower
 from sidecar.handoff import RawMeta
 from sidecar.lost import LostError
+from sidecar.notice import NAME, Notice
 from sidecar.policy import policy_of
 from sidecar.publisher import Publisher
 from sidecar.reception import Reception
 from sidecar.recorder import Origin, Recorder
 from sidecar.tallies import Tallies
 
+_TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -106,7 +110,7 @@ async def serve(
     counters
         Shared by the sidecar's processes; the last slot is this one's.
     listener
-        Unix stream socket that relay workers connect to, already listening.
+        Unix stream socket that relay workers connect to, already listening. Beside it they look for the policy.
     boot
         32 hexadecimal digits, minted when the supervisor started.
     environment
@@ -119,7 +123,10 @@ async def serve(
     )
     origin = origin_of(config, secrets, boot, environment)
     publisher = Publisher(config, slot, clock)
-    desk = Desk(Recorder(config, origin), publisher, slot, counters.n_strata)
+    directives = Directives(config.sampling)
+    notice = Notice(Path(listener.getsockname()).with_name(NAME))
+    follower = Follower(config, directives, notice, slot, clock)
+    desk = Desk(Recorder(config, origin, directives), publisher, slot, counters.n_strata)
     reception = Reception(config.sidecar, desk.handle)
     tallies = Tallies(
         counters=counters,
@@ -133,7 +140,16 @@ async def serve(
     async def tally() -> None:
         await tallies.run(config.sidecar.tally_interval_s, stop)
 
+    async def follow() -> None:
+        await follower.run(lambda: publisher.queue, stop)
+
+    async def tick() -> None:
+        await stop.wait(_TICK_S)
+        follower.tick()
+
     ended = Stop()
+    ticking = asyncio.create_task(supervise("the policy's tick", tick, stop))
+    following = asyncio.create_task(supervise("following the policy", follow, stop))
     publishing = asyncio.create_task(publisher.run(ended))
     tallying = asyncio.create_task(supervise("the tally", tally, stop))
     await reception.start(listener)
@@ -144,7 +160,8 @@ async def serve(
     await reception.finish(time_s * 0.25)
     if not await publisher.drained(time_s * 0.5):
         _LOG.warning("ending with exchanges that the stream did not take: they are counted as lost")
-    await tallying
+    following.cancel()
+    await asyncio.gather(tallying, ticking, following, return_exceptions=True)
     ended.set()
     await publishing
     with contextlib.suppress(TimeoutError):

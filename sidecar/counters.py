@@ -10,6 +10,7 @@ import tempfile
 from enum import IntEnum
 from typing import Self
 
+from quantdrift.core.directive import Refusal
 from quantdrift.core.records import Loss, StratumCount
 
 
@@ -27,6 +28,13 @@ class Gauge(IntEnum):
     FORWARDED_BYTES = 8  # passed through, both directions
     SEQUENCE = 9  # capture: number of the last tally
     SERVING = 10  # relay: 1 while it accepts connections
+    POLICY_ISSUED_S = 11  # capture: when the directive in force was issued, seconds since 1970; 0: none is
+    POLICY_CHANGES = 12  # capture: times that another policy came into force
+    POLICY_UNREADABLE = 13  # capture: directives that were refused, by reason
+    POLICY_STALE = 14
+    POLICY_EARLY = 15
+    POLICY_STRATA = 16
+    POLICY_RATES = 17
 
 
 class Count(IntEnum):
@@ -42,7 +50,15 @@ class Count(IntEnum):
 _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
 _PER_STRATUM = len(Count) + len(_LOSSES)
-_N_GAUGES = 16  # room to grow
+_N_GAUGES = 32  # room to grow
+
+REFUSED = {
+    Refusal.UNREADABLE: Gauge.POLICY_UNREADABLE,
+    Refusal.STALE: Gauge.POLICY_STALE,
+    Refusal.EARLY: Gauge.POLICY_EARLY,
+    Refusal.STRATA: Gauge.POLICY_STRATA,
+    Refusal.RATES: Gauge.POLICY_RATES,
+}
 
 
 class Counters:

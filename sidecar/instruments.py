@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from quantdrift.core import telemetry as t
+from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import StratumCount
-from sidecar.counters import Counters, Gauge
+from sidecar.counters import REFUSED, Counters, Gauge
 
 _TOTALS = {
     t.IGNORED: Gauge.IGNORED,
@@ -17,10 +18,13 @@ _TOTALS = {
     t.FORWARDED: Gauge.FORWARDED_BYTES,
     t.HELD: Gauge.HELD_BYTES,
     t.QUEUED: Gauge.QUEUE_BYTES,
+    t.POLICY_CHANGES: Gauge.POLICY_CHANGES,
 }
 
 
-def observe(telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], sidecar: Sidecar) -> None:
+def observe(
+    telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], sidecar: Sidecar, clock: Clock
+) -> None:
     """Have every instrument of the sidecar read from `counters`.
 
     Parameters
@@ -33,6 +37,8 @@ def observe(telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], s
         Names of the header strata, in the policy's order.
     sidecar
         Its bounds add up to what may be held and wait.
+    clock
+        For the age of the policy.
     """
     for instrument, gauge in _TOTALS.items():
         telemetry.observe(instrument, _total(counters, gauge))
@@ -52,6 +58,17 @@ def observe(telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], s
     )
     limit = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes) + sidecar.queue_bytes
     telemetry.observe(t.QUEUE_LIMIT, lambda: [(limit, {})])
+    telemetry.observe(
+        t.POLICY_REFUSED,
+        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in REFUSED.items()],
+    )
+    telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
+    telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
+
+
+def _policy_ages(counters: Counters, clock: Clock) -> Iterable[tuple[float, t.Labels]]:
+    issued_s = counters.gauge(Gauge.POLICY_ISSUED_S)
+    return [(max(0.0, clock.now().timestamp() - issued_s), {})] if issued_s else []
 
 
 def _total(counters: Counters, gauge: Gauge) -> t.Read:

@@ -7,6 +7,7 @@ import msgspec
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling, Tensor
 from sidecar.attributes import Attributes, cut, keyed_hash
+from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.lost import LostError
 from sidecar.message import Head, parse_head, read_body
@@ -19,7 +20,6 @@ from sidecar.oip import (
     decode_response,
     parse_target,
 )
-from sidecar.policy import policy_of
 from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
 
 UNVERSIONED = "unversioned"
@@ -58,14 +58,17 @@ class Recorder:
         Models, capture rules and rates.
     origin
         This sidecar.
+    directives
+        What epochs are told from; without it they are the configuration's.
     """
 
-    def __init__(self, config: Config, origin: Origin) -> None:
+    def __init__(self, config: Config, origin: Origin, directives: Directives | None = None) -> None:
         self._config = config
         self._origin = origin
         self._models = {model.name: model for model in config.models}
         self._attributes = Attributes(config.capture, origin.hmac_key)
-        self._needs_margin = needs_margin(config.sampling.body_strata)
+        self._directives = directives or Directives(config.sampling)
+        self._needs_margin = False
         self._policy: Policy | None = None
         self._salt = b""
 
@@ -145,7 +148,11 @@ class Recorder:
 
     def _policy_of(self, epoch: str) -> Policy:
         if self._policy is None or self._policy.epoch != epoch:
-            self._policy = policy_of(self._config.sampling, epoch)
+            policy = self._directives.of(epoch)
+            if policy is None:
+                raise LostError(Loss.CAPTURE_ERROR, f"the policy of epoch {epoch} is not known any more")
+            self._policy = policy
+            self._needs_margin = needs_margin(policy.body_strata)
             self._salt = phase_salt(self._origin.salt, epoch)
         return self._policy
 

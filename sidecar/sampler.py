@@ -2,13 +2,14 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
-from sidecar.policy import epoch_salt, policy_at, uniform
+from sidecar.directives import Directives
+from sidecar.policy import epoch_salt, uniform
 
 _MASK = (1 << 64) - 1
 _ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
@@ -63,23 +64,60 @@ class Mint:
 class _Rule:
     """A header stratum, ready to be asked."""
 
-    __slots__ = ("_headers", "_method", "_path_prefix", "rate")
+    __slots__ = ("_headers", "_index", "_method", "_path_prefix")
 
-    def __init__(self, stratum: HeaderStratum) -> None:
-        self.rate = stratum.rate
+    def __init__(self, index: int, stratum: HeaderStratum) -> None:
+        self._index = index
         self._method = stratum.method.encode()
         self._path_prefix = stratum.path_prefix.encode()
         self._headers = [(name.encode(), value.encode()) for name, value in stratum.headers.items()]
 
-    def takes(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> bool:
+    def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
+        """Return the stratum's index if the request is in it."""
         if self._method and method != self._method:
-            return False
+            return None
         if not path.startswith(self._path_prefix):
-            return False
-        for name, value in self._headers:  # noqa: SIM110 - a generator costs more than the loop
+            return None
+        for name, value in self._headers:
             if headers.get(name) != value:
-                return False
-        return True
+                return None
+        return self._index
+
+
+class _Values:
+    """Neighbouring strata that each ask for a value of the same header and nothing else: one look for all."""
+
+    __slots__ = ("_header", "_indices")
+
+    def __init__(self, header: str) -> None:
+        self._header = header.encode()
+        self._indices: dict[bytes | None, int] = {}
+
+    def add(self, value: str, index: int) -> None:
+        """Take one more stratum; of two for the same value the first decides."""
+        self._indices.setdefault(value.encode(), index)
+
+    def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
+        """Return the index of the stratum that the request is in, if any."""
+        return self._indices.get(headers.get(self._header))
+
+
+def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
+    found: list[_Rule | _Values] = []
+    header = ""
+    for index, stratum in enumerate(strata):
+        if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
+            ((name, value),) = stratum.headers.items()
+            if name != header:
+                found.append(_Values(name))
+                header = name
+            values = found[-1]
+            assert isinstance(values, _Values)
+            values.add(value, index)
+        else:
+            found.append(_Rule(index, stratum))
+            header = ""
+    return found
 
 
 class Sampler:
@@ -95,10 +133,19 @@ class Sampler:
         Makes identifiers.
     now_s
         Seconds since 1970, UTC.
+    directives
+        Whose rates hold; without it the configuration's do.
     """
 
-    def __init__(self, sampling: Sampling, secret: bytes, mint: Mint, now_s: float) -> None:
-        self._sampling = sampling
+    def __init__(
+        self,
+        sampling: Sampling,
+        secret: bytes,
+        mint: Mint,
+        now_s: float,
+        directives: Directives | None = None,
+    ) -> None:
+        self._directives = directives or Directives(sampling)
         self._secret = secret
         self._mint = mint
         self._sticky = sampling.sticky_header.lower().encode()
@@ -112,17 +159,18 @@ class Sampler:
         )
         self._epoch = ""
         self._salt = b""
-        self._rules: list[_Rule] = []
+        self._rates: list[float] = []
+        self._rules = _rules(self._directives.at(now_s).header_strata)
         self.refresh(now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Go over to the epoch of `now_s`, if it is another. Called about once a second."""
-        policy = policy_at(self._sampling, now_s)
+        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata never change."""
+        policy = self._directives.at(now_s)
         if policy.epoch == self._epoch:
             return
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
-        self._rules = [_Rule(stratum) for stratum in policy.header_strata]
+        self._rates = [stratum.rate for stratum in policy.header_strata]
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
         """Return what becomes of the request whose head is `data[start:stop]`.
@@ -130,10 +178,13 @@ class Sampler:
         Its identifier decides, or the sticky header's value where there is one.
         """
         headers = {} if self._fields is None else self._headers(data, start, stop)
-        index = 0
-        while not self._rules[index].takes(method, path, headers):
-            index += 1  # the last rule, `default`, takes everything
-        rate = self._rules[index].rate
+        index = None
+        for rule in self._rules:
+            index = rule.find(method, path, headers)
+            if index is not None:
+                break
+        assert index is not None  # the last rule, `default`, takes everything
+        rate = self._rates[index]
         identifier = self._mint()
         u1 = uniform(headers.get(self._sticky) or identifier.encode(), self._salt) if rate > 0.0 else 1.0
         return Draw(index, u1 < rate, rate, u1, self._epoch, identifier)

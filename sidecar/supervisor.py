@@ -16,6 +16,7 @@ from pathlib import Path
 
 from quantdrift.core.admin import Admin
 from quantdrift.core.child import Child
+from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop
@@ -75,7 +76,7 @@ class _Supervisor:
         self._slots = [self._counters.slot(index) for index in range(n_workers)]
         self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
         self._restarts = self._telemetry.counter(RESTARTS)
-        observe(self._telemetry, self._counters, strata, config.sidecar)
+        observe(self._telemetry, self._counters, strata, config.sidecar, SystemClock())
         environment = {**os.environ, "QUANTDRIFT_SAMPLING_SALT": _salt(secrets)}
         common = ["--config", str(config_path), "--counters-fd", str(self._counters.fd)]
         common += ["--n-slots", str(self._counters.n_slots)]

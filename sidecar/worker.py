@@ -17,8 +17,10 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Counters, Gauge, Slot
+from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.handout import Handout
+from sidecar.notice import NAME, Notice
 from sidecar.observer import Scope
 from sidecar.relay import Relay
 from sidecar.sampler import Mint, Sampler
@@ -43,7 +45,7 @@ async def serve(
     listener
         Listening socket, shared with the other workers.
     handoff
-        Path of the Unix socket that the capture process listens on.
+        Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
     """
     loop = asyncio.get_running_loop()
     clock = SystemClock()
@@ -54,13 +56,16 @@ async def serve(
     slot.settle(n_strata, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
-    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp())
+    notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
+    notice.read(directives)
+    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp(), directives)
     host, _, port = bounds.backend.rpartition(":")
     relay = Relay(host.strip("[]"), int(port), Scope(bounds, sampler, handout.offer, slot, clock), loop)
     server = await loop.create_server(relay.accept, sock=listener, backlog=bounds.backlog)
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
+        notice.read(directives)
         sampler.refresh(clock.now().timestamp())
         relay.tick()
 

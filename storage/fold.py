@@ -4,7 +4,7 @@ All of it, and the writing in `storage.outcome`, belongs to one transaction of t
 first, so that a leader that lost its lock without noticing cannot fold beside the new one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -98,6 +98,10 @@ _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
 """)
+_POLICIES_KEPT: Final = 1_000
+_POLICIES: Final = text("""
+    select id, definition from policy where cast(:wanted as int[]) is null or id = any(cast(:wanted as int[]))
+""")
 _IMPORTED: Final = """
     select distinct on (model_version_id, slice_id, metric) * from baseline
     where kind = 'budget' and source = 'imported' and fold_seq is not null
@@ -141,8 +145,18 @@ async def resume(connection: AsyncConnection) -> Snapshot:
     )
 
 
-async def load_catalog(connection: AsyncConnection) -> Catalog:
-    """Return every version, slice and policy; each model with a version has its slice `all`."""
+async def load_catalog(
+    connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
+) -> Catalog:
+    """Return every version and slice, and the policies; each model with a version has its slice `all`.
+
+    Parameters
+    ----------
+    wanted
+        Policies that must be in it: hundreds are made on a day. All of them where left out.
+    known
+        An earlier catalog: its policies, which never change, are not read again; the newest of them are kept.
+    """
     await connection.execute(
         text("""
             insert into slice (model, predicate, name, definition)
@@ -151,16 +165,18 @@ async def load_catalog(connection: AsyncConnection) -> Catalog:
             on conflict do nothing
         """)
     )
-    return await read_catalog(connection)
+    return await read_catalog(connection, wanted=wanted, known=known)
 
 
-async def read_catalog(connection: AsyncConnection) -> Catalog:
-    """Return every version, slice and policy as they stand; nothing is written."""
+async def read_catalog(
+    connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
+) -> Catalog:
+    """Return the same as `load_catalog`, but write nothing."""
     versions = await _rows(
         connection, "select id, model, candidate_version, reference_digest, first_seen_at from model_version"
     )
     slices = await _rows(connection, "select id, model, name, predicate, definition from slice order by id")
-    policies = await _rows(connection, "select id, definition from policy")
+    policies = await _policies(connection, wanted, {} if known is None else known.policies)
     return Catalog(
         versions={
             row["id"]: VersionRow(
@@ -182,8 +198,23 @@ async def read_catalog(connection: AsyncConnection) -> Catalog:
             )
             for row in slices
         },
-        policies={row["id"]: msgspec.convert(row["definition"], Policy) for row in policies},
+        policies=policies,
     )
+
+
+async def _policies(
+    connection: AsyncConnection, wanted: Collection[int] | None, known: Mapping[int, Policy]
+) -> dict[int, Policy]:
+    missing = None if wanted is None else sorted(set(wanted) - known.keys())
+    found = dict(known)
+    if missing is None or missing:
+        rows = await connection.execute(_POLICIES, {"wanted": missing})
+        found |= {row.id: msgspec.convert(row.definition, Policy) for row in rows}
+    if wanted is not None:
+        old = sorted(found.keys() - set(wanted))
+        for policy_id in old[: len(found) - _POLICIES_KEPT] if len(found) > _POLICIES_KEPT else ():
+            del found[policy_id]
+    return found
 
 
 async def claim(connection: AsyncConnection, after: int, most: int) -> list[BatchRows]:

@@ -48,6 +48,16 @@ _OLD_QUARANTINE: Final = """
         select id from quarantine where quarantined_at < :before limit :chunk
     )
 """
+# An epoch lasts a day at most: what it sampled is gone with the partitions by then.
+_OLD_POLICIES: Final = """
+    delete from policy where id in (
+        select p.id from policy p
+        where p.first_seen_at < :before
+            and not exists (select from session where session.policy_id = p.id)
+        limit :chunk
+    )
+"""
+_POLICY_LASTS: Final = timedelta(days=2)
 
 
 class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +69,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         UTC days whose partition of `comparison` was made or dropped.
     partitions_busy
         Days that are due but were in use; the next round tries again.
-    n_tallies, n_batches, n_quarantined
+    n_tallies, n_batches, n_quarantined, n_policies
         Rows deleted.
     n_payloads
         Quarantined exchanges that lost their payload.
@@ -72,6 +82,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_batches: int
     n_quarantined: int
     n_payloads: int
+    n_policies: int
 
 
 async def maintain(database: Database, storage: Storage, now: datetime) -> Maintenance:
@@ -110,6 +121,7 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
         n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
         n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
         n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
+        n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
     )
 
 

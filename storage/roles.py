@@ -108,7 +108,7 @@ def _monitor() -> list[str]:
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant insert on model_version, slice to {MONITOR}",
         f"grant update (fold_seq), delete on batch to {MONITOR}",
-        f"grant delete on tally to {MONITOR}",
+        f"grant delete on tally, policy to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
         f"grant delete on embedding to {MONITOR}",

@@ -89,6 +89,10 @@ class Fold:
         """What the numbers in its rows stand for."""
         return self._appraisal.catalog
 
+    def policies(self) -> set[int]:
+        """Return the policies that its slices were last sampled under, and those of open sessions."""
+        return {entry.policy_id for entry in self._entries.values()} | self._sessions.policies()
+
     def verdicts(self) -> list[VerdictRow]:
         """Return every verdict as it stands."""
         return [entry.verdict for _, entry in self._roster.sorted()]

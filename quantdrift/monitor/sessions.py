@@ -48,6 +48,10 @@ class Sessions:
         self._dirty: set[SessionKey] = set()
         self._closed: set[SessionKey] = set()
 
+    def policies(self) -> set[int]:
+        """Return the policies of the open sessions."""
+        return {policy_id for _, policy_id, _ in self._open}
+
     def add(self, items: Sequence[ComparisonRow], now_us: int) -> None:
         """Add the items of one exchange to its session."""
         first = items[0]

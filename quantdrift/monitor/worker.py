@@ -19,6 +19,7 @@ from quantdrift.monitor.clustering import Refits
 from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender, grpc_headers
+from quantdrift.monitor.policy import PolicyMaker
 from storage.database import Database
 from storage.fold import claim, load_catalog, resume
 from storage.leader import Leadership
@@ -113,8 +114,14 @@ class Monitor:
             stop=stop,
             leads=lambda: self._board.leads,
         )
-        self._refits = Refits(
-            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads
+        self._refits = Refits(config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads)
+        self._policy = PolicyMaker(
+            config=config,
+            database=database,
+            telemetry=telemetry,
+            clock=clock,
+            stop=stop,
+            leads=lambda: self._board.leads,
         )
         self._folded = telemetry.counter(FOLDED)
         self._fold_time = telemetry.histogram(FOLD_TIME)
@@ -139,10 +146,12 @@ class Monitor:
             "maintenance": self._maintain_turn,
             "discovery": self._discoverer.turn,
             "clusters": self._refits.turn,
+            "policy": self._policy.turn,
         }
         async with asyncio.TaskGroup() as tasks:
             for name, turn in turns.items():
                 tasks.create_task(supervise(name, self._patiently(name, turn), self._stop))
+        await self._policy.close()
         if self._refused is not None:
             raise self._refused
 
@@ -193,7 +202,8 @@ class Monitor:
                 self._fold = Fold(self._config, await resume(connection))
             fold = self._fold
             batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
-            fold.learn(await load_catalog(connection))
+            wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
+            fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
             for batch in batches:
                 fold.batch(batch)
                 await asyncio.sleep(

@@ -7,6 +7,7 @@ from datetime import timedelta
 import asyncpg
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
@@ -62,6 +63,23 @@ def _tally(sequence: int, at_us: int, *, stored_us: int, lost: int = 0, boot: st
         lost=lost,
     )
     return BatchRows(fold_seq=0, stored_us=stored_us, tallies=(row,))
+
+
+async def test_policies_are_read_once_and_only_where_they_are_wanted(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Hundreds of policies a day: a fold reads those of its batches, keeps what it knows, and no more than a bound."""
+    await record.execute(
+        "insert into policy (id, epoch, definition) overriding system value select n, 'e' || n, p.definition"
+        " from generate_series(2, 40) n, (select definition from policy where epoch = 'e1') p"
+    )
+    async with database.begin() as connection:
+        everything = await load_catalog(connection)
+        few = await load_catalog(connection, wanted={1, 7})
+        assert (len(everything.policies), sorted(few.policies)) == (40, [1, 7])
+        await connection.execute(text("update policy set definition = '{}' where id = 7"))
+        more = await load_catalog(connection, wanted={7, 9, 1000}, known=few)
+        assert sorted(more.policies) == [1, 7, 9]
 
 
 async def test_two_monitors_at_the_very_first_fold_do_not_both_fold(

@@ -109,6 +109,21 @@ async def test_payloads_are_forgotten_before_the_fact(database: Database) -> Non
     assert rows == [b"bytes", None]
 
 
+async def test_a_policy_goes_after_what_it_sampled(database: Database) -> None:
+    """Hundreds are made on a day: the record keeps those whose comparisons it may still hold."""
+    async with database.begin() as connection:
+        for days in (5, 11, 13):
+            values = {"epoch": f"{days} days", "at": ago(days)}
+            await connection.execute(
+                text("insert into policy (epoch, definition, first_seen_at) values (:epoch, '{}', :at)"),
+                values,
+            )
+    assert (await maintain(database, KEEP, NOW)).n_policies == 1
+    async with database.begin() as connection:
+        kept = (await connection.execute(text("select epoch from policy order by id"))).scalars().all()
+    assert kept == ["5 days", "11 days"]
+
+
 async def test_many_rows_go_in_small_transactions(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,4 +141,5 @@ async def test_many_rows_go_in_small_transactions(
         n_batches=0,
         n_quarantined=0,
         n_payloads=0,
+        n_policies=0,
     )

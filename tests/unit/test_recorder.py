@@ -10,9 +10,11 @@ import pytest
 
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
+from sidecar.directives import Directives
 from sidecar.lost import LostError
 from sidecar.policy import policy_of
 from sidecar.recorder import Origin, Recorder
+from tests.policies import directive
 from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -159,3 +161,27 @@ def test_every_loss_has_its_reason(loss: Loss, given: dict[str, Any]) -> None:
     with pytest.raises(LostError) as caught:
         record(**given)
     assert caught.value.loss is loss
+
+
+def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
+    """Also when another is in force by then; one that nobody knows any more costs the exchange, and is counted."""
+    rates = (0.5, 0.25)
+    config = msgspec.structs.replace(
+        CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, body_strata=(), body_rate=0.0)
+    )
+    directives = Directives(config.sampling)
+    drawn = directive(*rates, config=config, issued_at=datetime.now(UTC))
+    directives.follow(drawn)
+    directives.follow(directive(0.125, 0.125, config=config, issued_at=datetime.now(UTC)))
+    recorder = Recorder(config, ORIGIN, directives)
+    meta, request, response = raw_exchange(epoch=f"4d-{drawn.policy.epoch}", pi1=rates[0])
+    exchange = recorder.record(meta, request, response)
+    assert exchange is not None
+    assert exchange.sampling.policy.header_strata == drawn.policy.header_strata
+    assert exchange.sampling.policy.epoch == meta.epoch
+    assert (
+        recorder.record(*raw_exchange(epoch="4d-0123456789ab", pi1=1.0)) is None
+    )  # the configuration's own rates
+    with pytest.raises(LostError) as caught:
+        recorder.record(*raw_exchange(epoch="4d-m0123456789a"))
+    assert caught.value.loss is Loss.CAPTURE_ERROR

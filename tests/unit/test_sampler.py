@@ -110,3 +110,28 @@ def test_looking_for_headers_costs_linear_time() -> None:
     began = time.perf_counter()
     draw(of, b"X-User:" + b" " * 65_536, b"x-user" * 10_000)
     assert time.perf_counter() - began < 0.1
+
+
+def test_strata_by_the_values_of_one_header_decide_as_if_asked_in_turn() -> None:
+    """Neighbours are found in one look; of two for a value the first decides, and others stand between."""
+    strata = (
+        HeaderStratum(name="a", rate=0.5, headers={"x-site": "a"}),
+        HeaderStratum(name="b", rate=0.25, headers={"x-site": "b"}),
+        HeaderStratum(name="again", rate=0.125, headers={"x-site": "a"}),
+        HeaderStratum(name="path", rate=0.75, headers={"x-site": "c"}, path_prefix="/v2/models/other/"),
+        HeaderStratum(name="c", rate=1.0, headers={"x-site": "c"}),
+        HeaderStratum(name="scanner", rate=0.0625, headers={"x-scanner": "a"}),
+    )
+    of = sampler(rate=0.0, header_strata=strata)
+    other = b"/v2/models/other/infer"
+    found = [
+        draw(of, b"X-Site: a"),
+        draw(of, b"X-Site: b", b"X-Scanner: a"),
+        draw(of, b"X-Site: c", path=other),
+        draw(of, b"X-Site: c"),
+        draw(of, b"X-Site: d", b"X-Scanner: a"),
+        draw(of, b"X-Scanner: b"),
+        draw(of),
+    ]
+    assert [each.stratum for each in found] == [0, 1, 3, 4, 5, 6, 6]
+    assert [each.pi1 for each in found] == [0.5, 0.25, 0.75, 1.0, 0.0625, 0.0, 0.0]

@@ -293,7 +293,7 @@ class Monitor(_Section, frozen=True, kw_only=True):
         _about(
             "How long sidecars follow a policy that nobody confirms; at least twice policy_s.",
             "s",
-            ge=2,
+            ge=60,
             le=86400,
         ),
     ] = 900.0

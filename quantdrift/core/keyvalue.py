@@ -1,0 +1,169 @@
+"""The policy bucket: JetStream's key-value store, one value per key, a time to live, and a bound on everything.
+
+It is a stream with the names and settings that the key-value store of NATS prescribes (ADR-8 of nats-architecture-
+and-design), so `nats kv get NAME-policy directive` shows it too.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import msgspec
+import nats.errors
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StorageType, StreamConfig
+
+from quantdrift.core.config.schema import MIB, Stream
+from quantdrift.core.delivery import REQUEST_S
+from quantdrift.core.directive import MAX_BYTES
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.nats_errors import mapped
+from quantdrift.core.streams import create_or_update
+
+_BUCKET_BYTES = MIB
+_HEADER_BYTES = 1024  # headers count towards the largest message
+_OPERATION = "KV-Operation"  # a value with this header marks that the key was deleted
+_LOOK_S = 30.0
+_LOOK_AGAIN_S = 1.0
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """What a key holds.
+
+    Parameters
+    ----------
+    value
+        The bytes.
+    revision
+        Rises with every `put`; begins anew with a bucket that is made anew.
+    """
+
+    value: bytes
+    revision: int
+
+
+class PolicyBucket:
+    """The bucket `NAME-policy`.
+
+    Parameters
+    ----------
+    queue
+        The connection.
+    stream
+        The configuration's section: name and copies.
+    ttl_s
+        Values older than this vanish. Only who calls `put` says it.
+    """
+
+    def __init__(self, queue: Queue, stream: Stream, ttl_s: float = 0.0) -> None:
+        self._queue = queue
+        self.name = f"{stream.name}-policy"
+        self._replicas = stream.replicas
+        self._ttl_s = ttl_s
+
+    async def put(self, key: str, value: bytes) -> int:
+        """Store a value in place of the key's last one and return its revision; a missing bucket is made.
+
+        Raises
+        ------
+        RetryError
+            The server is away, has no room, or refuses.
+        """
+        # Watchers listen on the same subject: where the bucket is missing nobody would say that nothing was stored.
+        jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            await create_or_update(jetstream, self._config())
+            stored = await jetstream.publish(self._subject(key), value)
+        return int(stored.seq)
+
+    async def get(self, key: str) -> Entry | None:
+        """Return what the key holds, or None: nothing, deleted, lapsed, or there is no bucket.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            try:
+                found = await jetstream.get_msg(self._stream, subject=self._subject(key), direct=True)
+            except (nats.js.errors.NotFoundError, nats.errors.NoRespondersError):
+                return None
+        if (found.headers or {}).get(_OPERATION) or (found.headers or {}).get(Header.STATUS):
+            return None
+        return Entry(value=bytes(found.data or b""), revision=int(found.seq or 0))
+
+    async def watch(self, key: str) -> AsyncGenerator[Entry | None, None]:
+        """Yield what the key holds, now and whenever it has changed; it ends with its reader.
+
+        A stored value nudges the watcher, which then reads it; every half minute it reads in any case, so that a
+        nudge that was lost to an outage, or never came because a right is missing, costs no more than that. While
+        the server is away nothing is yielded.
+        """
+        nudge = asyncio.Event()
+        client: Client | None = None
+        subscription: Subscription | None = None
+        last: Entry | None = None
+        begun = False
+
+        async def heard(_: Msg) -> None:
+            nudge.set()
+
+        try:
+            while True:
+                await self._queue.wait_connected()
+                wait_s, nudged = _LOOK_S, nudge.is_set()
+                nudge.clear()
+                try:
+                    live = await self._queue.live()
+                    if live is not client:
+                        async with mapped():
+                            subscription = await live.subscribe(self._subject(key), cb=heard)
+                        client = live
+                    entry = await self.get(key)
+                except RetryError:
+                    wait_s = _LOOK_AGAIN_S
+                else:
+                    if not begun or entry != last:
+                        yield entry
+                    elif nudged:
+                        wait_s = _LOOK_AGAIN_S  # it was told of before it could be read
+                    last, begun = entry, True
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await nudge.wait()
+        finally:
+            if subscription is not None:
+                with contextlib.suppress(nats.errors.Error):
+                    await subscription.unsubscribe()
+
+    def _config(self) -> StreamConfig:
+        return StreamConfig(
+            name=self._stream,
+            description="The sampling policy that the sidecars follow.",
+            subjects=[f"$KV.{self.name}.>"],
+            storage=StorageType.FILE,
+            retention=RetentionPolicy.LIMITS,
+            discard=DiscardPolicy.NEW,
+            max_msgs_per_subject=1,
+            max_msg_size=MAX_BYTES + _HEADER_BYTES,
+            max_age=self._ttl_s,
+            max_bytes=_BUCKET_BYTES,
+            duplicate_window=min(120.0, self._ttl_s) if self._ttl_s else 120.0,
+            num_replicas=self._replicas,
+            allow_direct=True,
+            allow_rollup_hdrs=True,
+            deny_delete=True,
+        )
+
+    @property
+    def _stream(self) -> str:
+        return f"KV_{self.name}"
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"

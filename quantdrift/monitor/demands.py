@@ -1,0 +1,232 @@
+"""From the record to a sampling policy: what `quantdrift.drift.allocation` is given, and what is told of its answer.
+
+Pure: rows come in, numbers go out.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Config
+from quantdrift.core.directive import Account, Directive, SliceShare, encode
+from quantdrift.core.records import HeaderStratum, Policy, Verdict
+from quantdrift.drift.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.boosts import Layout
+from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.margin import EDGES
+from quantdrift.drift.state import load_state
+from quantdrift.drift.stratification import margin_edges
+from storage.traffic import SignalEvidence, SliceTraffic, TrafficRecord
+
+LEAST_ITEMS = 200  # of fewer no policy is made: the configuration's rates go on
+_MOST_TOLD = 50
+_SURGE = 100.0
+_MOST_URGENT = 1000.0  # evidence that has no bound leaves room for the shares of others to be told
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy that was worked out.
+
+    Parameters
+    ----------
+    allocation
+        Its rates and what they cost, not lowered by any lag.
+    demands
+        The slices, as the allocation orders them.
+    slices
+        The same as the record has them.
+    n_items
+        Recent items that it was worked out from.
+    """
+
+    allocation: Allocation
+    demands: tuple[Demand, ...]
+    slices: tuple[SliceTraffic, ...]
+    n_items: int
+
+
+def header_layout(config: Config) -> tuple[HeaderStratum, ...]:
+    """Return the header strata of the configuration, `default` last."""
+    sampling = config.sampling
+    return (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
+
+
+def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> Draft | None:
+    """Return the policy for what was seen lately, with as many strata as fit into a directive.
+
+    None: too little was seen.
+
+    Parameters
+    ----------
+    config
+        Strata, budget and caps.
+    record
+        What was seen.
+    previous
+        The policy in force, not lowered by any lag; it is kept while it is good enough.
+
+    Raises
+    ------
+    OperatorError
+        A detector state in the record cannot be read by this program.
+    """
+    strata = header_layout(config)
+    recent = recent_of(record, strata)
+    if len(recent.weight) < LEAST_ITEMS or not recent.offered_per_s.sum() > 0:
+        return None
+    demands = _demands(record, recent)
+    n_strata = config.monitor.policy_strata
+    while True:
+        allocation = allocate(
+            recent,
+            demands,
+            Layout(header_strata=strata, edges=edges_of(recent.margin, recent.weight)),
+            Budget(
+                replays_per_s=config.sampling.replays_per_s,
+                taken_per_s=record.offered.n_sources * config.sampling.max_exchanges_per_s,
+                n_strata=n_strata,
+            ),
+            epoch="",
+            previous=previous,
+        )
+        if n_strata == 1 or _fits(allocation.policy):
+            break
+        n_strata //= 2
+    return Draft(allocation=allocation, demands=demands, slices=record.slices, n_items=len(recent.weight))
+
+
+def recent_of(record: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
+    """Return the recent items as arrays; those of header strata that are no more are left out."""
+    items = record.items
+    place = {stratum.name: index for index, stratum in enumerate(strata)}
+    kept = [index for index, name in enumerate(items.header_stratum) if name in place]
+    demand = {row.id: index for index, row in enumerate(record.slices)}
+    pairs = [
+        (at, demand[slice_id])
+        for at, index in enumerate(kept)
+        for slice_id in items.slice_ids[index]
+        if slice_id in demand
+    ]
+    memberships = np.array(pairs, dtype=np.intp).reshape(-1, 2)
+    return Recent(
+        weight=1.0 / np.array([items.pi[index] for index in kept], dtype=np.float64),
+        n_items=np.array([items.n_items[index] for index in kept], dtype=np.float64),
+        header=np.array([place[items.header_stratum[index]] for index in kept], dtype=np.intp),
+        margin=_numbers(items.margin, kept),
+        flip=_numbers(items.flip, kept),
+        item=memberships[:, 0],
+        slice=memberships[:, 1],
+        offered_per_s=np.array([record.offered.per_s.get(stratum.name, 0.0) for stratum in strata]),
+    )
+
+
+def edges_of(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
+    """Return the edges of the margin bins: some of the grid that baselines are kept on.
+
+    A rate is then one in each bin of a baseline, so that a detector without weights, which sees a bin with its
+    smallest rate, loses nothing.
+    """
+    wanted = margin_edges(margin, weight)
+    below = {max((edge for edge in EDGES if edge <= one), default=0.0) for one in wanted}
+    return tuple(sorted(below - {0.0}))
+
+
+def lowered(policy: Policy, factor: float) -> Policy:
+    """Return the policy with every rate times `factor`, so that inclusion probabilities and their bounds scale alike."""
+    return msgspec.structs.replace(
+        policy,
+        header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.header_strata),
+        body_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.body_strata),
+    )
+
+
+def account_of(made: Draft, *, epoch: str, made_at: datetime, budget_per_s: float) -> Account:
+    """Return why a policy is as it is, under the name that it has on the wire."""
+    allocation = made.allocation
+    evidence = np.array([demand.evidence for demand in made.demands])
+    total = float(evidence.sum()) or 1.0
+    told = np.argsort(-allocation.per_slice_per_s, kind="stable")[:_MOST_TOLD]
+    return Account(
+        epoch=epoch,
+        made_at=made_at,
+        budget_per_s=budget_per_s,
+        replays_per_s=allocation.replays_per_s,
+        taken_per_s=allocation.taken_per_s,
+        n_items=made.n_items,
+        n_unboosted=allocation.n_unboosted,
+        n_slices=len(made.slices),
+        slices=tuple(
+            SliceShare(
+                model=made.slices[index].model,
+                name=made.slices[index].name,
+                traffic_per_s=made.demands[index].traffic_per_s,
+                replays_per_s=float(allocation.per_slice_per_s[index]),
+                evidence_share=float(evidence[index]) / total,
+            )
+            for index in told
+        ),
+    )
+
+
+def surged(before: dict[int, float], now: dict[int, float]) -> bool:
+    """Return whether some slice has a hundred times the evidence that it had, and that slices had on average.
+
+    Evidence is a likelihood ratio with mean one where nothing drifts, times the same small factor for all: chance does
+    this to one slice in a hundred at most.
+
+    Parameters
+    ----------
+    before, now
+        Evidence per slice.
+    """
+    mean = sum(before.values()) / len(before) if before else 0.0
+    return any(value > _SURGE * max(before.get(key, 0.0), mean) for key, value in now.items())
+
+
+def _fits(policy: Policy) -> bool:
+    try:
+        encode(Directive(policy=policy, issued_at=datetime(2000, 1, 1, tzinfo=UTC), valid_s=0.0))
+    except ValueError:
+        return False
+    return True
+
+
+def _demands(record: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
+    """Return what each slice wants; its traffic is its share of a day, of what the fleet is offered now."""
+    everything = sum(row.weight for row in record.slices if row.everything)
+    items_per_s = float(recent.items_per_s().sum())
+    evidence = _urgencies(record.signals)
+    models = {row.model for row in record.slices}
+    return tuple(
+        Demand(
+            name=row.name if len(models) == 1 else f"{row.model}: {row.name}",
+            where=row.where,
+            traffic_per_s=min(row.weight / everything, 1.0) * items_per_s if everything > 0 else 0.0,
+            evidence=evidence.get(row.id, 0.0),
+        )
+        for row in record.slices
+    )
+
+
+def _urgencies(signals: Sequence[SignalEvidence]) -> dict[int, float]:
+    """Return per slice the most that is held against it in any version; one that fires has been found."""
+    sums: dict[tuple[int, int], tuple[float, float]] = {}
+    for row in signals:
+        detector = DETECTORS.get(row.kind)
+        if detector is None or row.verdict is Verdict.FIRING:
+            continue
+        mass = detector.page_mass(load_state(row.kind, row.state, detector.size))
+        key = (row.slice_id, row.model_version_id)
+        before = sums.get(key, (0.0, 0.0))
+        sums[key] = (before[0] + row.evidence, before[1] + mass)
+    found: dict[int, float] = {}
+    for (slice_id, _), (evidence, mass) in sums.items():
+        found[slice_id] = max(found.get(slice_id, 0.0), min(urgency(evidence, mass), _MOST_URGENT))
+    return found
+
+
+def _numbers(values: Sequence[float | None], kept: Sequence[int]) -> FloatArray:
+    return np.array([np.nan if values[i] is None else values[i] for i in kept], dtype=np.float64)

@@ -1,0 +1,147 @@
+"""The shadow's lag lowers every rate before the stream is full: halved in steps, and raised again slowly. Pure.
+
+The stream refuses what does not fit into `max_bytes` and forgets what is older than `max_age_s`; either is a loss.
+`load` is the largest of three shares of these limits, each told before it happens:
+
+- bytes that are stored, plus what the growth of the last look adds in a minute, over `max_bytes`;
+- age of the oldest exchange over `max_age_s`;
+- time that the shadow needs for what waits, at its pace of the last minutes, over `max_age_s`: what comes now will
+  have waited so long.
+
+At a load of one half the rates are halved, at each look and for each doubling of the load once more, until the
+backlog shrinks. Once the load has stayed below an eighth for five minutes they are doubled, one step at a time. A
+shadow that does nothing at all has no pace: it may be back in a minute, and age and bytes decide.
+
+Assumptions, for which `tests/property/test_lag.py` shows that nothing is lost: at the full rate the stream would take
+five minutes to fill, and the shadow works off within `max_age_s` what the full rate brings in 150 seconds. Beyond
+these the stream's own limits hold, and every loss is counted.
+"""
+
+import math
+
+import msgspec
+
+from quantdrift.core.backlog import Backlog
+
+LOOK_S = 15.0
+HIGH, LOW = 0.5, 0.125
+MOST_STEPS = 12
+_STEPS_AT_ONCE = 4
+_HORIZON_S = 60.0
+_CALM_S = 300.0
+_HALF_LIFE_S = 60.0
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the stream holds.
+
+    Parameters
+    ----------
+    max_bytes
+        Above it exchanges are refused.
+    max_age_s
+        After it they are forgotten.
+    """
+
+    max_bytes: float
+    max_age_s: float
+
+
+class Lag(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the rates are lowered, and what was seen last.
+
+    Parameters
+    ----------
+    steps
+        Halvings in force.
+    load
+        Largest share of the stream's limits that is used or about to be.
+    calm_s
+        For how long the load has been low.
+    drained_per_s
+        Exchanges per second that the shadow gets done when it has work, or None while that is not known.
+    silent_s
+        For how long it had work and nothing was done: belongs to what is done next.
+    last, at_s
+        The last look and its time, monotonic seconds.
+    """
+
+    steps: int = 0
+    load: float = 0.0
+    calm_s: float = 0.0
+    drained_per_s: float | None = None
+    silent_s: float = 0.0
+    last: Backlog | None = None
+    at_s: float = 0.0
+
+    @property
+    def factor(self) -> float:
+        """What every rate is multiplied by: a power of two, at most 1."""
+        return math.ldexp(1.0, -self.steps)
+
+
+def lag_of(factor: float) -> Lag:
+    """Return the lag of somebody else's factor, to go on from."""
+    steps = round(-math.log2(factor)) if factor > 0 else MOST_STEPS
+    return Lag(steps=min(max(steps, 0), MOST_STEPS))
+
+
+def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
+    """Return the lag after a look at the stream.
+
+    Parameters
+    ----------
+    lag
+        After the look before.
+    backlog
+        What waits.
+    limits
+        Of the stream.
+    at_s
+        Monotonic seconds.
+    """
+    last, elapsed_s = lag.last, at_s - lag.at_s
+    if last is None or elapsed_s <= 0 or backlog.n_ever < last.n_ever:  # the first look, or at a new stream
+        load = _load(backlog, limits, growth_per_s=0.0, drained_per_s=None)
+        return msgspec.structs.replace(lag, load=load, last=backlog, at_s=at_s, calm_s=0.0, silent_s=0.0)
+    drained_per_s, silent_s = _pace(lag, last, backlog, elapsed_s)
+    growth_per_s = (backlog.n_bytes - last.n_bytes) / elapsed_s
+    load = _load(backlog, limits, growth_per_s=growth_per_s, drained_per_s=drained_per_s)
+    steps, calm_s = lag.steps, 0.0
+    if load >= HIGH:
+        if backlog.n_messages >= last.n_messages:
+            more = 1 + math.floor(math.log2(load / HIGH))
+            steps = min(steps + min(more, _STEPS_AT_ONCE), MOST_STEPS)
+    elif load <= LOW:
+        calm_s = lag.calm_s + elapsed_s
+        if calm_s >= _CALM_S and steps:
+            steps, calm_s = steps - 1, 0.0
+    return Lag(
+        steps=steps,
+        load=load,
+        calm_s=calm_s,
+        drained_per_s=drained_per_s,
+        silent_s=silent_s,
+        last=backlog,
+        at_s=at_s,
+    )
+
+
+def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[float | None, float]:
+    """Return the shadow's pace, and for how long it has had work and got nothing done."""
+    before = lag.drained_per_s
+    n_done = (now.n_ever - last.n_ever) - (now.n_messages - last.n_messages)
+    working_s = elapsed_s + lag.silent_s
+    if n_done <= 0:
+        return before, working_s if now.n_messages else 0.0
+    rate = n_done / working_s
+    if before is None or now.n_messages == 0:
+        return max(rate, before or 0.0), 0.0  # it waits for work: it could do this much, and perhaps more
+    kept = 2.0 ** (-working_s / _HALF_LIFE_S)
+    return kept * before + (1.0 - kept) * rate, 0.0
+
+
+def _load(backlog: Backlog, limits: Limits, *, growth_per_s: float, drained_per_s: float | None) -> float:
+    full = (backlog.n_bytes + _HORIZON_S * max(growth_per_s, 0.0)) / limits.max_bytes
+    wait_s = backlog.n_messages / drained_per_s if drained_per_s else 0.0
+    return max(full, backlog.oldest_s / limits.max_age_s, wait_s / limits.max_age_s)

@@ -1,0 +1,120 @@
+"""Whose rates hold: the monitor's directive while one is there, else the configuration's. No I/O.
+
+The relay workers and the capture process each hold one of these, and derive the same epoch from the same directive
+and time. The salt belongs to the epoch, so it changes with the rates, and every `epoch_s` without them.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import msgspec
+
+from quantdrift.core.config.schema import Sampling
+from quantdrift.core.directive import Directive, Refusal, RefusedError, decode_directive, is_central
+from quantdrift.core.records import HeaderStratum, Policy
+from sidecar.policy import policy_at, policy_of
+
+MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced
+_EARLY_S = 300.0  # how far the monitor's clock may run ahead of this one
+
+
+class Directives:
+    """The directive in force, and some before it: exchanges drawn under them are still on their way.
+
+    Parameters
+    ----------
+    sampling
+        The configuration's rates, which hold while there is no directive, or `paused`, or not `central`.
+    """
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._sampling = sampling
+        self._known: OrderedDict[str, Directive] = OrderedDict()
+        self._current: Directive | None = None
+
+    @property
+    def known(self) -> list[Directive]:
+        """Directives whose epochs are still told, the latest first."""
+        return list(reversed(self._known.values()))
+
+    def remember(self, directive: Directive) -> None:
+        """Be able to tell its epochs."""
+        name = directive.policy.epoch
+        self._known[name] = directive
+        self._known.move_to_end(name)
+        while len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+
+    def follow(self, directive: Directive | None) -> None:
+        """Follow it from now on; None: the configuration's rates hold."""
+        self._current = directive
+        if directive is not None:
+            self.remember(directive)
+
+    def in_force(self, now_s: float) -> Directive | None:
+        """Return the directive that is followed at `now_s`, seconds since 1970, or None."""
+        current = self._current
+        if current is None or self._sampling.paused or not self._sampling.central:
+            return None
+        return current if current.holds(now_s) else None
+
+    def at(self, now_s: float) -> Policy:
+        """Return the policy in force at `now_s`, seconds since 1970."""
+        directive = self.in_force(now_s)
+        if directive is None:
+            return policy_at(self._sampling, now_s)
+        period = int(now_s // self._sampling.epoch_s)
+        return msgspec.structs.replace(directive.policy, epoch=f"{period:x}-{directive.policy.epoch}")
+
+    def of(self, epoch: str) -> Policy | None:
+        """Return the policy of an epoch, or None: its directive is forgotten."""
+        if not is_central(epoch):
+            return policy_of(self._sampling, epoch)
+        directive = self._known.get(epoch.partition("-")[2])
+        return None if directive is None else msgspec.structs.replace(directive.policy, epoch=epoch)
+
+
+def judged(wire: bytes, sampling: Sampling, now_s: float) -> Directive:
+    """Return the directive in `wire`, which may be followed.
+
+    Parameters
+    ----------
+    wire
+        What the policy bucket holds.
+    sampling
+        The configuration's strata and rates.
+    now_s
+        Seconds since 1970, UTC.
+
+    Raises
+    ------
+    RefusedError
+        It may not; the reason is in it.
+    """
+    directive = decode_directive(wire)
+    policy = directive.policy
+    own = policy_of(sampling, "").header_strata
+    if _unrated(policy.header_strata) != _unrated(own):
+        raise RefusedError(
+            Refusal.STRATA,
+            "its header strata are not this configuration's: give sidecars and monitor the same [sampling] and [[slices]]",
+        )
+    rates = [header.rate for header in policy.header_strata] + [body.rate for body in policy.body_strata]
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise RefusedError(Refusal.RATES, "a rate is not from 0 to 1")
+    if not policy.body_strata or policy.body_strata[-1].where:
+        raise RefusedError(Refusal.RATES, "it has no base rate")
+    barred = {s.name for s in sampling.header_strata if s.rate == 0} | (
+        {"default"} if sampling.rate == 0 else set()
+    )
+    if any(stratum.rate > 0 and stratum.name in barred for stratum in policy.header_strata):
+        raise RefusedError(Refusal.RATES, "it takes what the configuration takes nothing of")
+    if directive.issued_at.timestamp() > now_s + _EARLY_S:
+        raise RefusedError(Refusal.EARLY, f"issued at {directive.issued_at}: a clock is wrong")
+    if not directive.holds(now_s):
+        raise RefusedError(Refusal.STALE, f"issued at {directive.issued_at} for {directive.valid_s:g} s")
+    return directive
+
+
+def _unrated(strata: Sequence[HeaderStratum]) -> list[HeaderStratum]:
+    return [msgspec.structs.replace(stratum, rate=0.0) for stratum in strata]

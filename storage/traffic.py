@@ -1,0 +1,238 @@
+"""What the sampling policy is worked out from: recent items, traffic, evidence, and what the sidecars offer.
+
+Every query is bounded: by a window of time on an index, and by a number of rows.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Predicate, Verdict
+from storage.database import Database
+
+MOST_ITEMS: Final = 20_000
+MOST_SIGNALS: Final = 5_000
+_TRAFFIC: Final = timedelta(hours=24)
+
+# Along the primary key of the partitions, backwards from now.
+_ITEMS: Final = text("""
+    with latest as (
+        select captured_at, exchange_id, item, slice_ids, n_items, header_stratum, pi1, pi2, candidate_margin, flip
+        from comparison where captured_at > :since order by captured_at desc limit :most
+    )
+    select slice_ids, n_items, header_stratum, pi1 * pi2 as pi, flip,
+        min(candidate_margin) over (partition by captured_at, exchange_id) as margin
+    from latest order by captured_at, exchange_id, item
+""")
+# Counts are cumulative: two thin slices of time tell the rate between them, however many tallies lie there. Who is not
+# in the later one offers nothing any more.
+_OFFERED: Final = text("""
+    with edges as (
+        select source, boot, stratum, min(at) as first, max(at) as last,
+            max(offered) - min(offered) as offered
+        from tally
+        where (at > :begin and at <= cast(:begin as timestamptz) + cast(:edge as interval))
+            or at > cast(:end as timestamptz) - cast(:edge as interval)
+        group by 1, 2, 3
+    )
+    select stratum, array_agg(distinct source) as sources,
+        sum(offered / extract(epoch from last - first))::double precision as per_s
+    from edges
+    where last > first and last > cast(:end as timestamptz) - cast(:edge as interval)
+    group by 1
+""")
+# Summed weights estimate exchanges; the items of each are counted along.
+_TRAFFICS: Final = text("""
+    select s.id, s.model, s.name, s.predicate, s.definition,
+        sum(r.weight * r.n_items / r.n_groups)::double precision as weight
+    from verdict v join slice s on s.id = v.slice_id
+        join rollup_hour r on r.model_version_id = v.model_version_id and r.slice_id = v.slice_id
+    where v.last_at > :since and r.hour > :since and r.n_groups > 0 group by 1
+""")
+_SIGNALS: Final = text("""
+    select d.slice_id, d.model_version_id, v.verdict, d.kind, d.evidence, d.state
+    from detector d join verdict v on v.model_version_id = d.model_version_id and v.slice_id = d.slice_id
+    where d.retired_at is null and v.last_at > :since order by d.evidence desc, d.slice_id limit :most
+""")
+_EVIDENCE: Final = text("""
+    select slice_id, max(evidence) as evidence from verdict
+    where last_at > :since and verdict <> 'firing' group by 1 order by 2 desc limit :most
+""")
+_REPLAYED: Final = text("""
+    select coalesce(sum(n_rows), 0) from batch where stored_at > :since and kind = 'comparison'
+""")
+
+
+class RecentItems(msgspec.Struct, frozen=True, kw_only=True):
+    """A bounded sample of the items that were compared last, column by column; one entry per item.
+
+    Parameters
+    ----------
+    slice_ids, n_items, header_stratum
+        As stored.
+    pi
+        Total inclusion probabilities.
+    margin
+        The candidate's smallest margin in the exchange, or None.
+    flip
+        Or None.
+    """
+
+    slice_ids: tuple[tuple[int, ...], ...]
+    n_items: tuple[int, ...]
+    header_stratum: tuple[str, ...]
+    pi: tuple[float, ...]
+    margin: tuple[float | None, ...]
+    flip: tuple[bool | None, ...]
+
+
+class SliceTraffic(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice with the summed weight of its items of a day."""
+
+    id: int
+    model: str
+    name: str
+    where: tuple[Predicate, ...]
+    everything: bool
+    weight: float
+
+
+class SignalEvidence(msgspec.Struct, frozen=True, kw_only=True):
+    """What one detector has against a slice of one candidate version, with its stored state."""
+
+    slice_id: int
+    model_version_id: int
+    verdict: Verdict
+    kind: str
+    evidence: float
+    state: bytes
+
+
+class Offered(msgspec.Struct, frozen=True, kw_only=True):
+    """What the sidecars see.
+
+    Parameters
+    ----------
+    per_s
+        Requests per second by header stratum, of the whole fleet.
+    n_sources
+        Sidecars that say so.
+    """
+
+    per_s: dict[str, float]
+    n_sources: int
+
+
+class TrafficRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it, of one moment."""
+
+    items: RecentItems
+    offered: Offered
+    slices: tuple[SliceTraffic, ...]
+    signals: tuple[SignalEvidence, ...]
+
+
+async def read_traffic(
+    database: Database, now: datetime, *, window_s: float, tally_s: float, stale_s: float
+) -> TrafficRecord:
+    """Return what a policy is worked out from.
+
+    Parameters
+    ----------
+    database
+        The record.
+    now
+        The time.
+    window_s
+        How far back items and offers count.
+    tally_s
+        How often sidecars publish tallies.
+    stale_s
+        A slice of a version that was not compared for so long has no evidence.
+
+    Raises
+    ------
+    RetryError
+        Postgres is not available.
+    """
+    window = timedelta(seconds=window_s)
+    edge = timedelta(seconds=min(max(6 * tally_s, 60.0), window_s / 2))
+    async with database.begin() as connection:
+        await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        items = await _rows(connection, _ITEMS, since=now - window, most=MOST_ITEMS)
+        offered = await _rows(connection, _OFFERED, begin=now - window, end=now, edge=edge)
+        slices = await _rows(connection, _TRAFFICS, since=now - _TRAFFIC)
+        since = now - timedelta(seconds=stale_s)
+        signals = await _rows(connection, _SIGNALS, since=since, most=MOST_SIGNALS)
+    return TrafficRecord(
+        items=RecentItems(
+            slice_ids=tuple(tuple(row["slice_ids"]) for row in items),
+            n_items=tuple(row["n_items"] for row in items),
+            header_stratum=tuple(row["header_stratum"] for row in items),
+            pi=tuple(row["pi"] for row in items),
+            margin=tuple(row["margin"] for row in items),
+            flip=tuple(row["flip"] for row in items),
+        ),
+        offered=Offered(
+            per_s={row["stratum"]: row["per_s"] for row in offered},
+            n_sources=len({source for row in offered for source in row["sources"]}),
+        ),
+        slices=tuple(
+            SliceTraffic(
+                id=row["id"],
+                model=row["model"],
+                name=row["name"],
+                where=msgspec.convert(row["definition"]["where"], tuple[Predicate, ...]),
+                everything=row["predicate"] == "true",
+                weight=row["weight"],
+            )
+            for row in slices
+        ),
+        signals=tuple(
+            SignalEvidence(
+                slice_id=row["slice_id"],
+                model_version_id=row["model_version_id"],
+                verdict=Verdict(row["verdict"]),
+                kind=row["kind"],
+                evidence=row["evidence"],
+                state=bytes(row["state"]),
+            )
+            for row in signals
+        ),
+    )
+
+
+async def read_evidence(database: Database, since: datetime) -> dict[int, float]:
+    """Return the most evidence of each slice that was compared since then and does not fire: a cheap look.
+
+    Raises
+    ------
+    RetryError
+        Postgres is not available.
+    """
+    async with database.begin() as connection:
+        rows = await _rows(connection, _EVIDENCE, since=since, most=MOST_SIGNALS)
+    return {row["slice_id"]: row["evidence"] for row in rows}
+
+
+async def replayed_per_s(database: Database, now: datetime, window_s: float) -> float:
+    """Return how many items per second were stored over the last `window_s`.
+
+    Raises
+    ------
+    RetryError
+        Postgres is not available.
+    """
+    async with database.begin() as connection:
+        n = await connection.scalar(_REPLAYED, {"since": now - timedelta(seconds=window_s)})
+    return float(n or 0) / window_s
+
+
+async def _rows(
+    connection: AsyncConnection, statement: TextClause, **parameters: Any
+) -> Sequence[RowMapping]:
+    return (await connection.execute(statement, parameters)).mappings().all()

@@ -1,0 +1,119 @@
+"""What becomes of the sampling policy when the monitor or NATS is killed."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.directive import DIRECTIVE, Directive, decode_directive, encode
+from quantdrift.core.errors import RetryError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.nats_server import NatsServer
+from tests.pods import Pod, following
+from tests.policies import BEGIN, CONFIG, directive
+from tests.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
+from tests.policy_record import on as record_on
+from tests.relay_rig import until
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[NatsServer]:
+    """Return a server of this test's own, to be killed."""
+    with NatsServer(tmp_path / "nats") as made:
+        yield made
+
+
+async def eventually(work: Callable[[], Awaitable[object]]) -> None:
+    """Do something that NATS is needed for, however long it is away."""
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                await work()
+            except RetryError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+
+async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, tmp_path: Path) -> None:
+    """While NATS is away the last directive holds for its time; when it is back the next is followed."""
+    stream = Stream(url=server.url)
+    clock = ManualClock(BEGIN)
+    pod = Pod(tmp_path / "pod", msgspec.structs.replace(CONFIG, stream=stream), clock)
+    queue = await Queue.connect(stream, client_name="test")
+    bucket = PolicyBucket(queue, stream, 86_400.0)
+    first, second = directive(0.5, 1.0, 0.125, 0.0625), directive(0.5, 0.5, 0.5, 0.5)
+    async with following(pod, queue):
+        await bucket.put(DIRECTIVE, encode(first))
+        await until(lambda: pod.follows(first))
+        server.kill()
+        await until(lambda: not queue.connected)
+        clock.advance(899.0)
+        assert pod.follows(first)
+        server.start()
+        await eventually(
+            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+        )
+        await until(lambda: pod.follows(second))
+        server.kill()
+        await until(lambda: not queue.connected)
+        clock.advance(900.0)
+        assert pod.is_local()
+        server.start()
+        await eventually(
+            lambda: bucket.put(DIRECTIVE, encode(msgspec.structs.replace(second, issued_at=clock.now())))
+        )
+        await until(lambda: pod.follows(second))
+    await queue.close()
+
+
+async def test_a_killed_monitor_costs_no_policy(
+    postgres_dsn: str, server: NatsServer, tmp_path: Path
+) -> None:
+    """The sidecars go on with the last directive; the next monitor confirms it as it was, also after NATS was killed."""
+    stream = Stream(url=server.url)
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    queue = await Queue.connect(stream, client_name="test")
+    bucket, clock = PolicyBucket(queue, stream), ManualClock(after(N_CALM))
+    pod = Pod(tmp_path / "pod", record_on(stream), clock)
+
+    async def given() -> Directive | None:
+        try:
+            entry = await bucket.get(DIRECTIVE)
+        except RetryError:
+            return None
+        return decode_directive(entry.value) if entry else None
+
+    async def issued(at: ManualClock) -> Directive:
+        async with asyncio.timeout(60):
+            while True:
+                found = await given()
+                if found is not None and found.issued_at == at.now():
+                    return found
+                await asyncio.sleep(0.05)
+
+    async with following(pod, queue):
+        async with maker_process(postgres_dsn, stream, clock.now()) as process:
+            first = await issued(clock)
+            process.kill()
+            assert await process.wait() == -9
+        await until(lambda: pod.follows(first))
+        server.kill()
+        await until(lambda: not queue.connected)
+        clock.advance(600.0)
+        server.start()
+        async with maker_process(postgres_dsn, stream, clock.now()) as process:
+            second = await issued(clock)
+            process.terminate()
+            assert await process.wait() == 0
+        await until(lambda: pod.follows(second))
+    assert second.policy == first.policy
+    await queue.close()

@@ -1,0 +1,234 @@
+"""Baselines on a real record: learned, inherited, accepted, frozen and imported, by the command that people type."""
+
+import asyncio
+import json
+import os
+import random
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from quantdrift.core.config.schema import Budget, Model, Storage
+from quantdrift.monitor.fold import Fold
+from storage.database import Database
+from storage.fold import claim, load_catalog, refold, resume
+from storage.fold_rows import BatchRows, Position, Snapshot, TransitionRow
+from storage.outcome import write
+from tests.fold_stream import (
+    ALL_ID,
+    BEGIN_US,
+    CONFIG,
+    FAINT_ID,
+    SECOND_US,
+    batches,
+    store_batch,
+    store_catalog,
+)
+
+pytestmark = pytest.mark.integration
+
+TEMPLATE = batches(1)[0].comparisons[0]
+FILE = '[[models]]\nname = "digits"\nbudget = { flip = 0.1 }\n'
+WIDE = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(flip=0.1)),))
+
+
+@pytest.fixture
+async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Return a connection to a fresh record."""
+    connection = await asyncpg.connect(postgres_dsn)
+    await store_catalog(connection, days=3)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return the record as the monitor sees it."""
+    async with Database(postgres_dsn, Storage()) as found:
+        yield found
+
+
+async def stored(
+    record: asyncpg.Connection, n: int, *, first: int, version: int = 1, flips: float = 0.02
+) -> None:
+    """Store `n` exchanges of the faint scanner, 500 to a batch."""
+    rng = random.Random(first)
+    for begin in range(first, first + n, 500):
+        rows = tuple(
+            msgspec.structs.replace(
+                TEMPLATE,
+                exchange_id=f"{number:032x}",
+                item=0,
+                captured_us=BEGIN_US + number * SECOND_US,
+                model_version_id=version,
+                slice_ids=(ALL_ID, FAINT_ID),
+                pi1=1.0,
+                flip=float(rng.random() < flips),
+                kl=rng.expovariate(1 / 0.001),
+            )
+            for number in range(begin, min(begin + 500, first + n))
+        )
+        await store_batch(record, BatchRows(fold_seq=0, stored_us=rows[-1].captured_us, comparisons=rows))
+
+
+async def folded(database: Database) -> tuple[Fold, tuple[TransitionRow, ...]]:
+    """Fold what is new, as a monitor that has just started."""
+    async with database.begin() as connection:
+        fold = Fold(WIDE, await resume(connection))
+        found = await claim(connection, fold.position.fold_seq, 1000)
+        fold.learn(await load_catalog(connection))
+        for rows in found:
+            fold.batch(rows)
+        outcome = fold.take()
+        await write(connection, outcome, "")
+    return fold, outcome.transitions
+
+
+async def typed(dsn: str, directory: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run `quantdrift baseline ...` as a person would; return exit code and what it said."""
+    config = directory / "config.toml"
+    config.write_text(FILE)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "quantdrift",
+        "baseline",
+        *arguments,
+        "-c",
+        str(config),
+        env={**os.environ, "QUANTDRIFT_DSN": dsn, "USER": "ada", "LOGNAME": "ada"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode or 0, out.decode(), err.decode()
+
+
+async def listed(dsn: str, directory: Path, *arguments: str) -> list[dict[str, Any]]:
+    """Return the newest baseline of each signal."""
+    code, out, err = await typed(dsn, directory, "list", "--json", *arguments)
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+async def test_the_life_of_a_baseline(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Learned after 5,000 exchanges, inherited by the next version, accepted by a person; folded again it is the same."""
+    code, out, _ = await typed(postgres_dsn, tmp_path, "list")
+    assert (code, "No baselines yet" in out) == (0, True)
+    await stored(record, 6000, first=0)
+    await folded(database)
+    learned = {(row["slice"], row["kind"]): row for row in await listed(postgres_dsn, tmp_path)}
+    assert learned.keys() == {("all", "change"), ("scanner=faint", "change")}
+    one = learned["scanner=faint", "change"]
+    assert (one["source"], one["made_by"], one["version"]) == ("learned", "monitor", "1")
+    assert 5000 <= one["n_groups"] <= 6000
+    before = await record.fetchval("select n_detectors from fold")
+
+    # The next version flips more than the one before: it is measured against its predecessor, live at once.
+    await record.execute("update model_version set reference_digest = 'e' where id = 2")
+    await stored(record, 500, first=6000, version=2, flips=0.04)
+    await folded(database)
+    heir = {row["slice"]: row for row in await listed(postgres_dsn, tmp_path, "--version", "2")}[
+        "scanner=faint"
+    ]
+    assert (heir["source"], heir["from_version"]) == ("inherited", "1")
+    # Four signals on each of two slices; the tails still learn.
+    assert await record.fetchval("select n_detectors from fold") == before + 6
+
+    code, out, err = await typed(postgres_dsn, tmp_path, "accept", "--model", "digits", "--version", "2")
+    assert (code, "nothing was recorded" in err, "needs some" in out) == (2, True, True)
+    await stored(record, 6000, first=6500, version=2, flips=0.04)
+    arguments = (
+        "--model",
+        "digits",
+        "--version",
+        "2",
+        "--slice",
+        "scanner=faint",
+        "--reason",
+        "labels agree",
+    )
+    code, out, err = await typed(postgres_dsn, tmp_path, "accept", *arguments)
+    assert code == 0, err
+    assert "1 of 2 signals have a new baseline" in out
+    (waiting,) = [row for row in await listed(postgres_dsn, tmp_path) if row["fold_seq"] is None]
+    assert (waiting["source"], waiting["made_by"], waiting["reason"]) == ("accepted", "ada", "labels agree")
+    assert waiting["n_groups"] == 6500
+    await stored(record, 500, first=12_500, version=2, flips=0.04)
+    await folded(database)
+    accepted = await record.fetchrow("select * from baseline where source = 'accepted'")
+    assert accepted["fold_seq"] is not None
+
+    code, _, err = await typed(postgres_dsn, tmp_path, "freeze", "--model", "digits", "--version", "2")
+    assert code == 0, err
+    figures = tmp_path / "offline.json"
+    figures.write_text('[{"slice": "scanner=faint", "metric": "flip", "upper": 0.08, "n": 4000}]')
+    code, out, err = await typed(
+        postgres_dsn, tmp_path, "import", str(figures), "--model", "digits", "--version", "2"
+    )
+    assert (code, "0.08" in out) == (0, True), err
+    await stored(record, 500, first=13_000, version=2, flips=0.04)
+    await folded(database)
+    budgets = await record.fetch(
+        "select model_version_id, budget from detector where slice_id = $1 and metric = 'flip' and kind = 'budget'"
+        " order by 1",
+        FAINT_ID,
+    )
+    assert [row["budget"] for row in budgets] == [0.1, 0.08]
+
+    # The record folded again from nothing ends in the same states, decisions included.
+    last = await record.fetchval("select fold_seq from fold")
+    async with database.begin() as connection:
+        again = Fold(WIDE, Snapshot(position=Position()))
+        again.learn(await load_catalog(connection))
+        for rows in await refold(connection, 1, last):
+            again.batch(rows)
+        states = {(d.model_version_id, d.slice_id, d.metric, d.kind): d.state for d in again.take().detectors}
+        kept = {
+            (d.model_version_id, d.slice_id, d.metric, d.kind): d.state
+            for d in (await resume(connection)).detectors
+        }
+    assert states == kept
+
+
+@pytest.mark.parametrize(
+    ("figures", "says"),
+    [
+        ('[{"slice": "nowhere", "metric": "flip", "upper": 0.1}]', "no slice `nowhere`"),
+        ('[{"slice": "all", "metric": "js", "upper": 0.1}]', "`js` has no budget"),
+        ('[{"slice": "all", "metric": "flip", "upper": 1.5}]', "not between 0 and 1"),
+        ('[{"slice": "all", "metric": "flip", "uper": 0.1}]', "not a list of objects"),
+        ("{}", "not a list of objects"),
+    ],
+)
+async def test_figures_that_are_no_budget_are_refused_whole(
+    record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path, figures: str, says: str
+) -> None:
+    """Exit code 2, a message that says what is wrong, and nothing recorded."""
+    file = tmp_path / "offline.json"
+    file.write_text(figures)
+    code, _, err = await typed(
+        postgres_dsn, tmp_path, "import", str(file), "--model", "digits", "--version", "1"
+    )
+    assert (code, says in err) == (2, True), err
+    assert await record.fetchval("select count(*) from baseline") == 0
+
+
+@pytest.mark.usefixtures("record")
+async def test_what_is_not_there_is_named_with_what_is(postgres_dsn: str, tmp_path: Path) -> None:
+    """A wrong model, version or slice is answered with those that there are."""
+    for arguments, says in (
+        (("--model", "digit"), "models: digits"),
+        (("--model", "digits", "--version", "9"), "versions: 1"),
+        (("--model", "digits", "--slice", "x"), "slices: all, scanner=faint, scanner=clear"),
+    ):
+        code, _, err = await typed(postgres_dsn, tmp_path, "keep", *arguments)
+        assert (code, says in err) == (2, True), err

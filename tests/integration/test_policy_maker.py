@@ -1,0 +1,205 @@
+"""The monitor's policy, from a real record to a real bucket."""
+
+import secrets
+from collections.abc import AsyncIterator
+
+import msgspec
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.directive import (
+    ACCOUNT,
+    DIRECTIVE,
+    Account,
+    Directive,
+    decode_account,
+    decode_directive,
+    encode,
+)
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.process import Stop
+from quantdrift.monitor.demands import lowered
+from quantdrift.monitor.lag import LOOK_S
+from sidecar.directives import judged
+from tests.policy_record import (
+    BUDGET_PER_S,
+    CONFIG,
+    N_CALM,
+    after,
+    calm,
+    maker,
+    on,
+    onward,
+    prepare,
+    store_and_fold,
+)
+
+pytestmark = pytest.mark.integration
+
+
+class Bucket:
+    """What the sidecars would read."""
+
+    def __init__(self, queue: Queue, stream: Stream) -> None:
+        self.queue = queue
+        self._bucket = PolicyBucket(queue, stream)
+
+    async def directive(self) -> Directive:
+        """Return the directive."""
+        entry = await self._bucket.get(DIRECTIVE)
+        assert entry is not None
+        return decode_directive(entry.value)
+
+    async def account(self) -> Account:
+        """Return its account."""
+        entry = await self._bucket.get(ACCOUNT)
+        assert entry is not None
+        return decode_account(entry.value)
+
+    async def is_empty(self) -> bool:
+        """Return whether nothing was ever given."""
+        return await self._bucket.get(DIRECTIVE) is None
+
+
+@pytest.fixture
+def stream(nats_url: str) -> Stream:
+    """Return a stream of this test's own; it holds some hundred exchanges of a kilobyte."""
+    return Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}", max_bytes=200_000)
+
+
+@pytest.fixture
+async def bucket(stream: Stream) -> AsyncIterator[Bucket]:
+    """Return the bucket of that stream."""
+    queue = await Queue.connect(stream, client_name="test")
+    yield Bucket(queue, stream)
+    await queue.close()
+
+
+@pytest.mark.parametrize(("flips", "moves"), [(0.08, True), (0.001, False)], ids=["drift", "none"])
+async def test_evidence_moves_the_budget_to_its_slice(
+    postgres_dsn: str, stream: Stream, bucket: Bucket, flips: float, *, moves: bool
+) -> None:
+    """A slice that flips oftener gets the replays before anybody is paged, and only if it does.
+
+    Seeded: some 125 exchanges of the slice at 8 % flips against 1 % allowed. That they hold no evidence has P < 1e-3;
+    that a slice at 0.1 % seems to, P < 1e-2.
+    """
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock = ManualClock(after(N_CALM))
+    async with maker(postgres_dsn, on(stream), clock) as made:
+        await made.look()
+        before, why_before = await bucket.directive(), await bucket.account()
+        assert judged(encode(before), CONFIG.sampling, clock.now().timestamp()) == before
+        assert 0 < why_before.replays_per_s <= BUDGET_PER_S
+        await store_and_fold(postgres_dsn, onward(25, faint_flips=flips))
+        clock.advance((after(N_CALM + 25) - after(N_CALM)).total_seconds())
+        await made.look()  # by the evidence alone: the time is not over
+        later, why_later = await bucket.directive(), await bucket.account()
+    replays = {one.name: one.replays_per_s for one in why_before.slices}
+    now = {one.name: one for one in why_later.slices}
+    assert why_later.replays_per_s <= BUDGET_PER_S
+    if moves:
+        assert later.policy != before.policy
+        assert now["scanner=faint"].evidence_share > 0.9
+        assert now["scanner=faint"].replays_per_s > 1.2 * replays["scanner=faint"]
+        assert now["scanner=clear"].replays_per_s < replays["scanner=clear"]
+    else:
+        assert later == before
+
+
+async def test_a_policy_is_given_once_and_confirmed_in_time(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """Looks that change nothing put nothing; when half of its time is over it is confirmed under the same name."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock = ManualClock(after(N_CALM))
+    async with maker(postgres_dsn, on(stream), clock) as made:
+        await made.look()
+        first = await bucket.directive()
+        for _ in range(3):
+            clock.advance(LOOK_S)
+            await made.look()
+        assert await bucket.directive() == first
+        clock.advance(first.valid_s / 2)
+        await made.look()
+        second = await bucket.directive()
+    assert second.policy.epoch == first.policy.epoch
+    assert second.issued_at == clock.now()
+    assert (await bucket.account()).epoch == first.policy.epoch
+
+
+async def test_without_traffic_in_the_record_no_policy_is_made(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """The configuration's rates go on until enough was seen."""
+    await prepare(postgres_dsn)
+    async with maker(postgres_dsn, on(stream), ManualClock(after(N_CALM))) as made:
+        await made.look()
+        assert await bucket.is_empty()
+
+
+async def test_lag_lowers_every_rate_and_a_new_leader_goes_on_from_there(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """A stream that fills halves the rates before it is full; who leads next neither raises nor forgets them."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, n_sent = ManualClock(after(N_CALM)), 0
+
+    async def waiting(n: int) -> None:
+        nonlocal n_sent
+        for _ in range(n):
+            n_sent += 1
+            await bucket.queue.publish_exchange("digits", str(n_sent), bytes(1000))
+
+    async with maker(postgres_dsn, on(stream), clock) as made:
+        await made.look()
+        full = await bucket.directive()
+        assert full.lag_factor == 1.0
+        await waiting(60)
+        clock.advance(LOOK_S)
+        await made.look()
+        low = await bucket.directive()
+        assert low.lag_factor < 1.0
+        assert low.policy == msgspec.structs.replace(
+            lowered(full.policy, low.lag_factor), epoch=low.policy.epoch
+        )
+    async with maker(postgres_dsn, on(stream), clock) as made:
+        await made.look()
+        assert await bucket.directive() == low
+        await (await bucket.queue.live()).jetstream().purge_stream(stream.name)
+        seen = []
+        for _ in range(200):
+            clock.advance(LOOK_S)
+            await made.look()
+            seen.append((await bucket.directive()).lag_factor)
+    assert seen[-1] == 1.0
+    assert seen == sorted(seen)
+    assert seen.count(low.lag_factor) >= 19  # five minutes at least
+    assert (await bucket.directive()).policy.epoch == full.policy.epoch
+
+
+async def test_who_does_not_lead_or_has_no_budget_gives_nothing(
+    postgres_dsn: str, stream: Stream, bucket: Bucket
+) -> None:
+    """A standby leaves the bucket to the leader; without a budget the configuration's rates hold."""
+    await prepare(postgres_dsn)
+    await store_and_fold(postgres_dsn, calm())
+    clock, stop = ManualClock(after(N_CALM)), Stop()
+    stop.set()  # it is not to wait for the next turn
+    config = on(stream)
+    without = msgspec.structs.replace(
+        config, sampling=msgspec.structs.replace(config.sampling, replays_per_s=0.0)
+    )
+    async with maker(postgres_dsn, config, clock, leads=False, stop=stop) as made:
+        await made.turn()
+    async with maker(postgres_dsn, without, clock, stop=stop) as made:
+        await made.turn()
+    assert await bucket.is_empty()
+    async with maker(postgres_dsn, config, clock, stop=stop) as made:
+        await made.turn()
+    assert not await bucket.is_empty()

@@ -1,0 +1,55 @@
+"""Directives and configurations for the tests of the policy's way."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
+from quantdrift.core.config.strata import with_strata
+from quantdrift.core.directive import Directive, name_of
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+
+BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SAMPLING = Sampling(
+    rate=0.25,
+    replays_per_s=10.0,
+    header_strata=(HeaderStratum(name="archive", rate=1.0, headers={"x-scanner": "archive"}),),
+)
+CONFIG = with_strata(
+    Config(
+        models=(Model(name="digits"),),
+        capture=Capture(headers=("x-scanner",)),
+        sampling=SAMPLING,
+        slices=(Slice(name="scanner", header="x-scanner", values=("faint", "archive", "clear")),),
+    )
+)
+
+
+def policy_of_rates(
+    rates: tuple[float, ...],
+    *,
+    base: float = 1.0,
+    config: Config = CONFIG,
+    body: tuple[BodyStratum, ...] = (),
+) -> Policy:
+    """Return the policy that gives the header strata of `config` these rates, under its name."""
+    strata = (*config.sampling.header_strata, HeaderStratum(name="default", rate=0.0))
+    policy = Policy(
+        epoch="",
+        header_strata=tuple(
+            msgspec.structs.replace(stratum, rate=rate) for stratum, rate in zip(strata, rates, strict=True)
+        ),
+        body_strata=(*body, BodyStratum(name="default", rate=base)),
+    )
+    return named(policy)
+
+
+def named(policy: Policy) -> Policy:
+    """Return the policy under the name that its rates have."""
+    return msgspec.structs.replace(policy, epoch=name_of(policy))
+
+
+def directive(*rates: float, issued_at: datetime = BEGIN, valid_s: float = 900.0, **given: Any) -> Directive:
+    """Return a directive that gives the header strata these rates."""
+    return Directive(policy=policy_of_rates(rates, **given), issued_at=issued_at, valid_s=valid_s)
