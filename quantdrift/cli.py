@@ -5,7 +5,19 @@ from typing import Any, NoReturn
 
 import click
 
-from quantdrift.commands import backtest, baseline, clusters, config, db, plan, policy, report, serve, slices
+from quantdrift.commands import (
+    backtest,
+    baseline,
+    clusters,
+    config,
+    db,
+    plan,
+    policy,
+    report,
+    serve,
+    slices,
+    triage,
+)
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
 
 _EXTRAS = {
@@ -14,6 +26,7 @@ _EXTRAS = {
     "report": "report",
     "slices": "monitor",
     "baseline": "monitor",
+    "triage": "storage",
     "backtest": "report",
     "plan": "storage",
     "db": "storage",
@@ -91,6 +104,7 @@ for _command in (
     policy.policy,
     config.config_,
     slices.slices,
+    triage.triage,
 ):
     main.add_command(_command)
 for _command in (clusters.fit, clusters.clusters):

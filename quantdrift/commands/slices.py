@@ -10,7 +10,7 @@ import click
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
-from quantdrift.terminal import Steps
+from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
@@ -145,8 +145,7 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
 def _table(found: list[ListedSlice]) -> str:
     if not found:
         return "no slices yet: nothing was compared"
-    rows = [("id", "model", "kind", "status", "share", "verdict", "slice")]
-    rows += [
+    rows = [
         (
             "-" if one.id is None else str(one.id),
             one.model,
@@ -158,11 +157,7 @@ def _table(found: list[ListedSlice]) -> str:
         )
         for one in found
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    return "\n".join(
-        "  ".join([*(text.ljust(width) for text, width in zip(row, widths, strict=False)), row[-1]])
-        for row in rows
-    )
+    return columns(("id", "model", "kind", "status", "share", "verdict", "slice"), rows)
 
 
 def _shown(one: ListedSlice) -> str:

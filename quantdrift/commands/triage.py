@@ -1,0 +1,90 @@
+"""`quantdrift triage`."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.load import Role
+from quantdrift.terminal import columns
+
+if TYPE_CHECKING:
+    from storage.triage import Watched
+
+
+@click.command()
+@CONFIG
+@DATA
+@click.option("--model", default="", help="Show only this model; the list is of all of them.")
+@click.option(
+    "--alpha",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=0.05,
+    show_default=True,
+    help="Largest expected share of slices on the list although nothing is wrong there.",
+)
+@JSON
+def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_json: bool) -> None:
+    """List the slices to look at now, worst first, few of them by chance.
+
+    Between silence and a page: a drift that many slices share is here before any of them pages. The list is of this
+    moment and says nothing about tomorrow's.
+
+    \b
+    Examples:
+      quantdrift triage
+      quantdrift triage --model digits --alpha 0.2 --json
+    """
+    import numpy as np
+
+    from quantdrift.drift.triage import triage as listed
+    from storage.database import Database
+    from storage.triage import watched
+
+    config, secrets = prepare(config_path, Role.REPORT, data)
+
+    async def ask() -> "tuple[list[Watched], float]":
+        async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+            return await watched(connection)
+
+    slices, months = asyncio.run(ask())
+    places = listed(np.array([one.evidence for one in slices], dtype=np.float64), months=months, alpha=alpha)
+    found = [slices[place] for place in places if model in {"", slices[place].model}]
+    if as_json:
+        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found})
+        return
+    if not slices:
+        click.echo("Nothing is watched yet: no exchange was compared.")
+        return
+    if not found:
+        click.echo(f"None of {len(slices)} slices: no evidence stands out (alpha {alpha:g}).")
+        return
+    rows = [
+        (
+            one.model,
+            one.version,
+            one.slice,
+            one.verdict,
+            f"{one.evidence:.3g}",
+            f"{one.threshold:.3g}",
+            f"{one.n_groups:,}",
+            _means(one),
+        )
+        for one in found
+    ]
+    click.echo(
+        columns(("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows)
+    )
+    click.echo(
+        f"\n{len(found)} of {len(slices)} slices; at most {alpha:.0%} of such a list is expected to be chance."
+    )
+
+
+def _means(one: "Watched") -> str:
+    return ", ".join(
+        f"{metric} {shown['mean']:.3g} (budget {shown['budget']:.3g})"
+        for metric, shown in sorted(one.estimate.items())
+        if "mean" in shown and "budget" in shown
+    )

@@ -1,0 +1,46 @@
+"""What a triage list is made from: the evidence of every watched slice, and how long the fleet has been watched."""
+
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+_MONTH_S: Final = 30 * 86_400
+_EVIDENCE: Final = text("""
+    select w.model, w.candidate_version as version, s.name as slice, s.id as slice_id, v.verdict, v.reason,
+        v.evidence, v.threshold, v.n_groups, v.last_at, v.estimate
+    from verdict v join model_version w on w.id = v.model_version_id join slice s on s.id = v.slice_id
+    where exists (
+        select from detector d
+        where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id and d.retired_at is null
+    )
+    order by v.evidence desc, w.id, s.id
+""")
+_MONTHS: Final = text("""
+    select extract(epoch from (select event_time from fold) - min(created_at)) / :month_s from detector
+""")
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice of a candidate version with its evidence; of one that fires, that of its alarm."""
+
+    model: str
+    version: str
+    slice: str
+    slice_id: int
+    verdict: str
+    reason: str
+    evidence: float
+    threshold: float
+    n_groups: int
+    last_at: datetime
+    estimate: dict[str, dict[str, Any]]
+
+
+async def watched(connection: AsyncConnection) -> tuple[list[Watched], float]:
+    """Return every watched slice, most evidence first, and for how many months the fleet has been watched."""
+    rows = (await connection.execute(_EVIDENCE)).mappings().all()
+    months = await connection.scalar(_MONTHS, {"month_s": _MONTH_S})
+    return [msgspec.convert(dict(row), Watched) for row in rows], float(months or 0.0)
