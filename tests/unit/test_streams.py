@@ -168,7 +168,7 @@ def test_the_best_setting_is_the_quickest_of_those_with_few_false_alarms() -> No
             missed=missed,
             rate=rate,
             n_runs=10,
-            n_groups=1000,
+            n_groups=200_000,
             us_per_group=1.0,
         )
 
