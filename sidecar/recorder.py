@@ -20,7 +20,7 @@ from sidecar.oip import (
     decode_response,
     parse_target,
 )
-from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
+from sidecar.thinning import Thinning, candidate_margin, phase_salt
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128
@@ -68,9 +68,8 @@ class Recorder:
         self._models = {model.name: model for model in config.models}
         self._attributes = Attributes(config.capture, origin.hmac_key)
         self._directives = directives or Directives(config.sampling)
-        self._needs_margin = False
         self._policy: Policy | None = None
-        self._salt = b""
+        self._thinning = Thinning((), b"")
 
     def record(
         self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
@@ -104,10 +103,8 @@ class Recorder:
 
         group = self._group(asked)
         policy = self._policy_of(meta.epoch)
-        margin = candidate_margin(reply.outputs, model) if self._needs_margin else None
-        thinned = thin(
-            group or meta.id, meta.pi1, policy.body_strata, attributes, margin=margin, salt=self._salt
-        )
+        margin = candidate_margin(reply.outputs, model) if self._thinning.needs_margin else None
+        thinned = self._thinning.thin(group or meta.id, meta.pi1, attributes, margin)
         if not thinned.kept:
             return None
         return Exchange(
@@ -152,8 +149,7 @@ class Recorder:
             if policy is None:
                 raise LostError(Loss.CAPTURE_ERROR, f"the policy of epoch {epoch} is not known any more")
             self._policy = policy
-            self._needs_margin = needs_margin(policy.body_strata)
-            self._salt = phase_salt(self._origin.salt, epoch)
+            self._thinning = Thinning(policy.body_strata, phase_salt(self._origin.salt, epoch))
         return self._policy
 
     def _version(self, answered: str, target: Target, model: Model) -> str:

@@ -36,46 +36,58 @@ class Thinned(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
 
 
-def thin(
-    key: str,
-    pi1: float,
-    strata: Sequence[BodyStratum],
-    attributes: Mapping[str, str],
-    *,
-    margin: float | None,
-    salt: bytes,
-) -> Thinned:
-    """Decide on one exchange: of the strata whose conditions all hold the largest rate is its total probability.
+class Thinning:
+    """The second phase of one policy: of the strata whose conditions all hold the largest rate counts.
+
+    A policy may hold hundreds of strata and an exchange a few attributes: strata are looked up by the first value
+    that they ask for.
 
     Parameters
     ----------
-    key
-        Of the hash that decides: the exchange's id, or its group where groups are taken whole.
-    pi1
-        Probability with which the first phase took it.
     strata
-        The last one has no conditions.
-    attributes
-        As recorded with the exchange.
-    margin
-        The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
+        The policy's; the last one has no conditions.
     salt
         Of the second phase of the epoch.
     """
-    matching = (s for s in strata if all(_holds(where, attributes, margin) for where in s.where))
-    stratum = max(matching, key=lambda s: s.rate)
-    pi2, u2 = second_rate(stratum.rate, pi1), uniform(key.encode(), salt)
-    return Thinned(stratum=stratum.name, pi2=pi2, u2=u2, kept=u2 < pi2)
+
+    def __init__(self, strata: Sequence[BodyStratum], salt: bytes) -> None:
+        self._salt = salt
+        self._anywhere: list[BodyStratum] = []
+        self._by_value: dict[tuple[str, str], list[BodyStratum]] = {}
+        for stratum in strata:
+            value = next(((p.key, p.equals) for p in stratum.where if p.equals is not None), None)
+            (self._anywhere if value is None else self._by_value.setdefault(value, [])).append(stratum)
+        self.needs_margin = any(where.key == MARGIN for stratum in strata for where in stratum.where)
+
+    def thin(self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None) -> Thinned:
+        """Decide on one exchange.
+
+        Parameters
+        ----------
+        key
+            Of the hash that decides: the exchange's id, or its group where groups are taken whole.
+        pi1
+            Probability with which the first phase took it.
+        attributes
+            As recorded with the exchange.
+        margin
+            The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
+        """
+        found: BodyStratum | None = None
+        for strata in (self._anywhere, *(self._by_value.get(item, ()) for item in attributes.items())):
+            for stratum in strata:
+                if (found is None or stratum.rate > found.rate) and all(
+                    _holds(where, attributes, margin) for where in stratum.where
+                ):
+                    found = stratum
+        assert found is not None  # the base rate has no conditions
+        pi2, u2 = second_rate(found.rate, pi1), uniform(key.encode(), self._salt)
+        return Thinned(stratum=found.name, pi2=pi2, u2=u2, kept=u2 < pi2)
 
 
 def phase_salt(secret: bytes, epoch: str) -> bytes:
     """Return the second phase's hash key of an epoch; it is independent of the first phase's."""
     return epoch_salt(secret, epoch, 2)
-
-
-def needs_margin(strata: Sequence[BodyStratum]) -> bool:
-    """Return whether any stratum asks for the candidate's margin."""
-    return any(where.key == MARGIN for stratum in strata for where in stratum.where)
 
 
 def candidate_margin(outputs: Sequence[Tensor], model: Model) -> float | None:

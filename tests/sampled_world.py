@@ -9,7 +9,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.drift.allocation import Demand, Recent
 from quantdrift.drift.block import FloatArray, IntArray
 from quantdrift.drift.boosts import Layout
-from sidecar.thinning import thin
+from sidecar.thinning import Thinning
 
 HEADERS = (
     HeaderStratum(name="a is 1", rate=1.0, headers={"x-a": "1"}),
@@ -99,7 +99,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         for attributes, margin, header in zip(self.attributes, self.margin, self.header, strict=True):
             pi1 = policy.header_strata[header].rate
             known = None if np.isnan(margin) else float(margin)
-            thinned = thin("key", pi1, policy.body_strata, attributes, margin=known, salt=b"salt")
+            thinned = Thinning(policy.body_strata, b"salt").thin("key", pi1, attributes, known)
             found.append(pi1 * thinned.pi2)
         return np.array(found)
 

@@ -13,7 +13,7 @@ from quantdrift.core.records import Predicate
 from quantdrift.drift.allocation import Budget, Spread, allocate
 from quantdrift.drift.boosts import Boosts
 from quantdrift.drift.stratification import bins_of, falling
-from sidecar.thinning import thin
+from sidecar.thinning import Thinning
 from tests.sampled_world import EDGES, LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.property
@@ -66,7 +66,7 @@ def test_a_policy_keeps_its_promises(these: World, budget: Budget, evidence: dic
     for index, attributes in enumerate(these.attributes[:10]):
         pi1 = policy.header_strata[these.header[index]].rate
         by_margin = [
-            thin("k", pi1, policy.body_strata, attributes, margin=margin, salt=b"s").pi2
+            Thinning(policy.body_strata, b"s").thin("k", pi1, attributes, margin).pi2
             for margin in (0.0, 0.1, 0.9, None)
         ]
         assert by_margin == sorted(by_margin, reverse=True)

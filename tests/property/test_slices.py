@@ -8,7 +8,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.inclusion import MARGIN, largest_rate, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from sidecar.thinning import thin
+from sidecar.thinning import Thinning
 
 pytestmark = pytest.mark.property
 
@@ -59,7 +59,7 @@ def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
     )
     attributes = {f"header.{name}": value for name, value in headers.items()}
     thinned = (
-        thin("k", taken_by.rate, policy.body_strata, attributes, margin=smallest, salt=b"s")
+        Thinning(policy.body_strata, b"s").thin("k", taken_by.rate, attributes, smallest)
         if taken_by.rate
         else None
     )

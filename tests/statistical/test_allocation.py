@@ -17,7 +17,7 @@ from quantdrift.drift.allocation import Budget, Demand, Recent, Spread, allocate
 from quantdrift.drift.block import STEPS, Block, BoolArray, FloatArray, IntArray
 from quantdrift.drift.boosts import Layout
 from quantdrift.drift.detector import BUDGET
-from sidecar.thinning import thin
+from sidecar.thinning import Thinning
 
 pytestmark = pytest.mark.statistical
 
@@ -81,7 +81,7 @@ def sample(policy: Policy, seed: int) -> Sample:
     pi1 = policy.header_strata[0].rate
     pi2 = np.array(
         [
-            thin("k", pi1, policy.body_strata, ATTRIBUTES[child], margin=margin, salt=b"s").pi2
+            Thinning(policy.body_strata, b"s").thin("k", pi1, ATTRIBUTES[child], margin).pi2
             for child, margin in zip(IS_CHILD, MARGIN_OF, strict=True)
         ]
     )

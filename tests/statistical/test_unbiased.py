@@ -20,7 +20,7 @@ from quantdrift.drift.allocation import Budget, allocate
 from quantdrift.drift.block import FloatArray
 from sidecar.policy import epoch_salt
 from sidecar.sampler import Mint, Sampler
-from sidecar.thinning import phase_salt, thin
+from sidecar.thinning import Thinning, phase_salt
 from tests.sampled_world import LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.statistical
@@ -96,7 +96,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
             margin = None if math.isnan(these.margin[i]) else float(these.margin[i])
             key = str(i % USERS) if sticky else draw.id
             salt = epoch_salt(SECRET, draw.epoch, 1) if same_draw else phase_salt(SECRET, draw.epoch)
-            thinned = thin(key, draw.pi1, policy.body_strata, attributes, margin=margin, salt=salt)
+            thinned = Thinning(policy.body_strata, salt).thin(key, draw.pi1, attributes, margin)
             kept[epoch, i] = draw.taken and thinned.kept
             pi1[epoch, i], pi2[epoch, i] = draw.pi1, thinned.pi2
     return Taken(kept=kept, pi1=pi1, pi2=pi2)

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.records import BodyStratum, Predicate, Tensor
-from sidecar.thinning import candidate_margin, needs_margin, phase_salt, thin
+from sidecar.thinning import Thinning, candidate_margin, phase_salt
 
 pytestmark = pytest.mark.unit
 
@@ -49,33 +49,31 @@ def test_of_the_strata_whose_conditions_all_hold_the_largest_rate_decides(
     attributes: dict[str, str], margin: float | None, stratum: str, pi2: float
 ) -> None:
     """Intervals are half open; without a margin a condition on it does not hold."""
-    decided = thin("a" * 32, 1.0, STRATA, attributes, margin=margin, salt=SALT)
+    decided = Thinning(STRATA, SALT).thin("a" * 32, 1.0, attributes, margin)
     assert (decided.stratum, decided.pi2) == (stratum, pi2)
 
 
 def test_exchanges_are_kept_with_the_stratums_probability() -> None:
     """Of 4,000 fixed ids a quarter is kept within 5 standard errors; 0 and 1 are exact."""
     ids = [f"{i:032x}" for i in range(4000)]
-    share = sum(thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids) / len(ids)
+    share = sum(Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids) / len(ids)
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(ids))
-    assert not any(thin(i, 1.0, STRATA[2:3], {"header.x": "off"}, margin=None, salt=SALT).kept for i in ids)
-    assert all(thin(i, 1.0, STRATA, {"header.x": "faint"}, margin=0.1, salt=SALT).kept for i in ids)
+    assert not any(Thinning(STRATA[2:3], SALT).thin(i, 1.0, {"header.x": "off"}, None).kept for i in ids)
+    assert all(Thinning(STRATA, SALT).thin(i, 1.0, {"header.x": "faint"}, 0.1).kept for i in ids)
 
 
 def test_the_rate_is_the_total_probability_as_far_as_the_first_phase_goes() -> None:
     """Taken with 0.4 before, 0.25 in all leaves 0.625 here; what the first phase takes with 0.1 is kept whole."""
-    assert thin("a", 0.4, STRATA, {}, margin=None, salt=SALT).pi2 == pytest.approx(0.625)
-    assert thin("a", 0.1, STRATA, {}, margin=None, salt=SALT).pi2 == 1.0
+    assert Thinning(STRATA, SALT).thin("a", 0.4, {}, None).pi2 == pytest.approx(0.625)
+    assert Thinning(STRATA, SALT).thin("a", 0.1, {}, None).pi2 == 1.0
 
 
 def test_the_decision_belongs_to_the_id_and_the_epoch() -> None:
     """The same id in the same epoch is decided the same; another epoch decides anew."""
     ids = [f"{i:032x}" for i in range(100)]
-    first = [thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids]
-    assert first == [thin(i, 1.0, STRATA, {}, margin=None, salt=SALT).kept for i in ids]
-    assert first != [
-        thin(i, 1.0, STRATA, {}, margin=None, salt=phase_salt(b"secret", "e2")).kept for i in ids
-    ]
+    first = [Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
+    assert first == [Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
+    assert first != [Thinning(STRATA, phase_salt(b"secret", "e2")).thin(i, 1.0, {}, None).kept for i in ids]
 
 
 def test_the_margin_of_logits_is_taken_after_the_softmax() -> None:
@@ -122,5 +120,36 @@ def test_without_two_finite_classes_there_is_no_margin(outputs: list[Tensor]) ->
 
 def test_a_margin_is_computed_only_where_a_stratum_asks() -> None:
     """Policies without such a condition do not pay for it."""
-    assert needs_margin(STRATA)
-    assert not needs_margin(STRATA[-1:])
+    assert Thinning(STRATA, SALT).needs_margin
+    assert not Thinning(STRATA[-1:], SALT).needs_margin
+
+
+def test_looking_strata_up_by_value_finds_what_looking_at_each_would() -> None:
+    """Two hundred overlapping strata: the largest rate among those that hold, for 500 seeded exchanges."""
+    rng = np.random.default_rng(5)
+    strata = [
+        BodyStratum(
+            name=str(n),
+            rate=float(rng.random()),
+            where=tuple(
+                Predicate(key=f"header.{key}", equals=str(rng.integers(3)))
+                for key in rng.choice(["a", "b", "c"], size=rng.integers(0, 3), replace=False)
+            )
+            + ((Predicate(key="feature.candidate_margin", high=float(rng.random())),) if n % 2 else ()),
+        )
+        for n in range(200)
+    ] + [BodyStratum(name="default", rate=0.01)]
+    thinning = Thinning(strata, SALT)
+    for number in range(500):
+        attributes = {f"header.{key}": str(rng.integers(4)) for key in "abc" if rng.random() < 0.7}
+        margin = float(rng.random())
+        expected = max(
+            stratum.rate
+            for stratum in strata
+            if all(
+                (where.high is not None and margin < where.high)
+                or (where.equals is not None and attributes.get(where.key) == where.equals)
+                for where in stratum.where
+            )
+        )
+        assert thinning.thin(str(number), 1.0, attributes, margin).pi2 == expected
