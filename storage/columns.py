@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Annotated, Any
 
-from sqlalchemy import BigInteger, DateTime, Double, Integer, MetaData, SmallInteger, Text
+from sqlalchemy import BigInteger, DateTime, Double, Integer, MetaData, SmallInteger, Text, text
 from sqlalchemy.dialects.postgresql import JSONB, UUID
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
@@ -15,6 +15,9 @@ Str = Annotated[str, mapped_column(Text)]
 Time = Annotated[datetime, mapped_column(DateTime(timezone=True))]
 Json = Annotated[dict[str, Any], mapped_column(JSONB)]
 Uuid = Annotated[str, mapped_column(UUID(as_uuid=False))]
+
+
+NOW = text("now()")
 
 
 class Base(DeclarativeBase):

@@ -290,6 +290,14 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     imported: tuple[BaselineRow, ...] = ()
 
 
+class AlertNote(_Row, frozen=True, kw_only=True):
+    """What is added to the details of an alert that is open, when the fold is written; None takes it away."""
+
+    model_version_id: int
+    slice_id: int
+    more: dict[str, Any]
+
+
 class Outcome(_Row, frozen=True, kw_only=True):
     """What a fold writes, in one transaction."""
 
@@ -301,3 +309,4 @@ class Outcome(_Row, frozen=True, kw_only=True):
     learned: tuple[BaselineRow, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     closed: tuple[tuple[int, int, str], ...] = ()
+    notes: tuple[AlertNote, ...] = ()

@@ -47,6 +47,10 @@ _VERDICT_ALERTS: Final = text("""
     )
     where v.model_version_id = :version and v.slice_id = :slice
 """)
+_NOTE: Final = text("""
+    update alert set details = jsonb_strip_nulls(details || cast(:more as jsonb))
+    where model_version_id = :version and slice_id = :slice and resolved_at is null
+""")
 _CLOSE_SESSION: Final = text(
     "delete from session where model_version_id = :version and policy_id = :policy and group_key = :group"
 )
@@ -94,6 +98,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
     for transition in outcome.transitions:
         await _write_transition(connection, transition, trace_url)
+    for note in outcome.notes:
+        key = {"version": note.model_version_id, "slice": note.slice_id}
+        await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.more).decode()})
     if outcome.transitions:
         keys = {(row.model_version_id, row.slice_id) for row in outcome.transitions}
         await connection.execute(

@@ -1,0 +1,98 @@
+"""The lists: models with their references and budgets, and slices."""
+
+from enum import StrEnum
+from typing import Annotated
+
+from msgspec import Meta
+
+from quantdrift.core.config.section import Section, about
+
+
+class OutputKind(StrEnum):
+    """What the classification output holds."""
+
+    LOGITS = "logits"  # unnormalised
+    PROBABILITIES = "probabilities"
+
+
+class Reference(Section, frozen=True, kw_only=True):
+    """An FP32 reference and the candidate versions that were made from it."""
+
+    path: Annotated[str, about("ONNX file, relative to this configuration file.")]
+    versions: Annotated[
+        tuple[str, ...],
+        about("Candidate versions it answers for, with shell wildcards: `7`, `int8-*`, `*`."),
+    ] = ("*",)
+    allow_reduced_precision: Annotated[
+        tuple[str, ...],
+        about("Reduced-precision element types accepted in the graph, e.g. `float16`. Empty: strict FP32."),
+    ] = ()
+
+
+class Budget(Section, frozen=True, kw_only=True):
+    """How much divergence the owner of a model accepts, as means over exchanges."""
+
+    flip: Annotated[float, about("Share of exchanges whose top class may change.", ge=1e-5, lt=1)] = 0.01
+    kl: Annotated[float, about("Mean Kullback-Leibler divergence from the reference.", "nat", ge=1e-5)] = 0.02
+    kl_cap: Annotated[
+        float,
+        about("Single divergences count at most this much: a quantised zero gives infinity.", "nat", gt=0),
+    ] = 2.0
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """A served model, its references and its budget."""
+
+    name: Annotated[str, about("The name on the wire."), Meta(min_length=1)]
+    version: Annotated[
+        str,
+        about("Candidate version where the wire does not tell it. Empty: MODEL_VERSION, else `unversioned`."),
+    ] = ""
+    output: Annotated[str, about("Output tensor that is compared. Empty: the first one both sides have.")] = (
+        ""
+    )
+    output_kind: Annotated[OutputKind, about("`logits` or `probabilities`.")] = OutputKind.LOGITS
+    top_k: Annotated[int, about("Size of the set of top classes that is compared.", ge=1, le=100)] = 5
+    embedding: Annotated[
+        str,
+        about(
+            "Output or layer of the reference whose vectors make learned slices, or `features`: those of [[slices]]. Empty: none."
+        ),
+    ] = ""
+    batched: Annotated[bool, about("The first dimension counts items. False: an exchange is one item.")] = (
+        True
+    )
+    references: tuple[Reference, ...] = ()
+    budget: Budget = Budget()
+
+
+class Slice(Section, frozen=True, kw_only=True):
+    """A sub-distribution: by attribute (`header`, `parameter`, `json`), by `feature`, or the `cross` of others."""
+
+    name: Annotated[str, about("Shown in alerts; values or bins are appended."), Meta(min_length=1)]
+    model: Annotated[str, about("Model it applies to. Empty: every model.")] = ""
+    header: Annotated[str, about("Slice by this request header (must be in capture.headers).")] = ""
+    parameter: Annotated[str, about("Slice by this request parameter (must be in capture.parameters).")] = ""
+    json: Annotated[str, about("Slice by this JSON path (must be in capture.json).")] = ""
+    values: Annotated[
+        tuple[str, ...], about("Values that are slices of their own. Empty: each value as it is seen.")
+    ] = ()
+    max_values: Annotated[
+        int,
+        about(
+            "Most values followed where `values` is empty, or combinations of a cross; the rest share `other`.",
+            ge=1,
+            le=1000,
+        ),
+    ] = 32
+    feature: Annotated[
+        str,
+        about("Slice by this input feature: length, rank, size, norm, mean, contrast or missing."),
+        Meta(pattern="^(|length|rank|size|norm|mean|contrast|missing)$"),
+    ] = ""
+    input: Annotated[str, about("Input tensor the feature is taken of. Empty: the first.")] = ""
+    edges: Annotated[tuple[float, ...], about("Bin edges, rising: n edges make n + 1 slices.")] = ()
+    cross: Annotated[
+        tuple[str, ...],
+        about("Names of two or more other slices: each combination that is seen, up to max_values of them."),
+    ] = ()

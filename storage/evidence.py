@@ -1,0 +1,151 @@
+"""What was compared around an onset, for the explanation of an alert: bounded reads, inside the fold's transaction.
+
+Every read follows the primary key of `comparison`, newest first, and ends after a fixed number of rows. Rows count
+that were folded no later than the change of verdict: the same record gives the same rows, however the batches were cut
+into folds.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Verdict
+from storage.database import translated
+from storage.fold_rows import from_us, to_us
+
+MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
+MOST_SCANNED: Final = 100_000  # items of the version that are looked through for a rare slice's
+_MOST_ALERTS: Final = 256
+
+_ITEMS: Final = text("""
+    select newest.* from (
+        select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi,
+            c.flip, c.kl, c.reference_margin, c.source, c.batch_id
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+            and b.fold_seq <= :fold_seq
+        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
+    ) newest
+    where newest.slice_ids @> array[cast(:slice as int)]
+    order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
+""")
+_PROVENANCE: Final = text("select id, provenance from batch where id = any(cast(:batches as bigint[]))")
+_STORED: Final = text("select stored_at from batch where fold_seq = :fold_seq")
+_ALERTING: Final = text("""
+    select model_version_id, slice_id, severity, details from alert
+    where resolved_at is null and model_version_id = any(cast(:versions as int[])) order by id limit :most
+""")
+
+
+class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item; columns as in `comparison`, `group` the session or else the exchange."""
+
+    exchange: str
+    group: str
+    slice_ids: tuple[int, ...]
+    pi: float
+    flip: float | None
+    kl: float | None
+    margin: float | None
+    source: str
+    batch_id: int
+
+
+class Alerting(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that is open, with what was told of it."""
+
+    model_version_id: int
+    slice_id: int
+    severity: Verdict
+    details: dict[str, Any]
+
+
+class Evidence:
+    """Reads what was compared around an onset.
+
+    Parameters
+    ----------
+    connection
+        Inside the fold's transaction.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def bounded(self, timeout_s: float) -> AsyncIterator[None]:
+        """Let no statement in the block outlast `timeout_s` or spoil the transaction: the block alone is undone.
+
+        Raises
+        ------
+        RetryError
+            A statement took too long, or Postgres is away.
+        """
+        async with translated(), self._connection.begin_nested():
+            before = await self._connection.scalar(text("select current_setting('statement_timeout')"))
+            await self._limit(f"{int(timeout_s * 1000)}ms")
+            yield
+            await self._limit(str(before))
+
+    async def items(
+        self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> list[EvidenceItem]:
+        """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
+        found = await self._connection.execute(
+            _ITEMS,
+            {
+                "begin": from_us(begin_us),
+                "end": from_us(end_us),
+                "version": version,
+                "slice": slice_id,
+                "fold_seq": fold_seq,
+                "scanned": MOST_SCANNED,
+                "most": MOST_ROWS,
+            },
+        )
+        return [
+            EvidenceItem(
+                exchange=exchange,
+                group=group or exchange,
+                slice_ids=tuple(slice_ids),
+                pi=pi,
+                flip=None if flip is None else float(flip),
+                kl=kl,
+                margin=margin,
+                source=source,
+                batch_id=batch_id,
+            )
+            for _, exchange, _, group, slice_ids, pi, flip, kl, margin, source, batch_id in found
+        ]
+
+    async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
+        """Return per batch what replayed it: runtime, version, provider, device; empty where it is not known."""
+        found = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
+        return {row["id"]: row["provenance"] for row in found.mappings()}
+
+    async def stored_at_us(self, fold_seq: int) -> int | None:
+        """Return when a folded batch was stored, or None where there is no such batch."""
+        at = await self._connection.scalar(_STORED, {"fold_seq": fold_seq})
+        return None if at is None else to_us(at)
+
+    async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
+        """Return the open alerts of some versions, oldest first, at most 256."""
+        found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
+        return [
+            Alerting(
+                model_version_id=row["model_version_id"],
+                slice_id=row["slice_id"],
+                severity=Verdict(row["severity"]),
+                details=row["details"],
+            )
+            for row in found.mappings()
+        ]
+
+    async def _limit(self, setting: str) -> None:
+        await self._connection.execute(
+            text("select set_config('statement_timeout', :setting, true)"), {"setting": setting}
+        )

@@ -1,0 +1,90 @@
+"""What explains an alert, as `alert.details`, `transition.details` and the event carry it: flat, and free of SQL."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a slice alerts; `None` and empty ones are left out of the event. Moves are in the unit of what decided.
+
+    Parts of a move add up to it. `_se` is a standard error; the onset was chosen by looking, which no standard error
+    knows of.
+    """
+
+    explanation: Annotated[
+        tuple[str, ...], Meta(description="All of the below in sentences, the most telling first.")
+    ] = ()
+    unexplained: Annotated[
+        str | None, Meta(description="Why there is no explanation: the alert itself is as sound as any.")
+    ] = None
+    explained_by: Annotated[
+        str | None,
+        Meta(
+            description="The smaller alerting slice, no less severe, without whose items nothing is left of this alert."
+        ),
+    ] = None
+    explained_by_id: Annotated[int | None, Meta(description="Its slice id.")] = None
+    explains: Annotated[
+        tuple[str, ...], Meta(description="Larger alerting slices of which nothing is left without this one.")
+    ] = ()
+    explains_ids: Annotated[tuple[int, ...], Meta(description="Their slice ids.")] = ()
+    cause: Annotated[
+        str | None,
+        Meta(description="damage (at equal margins), input_shift (other margins), both or undecided."),
+    ] = None
+    damage: Annotated[
+        float | None, Meta(description="Part of the slice's move at equal margins of the reference.")
+    ] = None
+    damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    shift: Annotated[float | None, Meta(description="Part of it by other margins than before.")] = None
+    shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    kl_damage: Annotated[
+        float | None, Meta(description="The same of mean KL in nats, where another measure decided.")
+    ] = None
+    kl_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    kl_shift: Annotated[float | None, Meta(description="The same of mean KL by other margins.")] = None
+    kl_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    low_margin_before: Annotated[
+        float | None, Meta(description="Share of the slice with a margin below 0.1 before the onset.")
+    ] = None
+    low_margin_after: Annotated[float | None, Meta(description="The same since the onset.")] = None
+    aggregate_cause: Annotated[
+        str | None,
+        Meta(
+            description="Why the aggregate moved since the onset: within (its slices), mix (of traffic), both or"
+            " undecided."
+        ),
+    ] = None
+    aggregate_move: Annotated[
+        float | None, Meta(description="By how much the mean over all traffic moved.")
+    ] = None
+    aggregate_within: Annotated[float | None, Meta(description="Part of it by change within the slices.")] = (
+        None
+    )
+    aggregate_within_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    aggregate_mix: Annotated[float | None, Meta(description="Part of it by another mix of slices.")] = None
+    aggregate_mix_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    changes: Annotated[
+        tuple[str, ...],
+        Meta(description="Candidate version, replay engine, provider, device or sidecar that are new."),
+    ] = ()
+    n_window_before: Annotated[
+        int | None, Meta(description="Exchanges of the slice that were looked at before the onset.")
+    ] = None
+    n_window_after: Annotated[int | None, Meta(description="The same since the onset.")] = None
+
+    def attributes(self) -> dict[str, Any]:
+        """Return it as plain JSON types, without what is not known or empty."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return {name: value for name, value in plain.items() if value not in (None, [], ())}
+
+
+def explanation_of(details: Mapping[str, Any]) -> Explanation:
+    """Return what `details` say; empty where they were written by a release that explained nothing."""
+    try:
+        return msgspec.convert(details, Explanation)
+    except msgspec.ValidationError:
+        return Explanation()
