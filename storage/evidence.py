@@ -44,6 +44,7 @@ _ALERTING: Final = text("""
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; columns as in `comparison`, `group` the session or else the exchange."""
 
+    captured_us: int
     exchange: str
     group: str
     slice_ids: tuple[int, ...]
@@ -109,6 +110,7 @@ class Evidence:
         )
         return [
             EvidenceItem(
+                captured_us=to_us(captured_at),
                 exchange=exchange,
                 group=group or exchange,
                 slice_ids=tuple(slice_ids),
@@ -119,7 +121,7 @@ class Evidence:
                 source=source,
                 batch_id=batch_id,
             )
-            for _, exchange, _, group, slice_ids, pi, flip, kl, margin, source, batch_id in found
+            for captured_at, exchange, _, group, slice_ids, pi, flip, kl, margin, source, batch_id in found
         ]
 
     async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:

@@ -1,5 +1,6 @@
 """What explains an alert, as `alert.details`, `transition.details` and the event carry it: flat, and free of SQL."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -77,9 +78,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     n_window_after: Annotated[int | None, Meta(description="The same since the onset.")] = None
 
     def attributes(self) -> dict[str, Any]:
-        """Return it as plain JSON types, without what is not known or empty."""
+        """Return it as plain JSON types, without what is not known, empty or no finite number."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {name: value for name, value in plain.items() if value not in (None, [], ())}
+        return {
+            name: value for name, value in plain.items() if value not in (None, [], ()) and _sayable(value)
+        }
+
+
+def _sayable(value: Any) -> bool:
+    """Return whether JSON has a word for it: an error of infinity, of a single exchange, has none."""
+    return not isinstance(value, float) or math.isfinite(value)
 
 
 def explanation_of(details: Mapping[str, Any]) -> Explanation:

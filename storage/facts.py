@@ -6,6 +6,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from storage.explained import Explanation
 
 
 class _Fact(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,7 +164,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period."""
+    """An alert that was open at some time of the period, with what was told of its cause."""
 
     id: int
     version_id: int
@@ -173,6 +174,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
     onset_at: datetime
     opened_at: datetime
     resolved_at: datetime | None
+    explanation: Explanation = Explanation()
 
 
 class Example(_Fact, frozen=True, kw_only=True):

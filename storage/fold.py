@@ -136,7 +136,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         recent = (await connection.execute(_RECENT_TALLIES, horizon)).mappings().all()
     return Snapshot(
         position=position,
-        detectors=tuple(_detector(row) for row in detectors),
+        detectors=tuple(detector_row(row) for row in detectors),
         verdicts=tuple(_verdict(row) for row in verdicts),
         baselines=tuple(_tally(row) for row in baselines),
         tallies=tuple(_tally(row) for row in recent),
@@ -330,7 +330,8 @@ def _tally(row: RowMapping) -> TallyRow:
     )
 
 
-def _detector(row: RowMapping) -> DetectorRow:
+def detector_row(row: RowMapping) -> DetectorRow:
+    """Return a row of `detector` as the fold reads it."""
     return DetectorRow(
         model_version_id=row["model_version_id"],
         slice_id=row["slice_id"],

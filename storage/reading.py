@@ -13,6 +13,7 @@ from quantdrift.core.records import Metric, Verdict
 from storage.coverage import Coverage
 from storage.database import Database
 from storage.divergence import Divergence
+from storage.explained import explanation_of
 from storage.facts import Changes, Episode, Example, SliceName, VerdictFact, Version
 from storage.tables import ReportRun
 
@@ -37,7 +38,7 @@ _VERDICTS = text("""
 """)
 
 _EPISODES = text("""
-    select id, model_version_id, slice_id, severity, metric, onset_at, opened_at,
+    select id, model_version_id, slice_id, severity, metric, onset_at, opened_at, details,
         case when resolved_at < :end then resolved_at end as resolved_at
     from alert
     where model_version_id = any(cast(:versions as int[])) and opened_at < :end
@@ -114,6 +115,7 @@ class Reader:
                 onset_at=row["onset_at"],
                 opened_at=row["opened_at"],
                 resolved_at=row["resolved_at"],
+                explanation=explanation_of(row["details"]),
             )
             for row in await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
         ]

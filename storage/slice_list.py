@@ -11,6 +11,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
+from storage.fold import detector_row
+from storage.fold_rows import DetectorRow
 
 # A slice is shown with the version on which it was last seen. Shares are of the last seven days.
 _SLICES: Final = text("""
@@ -46,6 +48,14 @@ _SLICES: Final = text("""
     from discovery d join model_version w on w.id = d.model_version_id
     where d.slice_id is null and (:model = '' or d.model = :model)
     order by model, slice_id nulls last, discovery_id
+""")
+_SIGNALS: Final = text("""
+    select * from detector
+    where slice_id = :slice and retired_at is null and model_version_id = (
+        select model_version_id from verdict where slice_id = :slice
+        order by last_at desc, model_version_id desc limit 1
+    )
+    order by metric, kind
 """)
 
 
@@ -130,6 +140,12 @@ async def list_slices(connection: AsyncConnection, *, model: str, since: datetim
     """
     found = await connection.execute(_SLICES, {"model": model, "since": since})
     return [_listed(row) for row in found.mappings()]
+
+
+async def signals_of(connection: AsyncConnection, slice_id: int) -> list[DetectorRow]:
+    """Return the live detectors of a slice, of the candidate version that it was last seen on."""
+    rows = await connection.execute(_SIGNALS, {"slice": slice_id})
+    return [detector_row(row) for row in rows.mappings()]
 
 
 def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:

@@ -15,7 +15,9 @@ from quantdrift.terminal import Steps, columns
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
+    from quantdrift.drift.interval import Estimate
     from quantdrift.monitor.round import Round, VersionSearch
+    from quantdrift.monitor.vitals import Vital
     from storage.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
@@ -100,6 +102,8 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     """
     import asyncio
 
+    import msgspec
+
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = asyncio.run(_listed(config, secrets, model))
     found = [one for one in listed if which in {str(one.id), one.name, one.predicate}]
@@ -108,10 +112,11 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     if len(found) > 1:
         models = ", ".join(sorted({one.model for one in found}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
+    signals = [] if found[0].id is None else asyncio.run(_signals(config, secrets, found[0].id))
     if as_json:
-        emit(found[0])
+        emit(msgspec.structs.asdict(found[0]) | {"signals": signals})
     else:
-        click.echo(_shown(found[0]))
+        click.echo("\n".join([_shown(found[0]), *_signal_lines(signals)]))
 
 
 async def _listed(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
@@ -124,6 +129,44 @@ async def _listed(config: Config, secrets: Secrets, model: str) -> list[ListedSl
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
         return await list_slices(connection, model=model, since=since)
+
+
+async def _signals(config: Config, secrets: Secrets, slice_id: int) -> list[Vital]:
+    from quantdrift.monitor.vitals import vitals
+    from storage.database import Database
+    from storage.slice_list import signals_of
+
+    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+        return vitals(await signals_of(connection, slice_id))
+
+
+def _signal_lines(signals: list[Vital]) -> list[str]:
+    """Return what each signal has learned and seen, one line each, and the tail below its own."""
+    lines = []
+    for one in signals:
+        learned = (
+            "a budget"
+            if one.n_learned is None
+            else f"learns, needs some {one.missing:,} more exchanges"
+            if one.missing
+            else f"a baseline of {one.n_learned:,} exchanges"
+        )
+        recent = "" if one.recent is None or one.tail else f", recent mean {_band(one.recent)}"
+        lines.append(f"  {one.metric} {one.kind:<7} {learned}; evidence {one.evidence:.3g}{recent}")
+        for figure in one.tail:
+            if figure.value is None:
+                lines.append(f"    {figure.name:<15} too few exchanges")
+            elif figure.low is None or figure.high is None:
+                lines.append(f"    {figure.name:<15} {figure.value:.3g}, extrapolated")
+            else:
+                lines.append(
+                    f"    {figure.name:<15} {figure.value:.3g} [{figure.low:.3g}, {figure.high:.3g}]"
+                )
+    return lines
+
+
+def _band(estimate: Estimate) -> str:
+    return f"{estimate.mean:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
 
 
 async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round:

@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift import bag, interval, onset, quantile, resolve, signal
+from quantdrift.drift import bag, extreme, interval, onset, quantile, resolve, signal
 from quantdrift.drift.bag import (
     ASIDE,
     BAR,
@@ -300,6 +300,12 @@ class TailDetector:
         find = quantile.shortfall if shortfall else quantile.quantile
         found = find(window[2:], window[0], q)
         return found.scaled(float(state[SCALE])) if found else None
+
+    def extrapolated(self, state: FloatArray, q: float) -> float | None:
+        """Return a quantile that the recent window is too small for, from the shape of its tail; see `extreme`."""
+        window = bag.recent(state)
+        found = extreme.extreme_quantile(window[2:], float(window[0]), q)
+        return None if found is None else found * float(state[SCALE])
 
     def run(self, states: FloatArray, block: Block) -> TailPath:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""

@@ -73,10 +73,15 @@ class Entry:
         return None if state is None else BUDGET.recent(state)
 
     def estimates(self) -> dict[str, dict[str, float]]:
-        """Return per metric the recent mean with its interval, and the budget; while alerting the severity too."""
-        found = {}
+        """Return per metric the recent mean with its interval, and the budget; while alerting the severity too.
+
+        What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
+        """
+        found: dict[str, dict[str, float]] = {}
         for signal, state in sorted(self.watch.states.items()):
             if signal.kind != BUDGET.kind:
+                if missing := DETECTORS[signal.kind].missing(state):
+                    found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
                 continue
             shown = {"budget": float(state[fields.M] * state[fields.SCALE])}
             recent, since = BUDGET.recent(state), BUDGET.since_change(state)
@@ -84,8 +89,14 @@ class Entry:
                 shown |= {"mean": recent.mean, "low": recent.low, "high": recent.high, "n": recent.n}
             if since and self.watch.phase is not Phase.WATCHING:
                 shown["severity"] = since.low
-            found[signal.metric] = shown
+            found[signal.metric] = found.get(signal.metric, {}) | shown
         return found
+
+    @property
+    def missing(self) -> int:
+        """How many exchanges its baselines lack until all of them are learned; 0 where they are."""
+        states = self.watch.states.items()
+        return max((DETECTORS[signal.kind].missing(state) for signal, state in states), default=0)
 
     def silent(self, now_us: int) -> list[SignalKey]:
         """Return the signals that have seen nothing for 30 days."""

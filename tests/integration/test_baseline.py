@@ -89,15 +89,15 @@ async def folded(database: Database) -> tuple[Fold, tuple[TransitionRow, ...]]:
     return fold, outcome.transitions
 
 
-async def typed(dsn: str, directory: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run `quantdrift baseline ...` as a person would; return exit code and what it said."""
+async def typed(dsn: str, directory: Path, *arguments: str, group: str = "baseline") -> tuple[int, str, str]:
+    """Run `quantdrift GROUP ...` as a person would; return exit code and what it said."""
     config = directory / "config.toml"
     config.write_text(FILE)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "quantdrift",
-        "baseline",
+        group,
         *arguments,
         "-c",
         str(config),
@@ -131,6 +131,15 @@ async def test_the_life_of_a_baseline(
     assert (one["source"], one["made_by"], one["version"]) == ("learned", "monitor", "1")
     assert 5000 <= one["n_groups"] <= 6000
     before = await record.fetchval("select n_detectors from fold")
+
+    code, out, err = await typed(postgres_dsn, tmp_path, "show", "scanner=faint", group="slices")
+    assert code == 0, err
+    assert "flip change  a baseline of 6,000 exchanges; evidence" in out
+    assert "kl tail    learns, needs some 4,000 more exchanges" in out
+    assert "p99 " in out
+    assert "mean above p99" in out
+    code, out, err = await typed(postgres_dsn, tmp_path, group="triage")
+    assert (code, "None of 2 slices" in out) == (0, True), err
 
     # The next version flips more than the one before: it is measured against its predecessor, live at once.
     await record.execute("update model_version set reference_digest = 'e' where id = 2")

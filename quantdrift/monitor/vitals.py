@@ -1,0 +1,102 @@
+"""What a person sees of one slice's signals: what each has learned and observed, and how far its evidence is."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.detector import DETECTORS, LEARNERS, TAIL
+from quantdrift.drift.interval import Estimate
+from quantdrift.drift.signal import N_TOTAL
+from quantdrift.drift.state import load_state
+from storage.fold_rows import DetectorRow
+
+QUANTILES = ((0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
+SHORTFALL = (0.99, "mean above p99")
+
+
+class Quantile(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure of a slice's tail over the recent window, in the metric's unit.
+
+    Parameters
+    ----------
+    name
+        `p95`, `p99`, `p99.9`, or `mean above p99`: the expected shortfall.
+    value
+        None where there are too few groups.
+    low, high
+        Its time-uniform 95 % band; None where it is extrapolated from the shape of the tail.
+    """
+
+    name: str
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+
+
+class Vital(msgspec.Struct, frozen=True, kw_only=True):
+    """One signal.
+
+    Parameters
+    ----------
+    metric, kind
+        The signal.
+    n_groups
+        Groups ever observed.
+    missing
+        Groups that it still has to learn from before it takes part; 0 where it does.
+    n_learned
+        Groups in its baseline; None for a detector that learns nothing.
+    evidence
+        For paging; the signals of a slice are summed.
+    recent
+        Mean (of a tail: p99) with its interval over the recent window, in the metric's unit; None where unknown.
+    tail
+        More of the tail; empty for other kinds.
+    """
+
+    metric: str
+    kind: str
+    n_groups: int
+    missing: int
+    n_learned: int | None
+    evidence: float
+    recent: Estimate | None
+    tail: tuple[Quantile, ...]
+
+
+def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:
+    """Return what is known of the signals in `rows`."""
+    found = []
+    for row in rows:
+        detector = DETECTORS[row.kind]
+        state = load_state(row.kind, row.state, detector.size)
+        learner = LEARNERS.get(row.kind)
+        found.append(
+            Vital(
+                metric=row.metric,
+                kind=row.kind,
+                n_groups=int(state[N_TOTAL]),
+                missing=detector.missing(state),
+                n_learned=None if learner is None else learner.learned(state),
+                evidence=detector.evidence(state),
+                recent=detector.recent(state),
+                tail=_tail(state) if row.kind == TAIL.kind else (),
+            )
+        )
+    return found
+
+
+def _tail(state: FloatArray) -> tuple[Quantile, ...]:
+    found = []
+    for q, name in QUANTILES:
+        shown = TAIL.shown(state, q)
+        if shown is None:
+            found.append(Quantile(name=name, value=TAIL.extrapolated(state, q)))
+        else:
+            found.append(Quantile(name=name, value=shown.mean, low=shown.low, high=shown.high))
+    q, name = SHORTFALL
+    above = TAIL.shown(state, q, shortfall=True)
+    if above is not None:
+        found.append(Quantile(name=name, value=above.mean, low=above.low, high=above.high))
+    return tuple(found)
