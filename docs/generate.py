@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import msgspec
 
 from quantdrift.cli import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
+from storage.explained import Explanation
 from storage.schema_page import page as database_markdown
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,7 +40,12 @@ def telemetry_markdown() -> str:
         "",
         "Alert events are OTLP log records named `quantdrift.slice.transition`, one per change of verdict, sent at",
         "least once, with the fields of the `transition` table as flat `quantdrift.*` attributes. Severity is ERROR",
-        "when a slice fires, WARN for a warning, INFO when it is resolved.",
+        "when a slice fires, WARN for a warning, INFO when it is resolved. An alert that opens or escalates is",
+        "explained by these; what is not known is left out, and a part of a move is in the unit of what decided.",
+        "",
+        "| attribute | meaning |",
+        "|---|---|",
+        *(f"| `quantdrift.{name}` | {meaning} |" for name, meaning in _explained()),
         "",
         "| instrument | kind | unit | meaning |",
         "|---|---|---|---|",
@@ -46,6 +53,13 @@ def telemetry_markdown() -> str:
     instruments = (value for value in vars(telemetry).values() if isinstance(value, telemetry.Instrument))
     lines += [f"| `{i.name}` | {i.kind.value} | `{i.unit}` | {i.description} |" for i in instruments]
     return "\n".join(lines) + "\n"
+
+
+def _explained() -> Iterator[tuple[str, str]]:
+    """Yield the attributes of an explanation with what they mean."""
+    fields = msgspec.json.schema(Explanation)["$defs"][Explanation.__name__]["properties"]
+    for name, field in fields.items():
+        yield name, field["description"]
 
 
 def command_markdown() -> str:

@@ -1,8 +1,8 @@
 """What was compared around an onset, for the explanation of an alert: bounded reads, inside the fold's transaction.
 
-Every read follows the primary key of `comparison`, newest first, and ends after a fixed number of rows. Rows count
-that were folded no later than the change of verdict: the same record gives the same rows, however the batches were cut
-into folds.
+Every read follows the primary key of `comparison`, newest first, and ends after a fixed number of the version's rows;
+what it passes over of other versions is bounded by the timeout alone. Rows count that were folded no later than the
+change of verdict: the same record gives the same rows, however the batches were cut into folds.
 """
 
 from collections.abc import AsyncIterator, Sequence

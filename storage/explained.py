@@ -27,6 +27,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
             description="The smaller alerting slice, no less severe, without whose items nothing is left of this alert."
         ),
     ] = None
+    incident: Annotated[
+        str | None,
+        Meta(description="The slice that explains it, or its own: what an alert manager groups by."),
+    ] = None
     explained_by_id: Annotated[int | None, Meta(description="Its slice id.")] = None
     explains: Annotated[
         tuple[str, ...], Meta(description="Larger alerting slices of which nothing is left without this one.")

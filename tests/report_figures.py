@@ -89,6 +89,9 @@ def make_episode(
                 trace_url="https://tracing.example.com/1",
             ),
         ),
+        explanation=(
+            "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
+        ),
         advice=("Look at 5.2 % of it.",),
     )
 

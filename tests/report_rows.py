@@ -442,6 +442,37 @@ async def write_short_story(dsn: str, *, seed: int = 7, parts: tuple[Part, ...] 
     return Story(version_id=version_id, all_id=all_id, slice_ids=slice_ids, items=items, alert_id=alert)
 
 
+async def write_explained(dsn: str, story: Story) -> None:
+    """Explain the short story's alert, and let a ticket on all traffic stand that it explains."""
+    faint = story.slice_ids[1]
+    told = {
+        "explanation": [
+            "Explains all: without this slice nothing is left of them.",
+            "Numeric damage: the flip rate rose by +5 points on inputs that are as hard as before.",
+        ],
+        "cause": "damage",
+        "explains": ["all"],
+        "explains_ids": [story.all_id],
+    }
+    under = {"explained_by": "scanner=faint", "explained_by_id": faint}
+    db = await asyncpg.connect(dsn)
+    try:
+        await db.execute(
+            "update alert set details = $2 where slice_id = $1", faint, msgspec.json.encode(told).decode()
+        )
+        await db.execute(
+            "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+            " values ($1, $2, 'warning', 'flip', $3, $4, $5)",
+            story.version_id,
+            story.all_id,
+            START + 50 * MINUTE,
+            START + 70 * MINUTE,
+            msgspec.json.encode(under).decode(),
+        )
+    finally:
+        await db.close()
+
+
 async def write_week(dsn: str, *, n_slices: int, seed: int = 11) -> Story:
     """Write a week of roll-ups alone, without a single comparison: the second slice drifts on the fourth day."""
     random = np.random.default_rng(seed)

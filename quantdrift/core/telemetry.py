@@ -125,6 +125,12 @@ EVENTS_SENT = Instrument("quantdrift.monitor.events", _C, "{event}", "Alert even
 EVENTS_FAILED = Instrument(
     "quantdrift.monitor.event_failures", _C, "{event}", "Exports that will be tried again."
 )
+EXPLANATIONS = Instrument(
+    "quantdrift.monitor.explanations",
+    _C,
+    "{alert}",
+    "Alerts that were to be explained, by outcome: explained, late, failed or left_out; all of them go out.",
+)
 OUTBOX = Instrument("quantdrift.monitor.outbox", _OG, "{event}", "Events waiting for the collector.")
 PROGRESS_AGE = Instrument(
     "quantdrift.progress.age",

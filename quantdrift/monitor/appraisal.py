@@ -9,7 +9,7 @@ from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.watch import Phase, Thresholds
 from quantdrift.monitor.entry import Entry, Key
-from quantdrift.monitor.judge import Limits, Standing, judge
+from quantdrift.monitor.judge import ALERTS, Limits, Standing, judge
 from quantdrift.monitor.ledger import Counts, Ledger
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.succession import Succession
@@ -67,6 +67,8 @@ class Appraisal:
             silent_s=(now_us - entry.last_us) / MICROSECONDS,
             counts=counts,
             superseded=self._succession.superseded(entry.verdict.model_version_id, self.catalog),
+            n_missing=entry.missing,
+            alarm=entry.verdict.reason if entry.verdict.verdict is ALERTS.get(phase) else "",
         )
         return judge(standing, self._limits)
 

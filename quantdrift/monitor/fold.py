@@ -15,10 +15,11 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.clock import MICROSECONDS
-from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.signal import N_TOTAL, Moved
+from quantdrift.drift.signal import N_TOTAL, SCALE, M, Moved
 from quantdrift.drift.watch import Change, Phase, SignalKey, advance
+from quantdrift.monitor.account import reason_of
 from quantdrift.monitor.appraisal import Appraisal
 from quantdrift.monitor.entry import Entry, Key
 from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
@@ -318,6 +319,7 @@ class Fold:
         else:
             episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
             signal = max(signals, key=lambda one: change.evidence[one])
+            reason = reason_of(signal.kind, page=verdict is Verdict.FIRING)
             evidence = math.fsum(change.evidence.values())
             moved = DETECTORS[signal.kind].moved(change.states[signal])
         self._tell(
@@ -348,13 +350,16 @@ class Fold:
         threshold: float,
     ) -> None:
         entry, metric = self._entries[key], Metric(signal.metric)
+        accepted = states.get(SignalKey(signal.metric, BUDGET.kind))
         row = tell(
             version=self.catalog.versions[key[0]],
             place=self.catalog.slices[key[1]],
             change=(entry.verdict.verdict, verdict),
             reason=reason,
             metric=metric,
+            kind=signal.kind,
             state=states[signal],
+            budget=None if accepted is None else float(accepted[M] * accepted[SCALE]),
             n_groups=max(int(state[N_TOTAL]) for state in states.values()),
             moved=moved,
             evidence=evidence,

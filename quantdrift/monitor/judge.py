@@ -3,16 +3,15 @@
 import msgspec
 
 from quantdrift.core.records import Verdict
+from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.watch import Phase
+from quantdrift.monitor.account import reason_of
 from quantdrift.monitor.ledger import Counts
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
 # From here on the evidence grows too fast for chance: it is a few nats, some dozens of exchanges, from a ticket.
 UNDECIDED_FROM = 1e-3
-_ALERTS = {
-    Phase.FIRING: (Verdict.FIRING, "the mean divergence is above the budget"),
-    Phase.WARNING: (Verdict.WARNING, "the mean divergence seems to be above the budget"),
-}
+ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
 NO_REFERENCE = "no reference: map this version to one in models.references"
@@ -43,6 +42,10 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         Of the header strata that its items may fall into, over the recent hour.
     superseded
         Whether its candidate version has been silent while another one of the model was compared.
+    n_missing
+        Exchanges that its learned baselines lack; 0 where they are complete.
+    alarm
+        Why it alerts, as was said at the alarm; empty where that is not known.
     """
 
     phase: Phase
@@ -51,6 +54,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     silent_s: float
     counts: Counts
     superseded: bool = False
+    alarm: str = ""
+    n_missing: int = 0
 
 
 def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
@@ -59,11 +64,16 @@ def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
     An alert lasts until its slice has shown to be inside the budget again: what makes others `unknown` does not hide
     it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
-    if alert := _ALERTS.get(standing.phase):
-        return alert
+    if alert := ALERTS.get(standing.phase):
+        return alert, standing.alarm or reason_of(BUDGET.kind, page=alert is Verdict.FIRING)
     if doubt := _doubt(standing, limits):
         return Verdict.UNKNOWN, doubt
-    return Verdict.OK, "no evidence against its budget"
+    if standing.n_missing:
+        return (
+            Verdict.OK,
+            f"no evidence against its budget; its baseline needs some {_round(standing.n_missing)} more exchanges",
+        )
+    return Verdict.OK, "no evidence against its budget or its baseline"
 
 
 def _doubt(standing: Standing, limits: Limits) -> str:
@@ -81,3 +91,8 @@ def _doubt(standing: Standing, limits: Limits) -> str:
     if standing.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
     return ""
+
+
+def _round(n: int) -> str:
+    """Return `n` to two significant digits: the reason is no counter."""
+    return f"{float(f'{n:.2g}'):,.0f}"

@@ -7,10 +7,12 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift import signal as fields
+from quantdrift.drift.bag import exceedance
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.signal import Moved
+from quantdrift.monitor.account import advice
 from storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
@@ -44,6 +46,12 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         of recovery), and what it had to reach.
     aggregate_verdict, aggregate_mean, aggregate_low, aggregate_high
         The same metric over all of the version's traffic: is it only this slice?
+    detector
+        Which kind of detector has the most evidence: `budget` (the mean is above what is accepted), `change` (flips
+        are above what was learned) or `tail` (the upper tail of KL is above what was learned; `mean`, `low`, `high`,
+        `before` and `after` are then its 99 % quantile).
+    tail_level, tail_before, tail_after
+        Of a tail: a level, and the share of items above it before and since the onset, where that rose clearly.
     examples, traces
         The most divergent recent exchanges, and links to their production traces.
     advice
@@ -77,6 +85,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     onset: str | None = None
     n_since_onset: int | None = None
     advice: str
+    detector: str = BUDGET.kind
+    tail_level: float | None = None
+    tail_before: float | None = None
+    tail_after: float | None = None
     examples: tuple[str, ...] = ()
     traces: tuple[str, ...] = ()
 
@@ -102,6 +114,8 @@ def tell(
     episode: Episode,
     at_us: int,
     fold_seq: int,
+    kind: str = BUDGET.kind,
+    budget: float | None = None,
 ) -> TransitionRow:
     """Return a change of verdict with its story.
 
@@ -111,8 +125,8 @@ def tell(
         Candidate version and slice.
     change, reason
         The verdicts before and after, and why.
-    metric, state
-        The metric that decided, and its budget detector then.
+    metric, kind, state
+        The metric and the kind of detector that decided, and that detector then.
     n_groups, evidence, threshold
         As in `Story`.
     moved
@@ -121,8 +135,11 @@ def tell(
         Verdict and estimate over all of the version's traffic.
     episode, at_us, fold_seq
         As in the row.
+    budget
+        The accepted mean, in the metric's unit; None: what `state` tests against.
     """
-    recent = BUDGET.recent(state)
+    recent = DETECTORS[kind].recent(state)
+    tail = exceedance(state) if moved and kind == TAIL.kind else None
     mean, low, high = interval_of(recent)
     aggregate_mean, aggregate_low, aggregate_high = interval_of(aggregate[1])
     story = Story(
@@ -136,7 +153,7 @@ def tell(
         reason=reason,
         metric=metric,
         unit=unit_of(metric),
-        budget=float(state[fields.M] * state[fields.SCALE]),
+        budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
         before=moved.before if moved else None,
         after=moved.after if moved else None,
         mean=mean,
@@ -152,7 +169,11 @@ def tell(
         aggregate_high=aggregate_high,
         onset=iso(moved.onset_us) if moved else None,
         n_since_onset=moved.n_after if moved else None,
-        advice=advice(metric, aggregate[0], moved, change[1]),
+        advice=advice(metric, aggregate[0], iso(moved.onset_us)) if moved else ended(change[1]),
+        detector=kind,
+        tail_level=tail.level if tail else None,
+        tail_before=tail.before if tail else None,
+        tail_after=tail.after if tail else None,
     )
     return TransitionRow(
         model_version_id=version.id,
@@ -179,33 +200,14 @@ def unit_of(metric: Metric) -> str:
     return _UNITS.get(metric, "1")
 
 
-def advice(metric: Metric, aggregate: Verdict, moved: Moved | None, verdict: Verdict) -> str:
-    """Return what the person on call does next, in a few sentences.
-
-    `moved` is None where an alert has ended, as `verdict` says: `unknown` when its slice is compared no
-    more.
-    """
-    if moved is None and verdict is Verdict.UNKNOWN:
+def ended(verdict: Verdict) -> str:
+    """Return what is to be done where an alert has ended; `unknown` when its slice is compared no more."""
+    if verdict is Verdict.UNKNOWN:
         return (
             "Nothing: it is compared no more, so nothing can be said of it, good or bad. "
             "If it comes back it is watched from nothing."
         )
-    if moved is None:
-        return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
-    where = (
-        "The aggregate is fine: route this slice to the unquantised model while you look."
-        if aggregate is Verdict.OK
-        else "The aggregate is not fine either: look at the whole candidate version first."
-    )
-    what = (
-        "Divergence of the whole output distribution points to numeric damage (range or resolution lost)."
-        if metric is Metric.KL
-        else "Flips with little divergence are inputs near the decision boundary; with it, numeric damage."
-    )
-    begun = f"Look for what changed around {iso(moved.onset_us)}."
-    return (
-        f"{where} {begun} {what} Most often the calibration set lacked this slice: calibrate again with it."
-    )
+    return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
 
 
 def summary(story: Story) -> str:
@@ -213,8 +215,14 @@ def summary(story: Story) -> str:
     where = f"{story.model} {story.version}, {story.slice}"
     if story.mean is None or story.low is None or story.high is None:
         return f"{where}: {story.from_verdict} -> {story.verdict} ({story.reason})"
+    what = f"p99 of {story.metric}" if story.detector == TAIL.kind else story.metric
+    if story.detector != BUDGET.kind:
+        return (
+            f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "
+            f"[{story.low:.3g}, {story.high:.3g}] ({story.reason})"
+        )
     return (
-        f"{where}: {story.from_verdict} -> {story.verdict}: {story.metric} {story.mean:.3g} "
+        f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "
         f"[{story.low:.3g}, {story.high:.3g}] against a budget of {story.budget:g}"
     )
 

@@ -13,14 +13,16 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop, supervise
-from quantdrift.core.telemetry import EVENTS_FAILED, EVENTS_SENT, FOLD_TIME, FOLDED, Telemetry
+from quantdrift.core.telemetry import EVENTS_FAILED, EVENTS_SENT, EXPLANATIONS, FOLD_TIME, FOLDED, Telemetry
 from quantdrift.monitor.board import Board
 from quantdrift.monitor.clustering import Refits
 from quantdrift.monitor.discovery import Discoverer
+from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender, grpc_headers
 from quantdrift.monitor.policy import PolicyMaker
 from storage.database import Database
+from storage.evidence import Evidence
 from storage.fold import claim, load_catalog, resume
 from storage.leader import Leadership
 from storage.outcome import write
@@ -123,6 +125,8 @@ class Monitor:
             stop=stop,
             leads=lambda: self._board.leads,
         )
+        explanations = telemetry.counter(EXPLANATIONS)
+        self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
         self._folded = telemetry.counter(FOLDED)
         self._fold_time = telemetry.histogram(FOLD_TIME)
         self._sent = telemetry.counter(EVENTS_SENT)
@@ -209,7 +213,7 @@ class Monitor:
                 await asyncio.sleep(
                     0
                 )  # a probe of the admin port waits for one batch at most, not for the backlog
-            outcome = fold.take()
+            outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
             if batches or outcome.verdicts:
                 await write(connection, outcome, self._config.telemetry.trace_url)
         self._board.show(fold.current(), fold.catalog)

@@ -36,7 +36,9 @@ def advise(
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    steps = [_cause(version, before, after, budget)]
+    steps = [_cause(version, before, after, budget, episode.explanation.cause)]
+    if episode.explanation.explained_by:
+        steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
     if share_before and share_after and share_after >= _GROWN * share_before:
         steps.append(
             f"Its traffic grew from {percent(share_before)} to {percent(share_after)} of all exchanges: more"
@@ -61,7 +63,9 @@ def advise(
     return tuple(steps)
 
 
-def _cause(version: Version, before: Estimate | None, after: Estimate | None, budget: float | None) -> str:
+def _cause(
+    version: Version, before: Estimate | None, after: Estimate | None, budget: float | None, cause: str | None
+) -> str:
     if before is None or after is None:
         return (
             "The slice has no history before the drift: compare with the version that served before, and go back to"
@@ -69,6 +73,11 @@ def _cause(version: Version, before: Estimate | None, after: Estimate | None, bu
         )
     if budget is not None and (before.low or 0.0) > budget:
         return "The slice was above its budget before the estimated onset already: the fault is older than the alert."
+    if cause == "input_shift":
+        return (
+            f"The version did not change ({version.candidate_version}) and does what it always did: its inputs moved"
+            " towards the decision boundary. Ask who sends them; to calibrate again will not bring them back."
+        )
     return (
         f"The version did not change ({version.candidate_version}, one reference throughout): its inputs did, or"
         " what serves it. See whether the calibration set holds inputs as this slice has them now."

@@ -90,6 +90,13 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         Estimated share of the model's exchanges.
     aggregate, aggregate_verdict
         The same metric on all exchanges from the onset on, and what was said of them.
+    explanation
+        Why it alerts, in sentences; empty where nothing was told.
+    explained_by, explains
+        The smaller alerting slice without which nothing is left of it, and larger ones of which nothing is left
+        without it.
+    folded
+        Whether it is told under the alert that explains it.
     examples, advice
         Exchanges that show it, and what to do next.
     """
@@ -113,6 +120,11 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     share_after: float | None
     aggregate: Estimate | None
     aggregate_verdict: Verdict
+    explanation: tuple[str, ...] = ()
+    explained_by: str | None = None
+    explained_by_id: int | None = None
+    explains: tuple[str, ...] = ()
+    folded: bool = False
     examples: tuple[ExampleFigures, ...]
     advice: tuple[str, ...]
 

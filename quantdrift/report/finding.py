@@ -95,11 +95,36 @@ def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
 
 
 def episodes(config: Config, facts: Facts) -> tuple[EpisodeFigures, ...]:
-    """Return the alerts, pages first, with what moved and what to do."""
+    """Return the alerts, pages first, with what moved and what to do; each is followed by those it explains."""
     versions = {version.id: version for version in facts.versions}
-    return tuple(
-        _episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes
-    )
+    told = [_episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes]
+    return folded(told)
+
+
+def folded(told: Sequence[EpisodeFigures]) -> tuple[EpisodeFigures, ...]:
+    """Return alerts in their order, but those that another one of the same version explains behind that one."""
+    at = {(one.model, one.version, one.slice_id): one.alert_id for one in reversed(told)}
+    under = {
+        one.alert_id: at.get((one.model, one.version, one.explained_by_id))
+        for one in told
+        if one.explained_by_id is not None
+    }
+    found: dict[int, EpisodeFigures] = {}
+
+    def put(one: EpisodeFigures, *, below: bool) -> None:
+        if one.alert_id in found:
+            return
+        found[one.alert_id] = msgspec.structs.replace(one, folded=below)
+        for other in told:
+            if under.get(other.alert_id) == one.alert_id:
+                put(other, below=True)
+
+    for one in told:
+        if under.get(one.alert_id) is None:
+            put(one, below=False)
+    for one in told:
+        put(one, below=False)
+    return tuple(found.values())
 
 
 def ranked(config: Config, facts: Facts, version: Version) -> list[int]:
@@ -264,6 +289,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         share_after=share_after,
         aggregate=estimate(entry.all_after),
         aggregate_verdict=whole,
+        explanation=episode.explanation.explanation,
+        explained_by=episode.explanation.explained_by,
+        explained_by_id=episode.explanation.explained_by_id,
+        explains=episode.explanation.explains,
         examples=tuple(
             ExampleFigures(
                 exchange_id=example.exchange_id,

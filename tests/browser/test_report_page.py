@@ -12,7 +12,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.report.page import Period, write
-from tests.report_rows import MINUTE, START, write_short_story
+from tests.report_rows import MINUTE, START, write_explained, write_short_story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -58,8 +58,8 @@ _QUIET = (
 
 @pytest.fixture
 async def report(postgres_dsn: str, tmp_path: Path) -> Path:
-    """Return a report on a slice that fired."""
-    await write_short_story(postgres_dsn)
+    """Return a report on a slice that fired, and explains a ticket on all traffic."""
+    await write_explained(postgres_dsn, await write_short_story(postgres_dsn))
     now = START + 90 * MINUTE
     out = tmp_path / "report.html"
     await write(
@@ -139,6 +139,27 @@ async def test_the_page_stands_alone_on_every_screen(
         assert size is not None
         assert 200 <= size["width"] <= width
         assert size["height"] >= 100
+
+
+@pytest.mark.parametrize("width", [1200, 400])
+async def test_an_alert_is_told_under_the_one_that_explains_it(
+    browser: Browser, report: Path, width: int
+) -> None:
+    """Each says why; the ticket stands below the page that explains it, moved in, and says by whom."""
+    page, heard = await _open(browser, report, width=width, scheme="light")
+    alerts = page.locator("article.episode")
+    assert await alerts.count() == 2
+    first, second = alerts.nth(0), alerts.nth(1)
+    assert "Numeric damage" in await first.locator(".why").inner_text()
+    assert "Why: explained by scanner=faint" in await second.inner_text()
+    assert "Look at scanner=faint first" in await second.inner_text()
+    one, two = await first.bounding_box(), await second.bounding_box()
+    assert one is not None
+    assert two is not None
+    assert two["y"] >= one["y"] + one["height"]
+    assert two["x"] > one["x"]
+    assert two["x"] + two["width"] <= width
+    assert heard.complaints == []
 
 
 async def test_it_prints(browser: Browser, report: Path) -> None:

@@ -1,14 +1,15 @@
 from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.report.figures import Gap
-from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, models
+from quantdrift.report.figures import EpisodeFigures, Gap
+from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, folded, gaps, models
 from quantdrift.report.interval import N_BINS
 from storage.facts import Episode, SliceName, SliceSums, Sums, VerdictFact, Version
-from tests.report_figures import NOW
+from tests.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit
 
@@ -148,3 +149,24 @@ def test_sparse_traffic_has_no_gaps() -> None:
     """Where a bucket holds a handful, an empty one is chance."""
     assert gaps(_points(NOW, NOW + 4 * WIDTH, n=3), NOW, NOW + 9 * WIDTH, WIDTH) == ()
     assert gaps([], NOW, NOW + 9 * WIDTH, WIDTH) == ()
+
+
+def test_what_is_explained_follows_what_explains_it() -> None:
+    """In a chain too; without its explanation in the report an alert keeps its own place, and none is lost.
+
+    Two that name each other, which no release writes, are both told.
+    """
+
+    def told(number: int, by: int | None = None) -> EpisodeFigures:
+        figures = make_episode(slice_id=number)
+        return msgspec.structs.replace(figures, alert_id=number, explained_by_id=by)
+
+    found = folded([told(1, by=3), told(2), told(3), told(4, by=1), told(5, by=9)])
+    assert [(one.alert_id, one.folded) for one in found] == [
+        (2, False),
+        (3, False),
+        (1, True),
+        (4, True),
+        (5, False),
+    ]
+    assert sorted(one.alert_id for one in folded([told(1, by=2), told(2, by=1)])) == [1, 2]

@@ -1,0 +1,168 @@
+"""An explanation in words: one sentence per finding, the most telling first."""
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift.detector import CHANGE, TAIL
+from storage.explained import Explanation
+
+INPUT_SHIFT = "input_shift"
+_REASONS = {
+    (True, CHANGE.kind): "the flip rate is above its learned baseline",
+    (True, TAIL.kind): "the upper tail of the divergence is above its learned baseline",
+    (True, ""): "the mean divergence is above the budget",
+    (False, CHANGE.kind): "the flip rate seems to be above its learned baseline",
+    (False, TAIL.kind): "the upper tail of the divergence seems to be above its learned baseline",
+    (False, ""): "the mean divergence seems to be above the budget",
+}
+_CAUSES = {
+    "damage": "Numeric damage: {subject} rose by {damage} on inputs that are as hard as before, "
+    "and by {shift} because of other margins",
+    INPUT_SHIFT: "Input shift: {subject} rose by {shift} because there are more close calls or margins that were "
+    "not seen before, and by {damage} on inputs that are as hard as before",
+    "both": "Numeric damage and input shift: {subject} rose by {damage} on inputs that are as hard as before, "
+    "and by {shift} because of other margins",
+    "undecided": "Damage or input shift cannot be told apart yet: {subject} moved by {damage} at equal margins "
+    "and by {shift} by other margins",
+}
+_AGGREGATE = {
+    "within": "Over all traffic it moved by {move}: its slices changed ({within}), the mix of traffic did not "
+    "({mix})",
+    "mix": "Over all traffic it moved by {move}: the traffic is spread over the slices in another way ({mix}), "
+    "while within them it moved by {within}",
+    "both": "Over all traffic it moved by {move}: {within} within its slices and {mix} by another mix of traffic",
+    "undecided": "Over all traffic it moved by {move}, which cannot be told from chance or be split: {within} "
+    "within the slices, {mix} by the mix of traffic",
+}
+_ADVICE = {
+    "damage": "It is numeric damage: these inputs reach a range or need a resolution that quantisation gave away. "
+    "Calibrate again with them, or keep the sensitive layers in higher precision.",
+    INPUT_SHIFT: "It is input shift: the inputs moved towards the decision boundary and the model does there what it "
+    "always did. Ask who sends them; a flip on a close call is not by itself an error, so label a handful.",
+    "both": "Part of it is numeric damage, part are more close calls: look at who sends these inputs, and "
+    "calibrate again with them.",
+}
+_GUESS = {
+    Metric.KL: "Divergence of the whole output distribution points to numeric damage (range or resolution lost).",
+    Metric.FLIP: "Flips with little divergence are inputs near the decision boundary; with it, numeric damage.",
+}
+_MEND = "Most often the calibration set lacked this slice: calibrate again with it."
+
+
+def reason_of(kind: str, *, page: bool) -> str:
+    """Return why a slice alerts, in words, by the kind of detector that has the most evidence.
+
+    Parameters
+    ----------
+    kind
+        `budget`, `change` or `tail`.
+    page
+        Whether it is beyond doubt; else a ticket.
+    """
+    return _REASONS.get((page, kind), _REASONS[page, ""])
+
+
+def advice(
+    metric: Metric,
+    aggregate: Verdict,
+    onset: str,
+    *,
+    cause: str | None = None,
+    explained_by: str | None = None,
+) -> str:
+    """Return what the person on call does next, in a few sentences.
+
+    Parameters
+    ----------
+    metric
+        What decided.
+    aggregate
+        The verdict over all of the version's traffic.
+    onset
+        Its estimate, ISO 8601.
+    cause
+        Damage or input shift, where it is known and decided.
+    explained_by
+        A smaller slice that alerts and explains this alert.
+    """
+    where = (
+        "The aggregate is fine: route this slice to the unquantised model while you look."
+        if aggregate is Verdict.OK
+        else "The aggregate is not fine either: look at the whole candidate version first."
+    )
+    if explained_by:
+        where = f"Look at {explained_by} first: without it nothing is left of this alert."
+    what = _ADVICE.get(cause or "") or f"{_GUESS.get(metric, _GUESS[Metric.FLIP])} {_MEND}"
+    return f"{where} Look for what changed around {onset}. {what}"
+
+
+def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
+    """Return an explanation in words.
+
+    Parameters
+    ----------
+    found
+        The explanation.
+    metric, kind
+        Metric and kind of detector that decided: they name the measure and its unit.
+    """
+    if found.unexplained:
+        return (f"Not explained: {found.unexplained}. The alert itself is as sound as any.",)
+    share = metric is Metric.FLIP or kind == TAIL.kind
+    said = [*_folded(found), *(f"New since the onset: {change}." for change in found.changes)]
+    if found.cause and found.damage is not None and found.shift is not None:
+        said.append(
+            _CAUSES[found.cause].format(
+                subject=_measure(metric, kind),
+                damage=_amount(found.damage, found.damage_se, share=share),
+                shift=_amount(found.shift, found.shift_se, share=share),
+            )
+            + _margins(found)
+        )
+    elif found.n_window_before == 0:
+        said.append("Nothing of this slice was compared in the day before the onset: there is no before.")
+    if found.kl_damage is not None and found.kl_shift is not None:
+        said.append(
+            f"Mean KL moved by {_amount(found.kl_damage, found.kl_damage_se, share=False)} at equal margins and by "
+            f"{_amount(found.kl_shift, found.kl_shift_se, share=False)} by other margins."
+        )
+    if found.aggregate_cause and found.aggregate_within is not None and found.aggregate_mix is not None:
+        said.append(
+            _AGGREGATE[found.aggregate_cause].format(
+                move=_amount(found.aggregate_move or 0.0, None, share=share),
+                within=_amount(found.aggregate_within, found.aggregate_within_se, share=share),
+                mix=_amount(found.aggregate_mix, found.aggregate_mix_se, share=share),
+            )
+            + "."
+        )
+    return tuple(said)
+
+
+def _folded(found: Explanation) -> list[str]:
+    said = []
+    if found.explained_by:
+        said.append(
+            f"Explained by {found.explained_by}, which alerts too: without its items nothing is left of this alert."
+        )
+    if found.explains:
+        said.append(f"Explains {', '.join(found.explains)}: without this slice nothing is left of them.")
+    return said
+
+
+def _measure(metric: Metric, kind: str) -> str:
+    if kind == TAIL.kind:
+        return "the share of items in the tail"
+    return "the flip rate" if metric is Metric.FLIP else f"mean {metric.value.upper()}"
+
+
+def _margins(found: Explanation) -> str:
+    if found.low_margin_before is None or found.low_margin_after is None:
+        return "."
+    return (
+        f"; close calls (margin below 0.1) were {100 * found.low_margin_before:.3g} % of the slice and are "
+        f"{100 * found.low_margin_after:.3g} %."
+    )
+
+
+def _amount(value: float, se: float | None, *, share: bool) -> str:
+    scale, unit = (100, " points") if share else (1, " nat")
+    error = "" if se is None else f" (standard error {scale * se:.2g})"
+    return f"{scale * value:+.3g}{unit}{error}"

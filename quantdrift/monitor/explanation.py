@@ -1,0 +1,303 @@
+"""Explains alerts as they open and escalate, from what was compared before and since the onset.
+
+It belongs to the leader's transaction, between the fold and the writing, and must neither break nor delay it: reads
+are bounded in rows and time and undone alone, only so many alerts of one fold are explained, pages first, and an alert
+that is not explained says so and goes out.
+
+The same record gives the same explanation: windows are of event time, rows count that were folded no later than the
+change of verdict, and the alerts beside it are those that stand after its batch.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.errors import RetryError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import ALL
+from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.detector import BUDGET
+from quantdrift.monitor.account import advice, sentences
+from quantdrift.monitor.entry import Key
+from quantdrift.monitor.relation import Standing, explains, smallest
+from quantdrift.monitor.scene import (
+    Measure,
+    Scene,
+    damaged,
+    measure_of,
+    mixed,
+    new_engines,
+    new_sidecars,
+    new_versions,
+)
+from storage.evidence import Evidence
+from storage.explained import Explanation
+from storage.fold_rows import Catalog, Episode, Outcome, TransitionRow
+
+MOST = 16  # alerts of one fold that are explained
+STATEMENT_S = 1.0
+FOLD_S = 3.0
+MOST_LARGER = 4  # larger alerting slices that a new alert is held against
+BEFORE_US = DAY_US
+_EPISODES = (Episode.OPEN, Episode.ESCALATE)
+_LOG = logging.getLogger(__name__)
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """An explanation, and the earlier alerts that the new one explains."""
+
+    explanation: Explanation
+    explained: tuple[int, ...] = ()
+
+
+class Explainer:
+    """Puts explanations together.
+
+    Parameters
+    ----------
+    config
+        Budgets and the tolerance of learned baselines.
+    clock
+        For the bound in time.
+    count
+        Told what became of each alert: `explained`, `late`, `failed` or `left_out`.
+    """
+
+    def __init__(self, config: Config, clock: Clock, count: Callable[[str], None]) -> None:
+        self._config = config
+        self._clock = clock
+        self._count = count
+
+    async def explain(self, evidence: Evidence, outcome: Outcome, catalog: Catalog) -> Outcome:
+        """Return what is to be written with explanations in the alerts that open or escalate.
+
+        Parameters
+        ----------
+        evidence
+            Inside the transaction that claimed the batches.
+        outcome, catalog
+            Of the fold.
+        """
+        if all(row.episode is Episode.NONE for row in outcome.transitions):
+            return outcome
+        ending_s = self._clock.monotonic_s() + FOLD_S
+        versions = sorted({row.model_version_id for row in outcome.transitions})
+        try:
+            async with evidence.bounded(STATEMENT_S):
+                standing = Standing(await evidence.alerting(versions), outcome.transitions)
+        except RetryError as error:
+            _LOG.warning("alerts are not explained: %s", error)
+            standing = Standing((), outcome.transitions)
+        places = [place for place, row in enumerate(outcome.transitions) if row.episode in _EPISODES]
+        places.sort(key=lambda place: outcome.transitions[place].to_verdict is not Verdict.FIRING)
+        found = {}
+        for number, place in enumerate(places):
+            row = outcome.transitions[place]
+            found[place] = await self._bounded(
+                evidence, row, standing, catalog, number=number, ending_s=ending_s
+            )
+            await asyncio.sleep(0)  # a probe of the admin port waits for one alert at most
+        return _told(outcome, found, standing, catalog)
+
+    async def _bounded(
+        self,
+        evidence: Evidence,
+        row: TransitionRow,
+        standing: Standing,
+        catalog: Catalog,
+        *,
+        number: int,
+        ending_s: float,
+    ) -> _Found:
+        """Explain one alert, or say why not."""
+        why, outcome = "", "explained"
+        if number >= MOST:
+            why, outcome = f"more than {MOST} alerts came at once", "left_out"
+        elif self._clock.monotonic_s() >= ending_s:
+            why, outcome = "the record answers too slowly", "late"
+        else:
+            try:
+                async with evidence.bounded(STATEMENT_S):
+                    found = await self._explained(evidence, row, standing, catalog)
+            except RetryError as error:
+                _LOG.warning("an alert is not explained: %s", error)
+                why, outcome = "the record did not answer in time", "late"
+            except Exception:  # noqa: BLE001 - an observer: an alert goes out, explained or not
+                _LOG.exception("an alert could not be explained")
+                why, outcome = "a fault in quantdrift, which its log shows", "failed"
+        self._count(outcome)
+        return _Found(explanation=Explanation(unexplained=why)) if why else found
+
+    async def _explained(
+        self, evidence: Evidence, row: TransitionRow, standing: Standing, catalog: Catalog
+    ) -> _Found:
+        version = catalog.versions[row.model_version_id]
+        everything = next(
+            one.id
+            for one in catalog.slices.values()
+            if one.model == version.model and one.name == ALL and not one.where
+        )
+        cap = self._budget(version.model).kl_cap
+        measure = measure_of(row.details, cap)
+        before, after = await _around(evidence, row, row.slice_id)
+        whole_before, whole_after = before, after
+        if row.slice_id != everything:
+            whole_before, whole_after = await _around(evidence, row, everything)
+
+        batches = {item.batch_id for scene in (before, after) for item in scene.items}
+        changes = [
+            *new_versions(catalog, row, await evidence.stored_at_us(row.fold_seq)),
+            *new_engines(before, after, row.onset_us, await evidence.provenance(sorted(batches))),
+            *new_sidecars(before, after, row.onset_us),
+        ]
+        tolerance = self._config.monitor.tolerance
+        others = standing.at(row)
+        sizes = whole_after.sizes()
+        by = smallest(after, others, sizes, mine=row.slice_id, kl_cap=cap, tolerance=tolerance)
+        explained = []
+        for larger in standing.larger(row, after, sizes)[:MOST_LARGER]:
+            scene = whole_after
+            if larger != everything:
+                scene = await _since(evidence, row, larger)
+            if explains(
+                scene, others, sizes, mine=row.slice_id, larger=larger, kl_cap=cap, tolerance=tolerance
+            ):
+                explained.append(larger)
+        explanation = _findings(before, after, measure, cap)
+        if found := mixed(whole_before, whole_after, measure):
+            explanation = msgspec.structs.replace(
+                explanation,
+                aggregate_cause=found.cause.value,
+                aggregate_move=found.move.value,
+                aggregate_within=found.within.value,
+                aggregate_within_se=found.within.se,
+                aggregate_mix=found.mix.value,
+                aggregate_mix_se=found.mix.se,
+            )
+        explanation = msgspec.structs.replace(
+            explanation,
+            changes=tuple(changes),
+            explained_by=None if by is None else catalog.slices[by].name,
+            explained_by_id=by,
+            explains=tuple(catalog.slices[one].name for one in explained),
+            explains_ids=tuple(explained),
+        )
+        return _Found(explanation=explanation, explained=tuple(explained))
+
+    def _budget(self, model: str) -> Budget:
+        found = self._config.model(model)
+        return found.budget if found else Budget()
+
+
+async def _around(evidence: Evidence, row: TransitionRow, slice_id: int) -> tuple[Scene, Scene]:
+    items = await evidence.items(
+        version=row.model_version_id,
+        slice_id=slice_id,
+        begin_us=row.onset_us - BEFORE_US,
+        end_us=row.onset_us,
+        fold_seq=row.fold_seq,
+    )
+    return Scene(items), await _since(evidence, row, slice_id)
+
+
+async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene:
+    items = await evidence.items(
+        version=row.model_version_id,
+        slice_id=slice_id,
+        begin_us=row.onset_us,
+        end_us=row.at_us + 1,
+        fold_seq=row.fold_seq,
+    )
+    return Scene(items)
+
+
+def _findings(before: Scene, after: Scene, measure: Measure, kl_cap: float) -> Explanation:
+    """Return what the slice's own windows tell."""
+    explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
+    if found := damaged(before, after, measure):
+        explanation = msgspec.structs.replace(
+            explanation,
+            cause=found.cause.value,
+            damage=found.at_equal_margins.value,
+            damage_se=found.at_equal_margins.se,
+            shift=found.by_margins.value,
+            shift_se=found.by_margins.se,
+            low_margin_before=found.low_margin_before,
+            low_margin_after=found.low_margin_after,
+        )
+    mean_kl = Measure(metric=Metric.KL, kind=BUDGET.kind, cap=kl_cap)
+    decided_by_it = measure.metric is Metric.KL and measure.above is None
+    if not decided_by_it and (kl := damaged(before, after, mean_kl)):
+        explanation = msgspec.structs.replace(
+            explanation,
+            kl_damage=kl.at_equal_margins.value,
+            kl_damage_se=kl.at_equal_margins.se,
+            kl_shift=kl.by_margins.value,
+            kl_shift_se=kl.by_margins.se,
+        )
+    return explanation
+
+
+def _told(outcome: Outcome, found: dict[int, _Found], standing: Standing, catalog: Catalog) -> Outcome:
+    """Put explanations into the alerts; what concerns an earlier alert becomes a note on it."""
+    rows, notes = list(outcome.transitions), standing.endings()
+    explanations = {place: found[place].explanation for place in sorted(found)}
+    places: dict[Key, list[int]] = {}
+    for place in explanations:
+        places.setdefault((rows[place].model_version_id, rows[place].slice_id), []).append(place)
+    earlier: list[tuple[TransitionRow, int]] = []
+    for place, explanation in list(explanations.items()):
+        row, by = rows[place], explanation.explained_by_id
+        if by is None:
+            continue
+        theirs = places.get((row.model_version_id, by), [])
+        if together := [one for one in theirs if rows[one].fold_seq == row.fold_seq]:
+            last = together[-1]
+            explanations[last] = _explaining(explanations[last], row.slice_id, catalog)
+        else:
+            earlier.append((row, by))
+    told: dict[Key, Explanation] = {}
+    for row, by in earlier:
+        key = (row.model_version_id, by)
+        known = [one for one in places.get(key, []) if rows[one].fold_seq < row.fold_seq]
+        before = told.get(key) or (explanations[known[-1]] if known else standing.told(key))
+        told[key] = _explaining(before, row.slice_id, catalog)
+        notes += standing.explains(row, by, told[key])
+    for place, explanation in explanations.items():
+        row = rows[place]
+        notes += standing.explained(row, found[place].explained, catalog.slices[row.slice_id].name)
+        rows[place] = _with(row, explanation)
+    return msgspec.structs.replace(outcome, transitions=tuple(rows), notes=tuple(notes))
+
+
+def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Explanation:
+    """Return an explanation of a slice that also explains `larger`."""
+    if larger in explanation.explains_ids:
+        return explanation
+    return msgspec.structs.replace(
+        explanation,
+        explains=(*explanation.explains, catalog.slices[larger].name),
+        explains_ids=(*explanation.explains_ids, larger),
+    )
+
+
+def _with(row: TransitionRow, explanation: Explanation) -> TransitionRow:
+    """Return an alert with its explanation, in figures and in words, and with the advice that follows from it."""
+    details = row.details
+    said = sentences(explanation, row.metric, details.get("detector", BUDGET.kind))
+    told = {
+        "advice": advice(
+            row.metric,
+            Verdict(details["aggregate_verdict"]),
+            details["onset"],
+            cause=explanation.cause,
+            explained_by=explanation.explained_by,
+        )
+    }
+    incident = explanation.explained_by or details["slice"]
+    told |= msgspec.structs.replace(explanation, explanation=said, incident=incident).attributes()
+    return msgspec.structs.replace(row, details={**details, **told})

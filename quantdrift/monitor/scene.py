@@ -1,0 +1,240 @@
+"""What was compared in a window, as arrays, and what two windows around an onset tell. Pure."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.records import Metric
+from quantdrift.drift.block import BoolArray, FloatArray, IntArray
+from quantdrift.drift.damage import Damage, Window, damage
+from quantdrift.drift.detector import BUDGET, TAIL
+from quantdrift.drift.mix import LEAST, Sample, Split, split
+from storage.evidence import EvidenceItem
+from storage.fold_rows import Catalog, TransitionRow, from_us
+
+MOST_CELLS = 64  # of the partition of all traffic; what is rarer is one cell
+_LEAST_KNOWN = 20  # items without it, after which a sidecar or an engine is new
+_NEW_SHARE = 0.05
+_AROUND_US = 3_600_000_000  # an onset is an estimate: what came up to an hour earlier may be the cause
+_ENGINE = {"runtime": "engine", "version": "engine version", "provider": "provider", "device": "device"}
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True):
+    """What is looked at of an item: what the detector that decided looks at.
+
+    Parameters
+    ----------
+    metric, kind
+        Metric and kind of detector.
+    cap
+        Values above it count as much, in the metric's unit: what is infinite must not be all there is.
+    above
+        Instead of the value, whether it is above this level: for tails, whose mean may never move.
+    """
+
+    metric: Metric
+    kind: str
+    cap: float
+    above: float | None = None
+
+    def of(self, item: EvidenceItem) -> float:
+        """Return the value of an item; not a number where it has none."""
+        value = item.kl if self.metric is Metric.KL else item.flip
+        if value is None or math.isnan(value):
+            return math.nan
+        return min(value, self.cap) if self.above is None else float(value > self.above)
+
+
+def measure_of(details: Mapping[str, Any], kl_cap: float) -> Measure:
+    """Return what decided an alert, from its details; a tail whose level was never clear is looked at by its mean."""
+    metric = Metric(details["metric"])
+    kind = details.get("detector", BUDGET.kind)
+    above = details.get("tail_level") if kind == TAIL.kind else None
+    return Measure(metric=metric, kind=kind, cap=kl_cap if metric is Metric.KL else 1.0, above=above)
+
+
+def level_of(details: Mapping[str, Any], tolerance: float) -> float:
+    """Return what the measure of an alert must exceed to alert: its budget, or its baseline with the tolerance."""
+    kind = details.get("detector", BUDGET.kind)
+    before = details.get("before") if kind != TAIL.kind else details.get("tail_before")
+    if kind == BUDGET.kind or before is None:
+        return float(details["budget"])
+    return float((1.0 + tolerance) * before)
+
+
+class Scene:
+    """The items of a slice in one window.
+
+    Parameters
+    ----------
+    items
+        As they were read.
+
+    Attributes
+    ----------
+    weight
+        (n,) 1 / pi, shared by the items of an exchange.
+    cluster
+        (n,) number of the session or exchange.
+    """
+
+    def __init__(self, items: Sequence[EvidenceItem]) -> None:
+        self.items = items
+        parts = Counter(item.exchange for item in items)
+        numbers: dict[str, int] = {}
+        self.weight: FloatArray = np.array([1.0 / (item.pi * parts[item.exchange]) for item in items])
+        self.cluster: IntArray = np.array(
+            [numbers.setdefault(item.group, len(numbers)) for item in items], dtype=np.int64
+        )
+        self.n_exchanges = len(parts)
+
+    def values(self, measure: Measure) -> FloatArray:
+        """Return the value of each item, (n,); not a number where it has none."""
+        return np.array([measure.of(item) for item in self.items], dtype=np.float64)
+
+    def inside(self, slice_id: int) -> BoolArray:
+        """Return which items lie in a slice, (n,)."""
+        return np.array([slice_id in item.slice_ids for item in self.items], dtype=bool)
+
+    def sizes(self) -> dict[int, float]:
+        """Return the weight of each slice that occurs."""
+        found: dict[int, float] = {}
+        for item, weight in zip(self.items, self.weight, strict=True):
+            for slice_id in item.slice_ids:
+                found[slice_id] = found.get(slice_id, 0.0) + float(weight)
+        return found
+
+    def window(self, measure: Measure) -> Window:
+        """Return it as the split by margin wants it."""
+        margin = [np.nan if item.margin is None else item.margin for item in self.items]
+        return Window(
+            x=self.values(measure),
+            margin=np.array(margin, dtype=np.float64),
+            weight=self.weight,
+            cluster=self.cluster,
+        )
+
+
+def damaged(before: Scene, after: Scene, measure: Measure) -> Damage | None:
+    """Return how a slice's divergence moved by margin, or None where that is not known."""
+    return damage(before.window(measure), after.window(measure))
+
+
+def mixed(before: Scene, after: Scene, measure: Measure) -> Split | None:
+    """Return how the mean over all traffic moved: within its slices, or by their mix.
+
+    Slices overlap: the cells of the partition are the sets of slices that an item lies in. Rare ones are one cell.
+    """
+    known, now = (Counter(item.slice_ids for item in scene.items) for scene in (before, after))
+    often = sorted(
+        cell
+        for cell in known | now
+        if known[cell] >= LEAST or now[cell] >= max(LEAST, _NEW_SHARE * len(after.items))
+    )
+    often.sort(key=lambda cell: -(known[cell] + now[cell]))
+    cells = {cell: number for number, cell in enumerate(often[: MOST_CELLS - 1], start=1)}
+    samples = []
+    for scene in (before, after):
+        x = scene.values(measure)
+        there = np.isfinite(x)
+        cell = np.array([cells.get(item.slice_ids, 0) for item in scene.items], dtype=np.int64)
+        samples.append(
+            Sample(x=x[there], weight=scene.weight[there], cell=cell[there], cluster=scene.cluster[there])
+        )
+    return split(samples[0], samples[1], len(cells) + 1)
+
+
+class _Sighting(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that came to a slice with the onset: when it was first seen, its share since, and what was before."""
+
+    at_us: int
+    share: float
+    before: tuple[str, ...]
+
+    @property
+    def since(self) -> str:
+        return f"first seen {from_us(self.at_us):%Y-%m-%d %H:%M} UTC"
+
+
+def new_sidecars(before: Scene, after: Scene, onset_us: int) -> list[str]:
+    """Return what is to be said of sidecars with a share of the slice that came with its onset."""
+    found = _new(before, after, onset_us, lambda item: item.source)
+    return [
+        f"sidecar {source}, {one.since}, {100 * one.share:.0f} % of the slice since"
+        for source, one in found.items()
+        if one.share >= _NEW_SHARE
+    ]
+
+
+def new_engines(
+    before: Scene, after: Scene, onset_us: int, provenance: Mapping[int, Mapping[str, str]]
+) -> list[str]:
+    """Return what is to be said of the replay's runtimes, providers and devices that came with the onset.
+
+    Parameters
+    ----------
+    before, after, onset_us
+        The windows.
+    provenance
+        Per batch.
+    """
+    said = []
+    for name, word in _ENGINE.items():
+        of_batch = {batch: engine.get(name, "") for batch, engine in provenance.items()}
+        found = _new(before, after, onset_us, partial(_engine_of, of_batch))
+        said += [
+            f"{word} of the replay: {value}, {one.since} (before: {', '.join(one.before)})"
+            for value, one in found.items()
+        ]
+    return said
+
+
+def _engine_of(of_batch: Mapping[int, str], item: EvidenceItem) -> str:
+    return of_batch.get(item.batch_id, "")
+
+
+def _new(
+    before: Scene, after: Scene, onset_us: int, what: Callable[[EvidenceItem], str]
+) -> dict[str, _Sighting]:
+    """Return what came up to an hour before the onset or since, after items enough without it."""
+    weight: dict[str, float] = {}
+    for item, one in zip(after.items, after.weight, strict=True):
+        weight[what(item)] = weight.get(what(item), 0.0) + float(one)
+    total = sum(weight.values()) or 1.0
+    first: dict[str, tuple[int, int, tuple[str, ...]]] = {}
+    # They were read newest first.
+    for number, item in enumerate(reversed([*after.items, *before.items])):
+        if (value := what(item)) and value not in first:
+            first[value] = (item.captured_us, number, tuple(sorted(first)))
+    return {
+        value: _Sighting(at_us=at_us, share=weight.get(value, 0.0) / total, before=known)
+        for value, (at_us, number, known) in first.items()
+        if known and number >= _LEAST_KNOWN and at_us >= onset_us - _AROUND_US
+    }
+
+
+def new_versions(catalog: Catalog, row: TransitionRow, stored_us: int | None) -> list[str]:
+    """Return what is to be said of candidate versions of the model that came with the onset.
+
+    Parameters
+    ----------
+    catalog
+        Every version.
+    row
+        The change of verdict.
+    stored_us
+        When its batch was stored: what came later was not known then.
+    """
+    model = catalog.versions[row.model_version_id].model
+    until_us = row.at_us if stored_us is None else stored_us
+    return [
+        f"candidate version {version.candidate_version}"
+        f"{' (this one)' if version.id == row.model_version_id else ''}, first seen {from_us(version.first_seen_us):%Y-%m-%d %H:%M} UTC"
+        for version in sorted(catalog.versions.values(), key=lambda one: (one.first_seen_us, one.id))
+        if version.model == model and row.onset_us - _AROUND_US <= version.first_seen_us <= until_us
+    ]

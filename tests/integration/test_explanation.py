@@ -1,0 +1,205 @@
+"""Alerts with their explanation, from a real record, inside the fold's transaction."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+from sqlalchemy import text
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Config, Model, Monitor, Storage
+from quantdrift.monitor.explanation import Explainer
+from quantdrift.monitor.fold import Fold
+from storage.database import Database
+from storage.evidence import Evidence, EvidenceItem
+from storage.explained import Explanation, explanation_of
+from storage.fold import claim, load_catalog, resume
+from storage.outcome import write
+from tests.fold_stream import BEGIN
+from tests.onset_stream import (
+    ALL,
+    CLEAR,
+    DARK,
+    FAINT,
+    Draw,
+    damage,
+    input_shift,
+    items,
+    store_items,
+    store_names,
+)
+
+pytestmark = pytest.mark.integration
+# Weights are 1 in the stream, and the policy would have it that some are not: only their ratio matters.
+CONFIG = Config(models=(Model(name="digits"),), monitor=Monitor(min_groups=50))
+
+
+@pytest.fixture
+async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Return a connection to a record that knows version, slices and policy."""
+    connection = await asyncpg.connect(postgres_dsn)
+    await store_names(connection)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return the record as the monitor sees it."""
+    async with Database(postgres_dsn, Storage()) as found:
+        yield found
+
+
+async def fold_all(database: Database, *, at_once: int, evidence: type[Evidence] = Evidence) -> Counter[str]:
+    """Fold what waits, `at_once` batches in a transaction; return what became of the alerts to be explained."""
+    counted: Counter[str] = Counter()
+    explainer = Explainer(CONFIG, ManualClock(BEGIN), lambda outcome: counted.update([outcome]))
+    while True:
+        async with database.begin() as connection:
+            fold = Fold(CONFIG, await resume(connection))
+            found = await claim(connection, fold.position.fold_seq, at_once)
+            fold.learn(await load_catalog(connection))
+            for rows in found:
+                fold.batch(rows)
+            outcome = await explainer.explain(evidence(connection), fold.take(), fold.catalog)
+            await write(connection, outcome, "")
+        if not found:
+            return counted
+
+
+async def told(record: asyncpg.Connection) -> list[tuple[Any, ...]]:
+    """Return every alerting change of verdict with its details."""
+    rows = await record.fetch(
+        "select slice_id, to_verdict, at, fold_seq, details from transition where to_verdict in ('warning', 'firing')"
+        " order by fold_seq, slice_id"
+    )
+    return [(*row[:4], msgspec.json.decode(row["details"])) for row in rows]
+
+
+async def alerts(record: asyncpg.Connection) -> dict[int, Explanation]:
+    """Return per slice what is told of its open alert."""
+    rows = await record.fetch("select slice_id, details from alert where resolved_at is null")
+    return {row["slice_id"]: explanation_of(msgspec.json.decode(row["details"])) for row in rows}
+
+
+async def story(database: Database, record: asyncpg.Connection, draw: Draw, *, at_once: int = 16) -> None:
+    """Store and fold a stream."""
+    await store_items(record, items(draw), engine=True)
+    assert set(await fold_all(database, at_once=at_once)) == {"explained"}
+
+
+async def test_damage_in_a_small_slice_explains_the_larger_ones(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """`dark` flips since the onset: it is damage, `faint` and `all` fold under it, `clear` is silent.
+
+    Seeded; 35 % flips against 0.2 %. The engine that replays changed with the onset, and is named.
+    """
+    await story(database, record, damage)
+    found = await alerts(record)
+    assert DARK in found
+    assert CLEAR not in found
+    assert len(found) > 1
+    for larger in found.keys() - {DARK}:
+        assert (found[larger].explained_by, found[larger].explained_by_id) == ("dark", DARK)
+    dark = found[DARK]
+    assert dark.explained_by is None
+    assert set(dark.explains_ids) == found.keys() - {DARK}
+    assert dark.cause == "damage"
+    assert dark.aggregate_cause == "within"
+    assert dark.changes == (
+        "provider of the replay: CUDAExecutionProvider, first seen 2026-03-01 12:06 UTC (before: CPUExecutionProvider)",
+        "device of the replay: NVIDIA H200, first seen 2026-03-01 12:06 UTC (before: cpu)",
+    )
+    assert any("Numeric damage" in one for one in dark.explanation)
+    for slice_id, verdict, *_, details in await told(record):
+        assert details["verdict"] == verdict
+        if explanation_of(details).explained_by:
+            # A page is never hidden behind a ticket, and stays a page.
+            assert slice_id in {ALL, FAINT}
+            assert "Look at dark first" in details["advice"]
+            assert details["incident"] == "dark"
+        else:
+            assert details["incident"] == details["slice"]
+
+
+async def test_more_close_calls_are_told_as_input_shift(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The model does what it always did on close calls; `faint` has more of them. Nobody calls it damage."""
+    await story(database, record, input_shift)
+    found = await alerts(record)
+    assert found[FAINT].cause == "input_shift"
+    assert found[FAINT].low_margin_after == pytest.approx(0.5, abs=0.1)
+    assert all(one.cause != "damage" for one in found.values())
+
+
+async def test_the_same_record_gives_the_same_explanation_however_it_is_cut(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """Folded one batch or forty at a time, every event says the same."""
+    await story(database, record, damage, at_once=40)
+    once = await told(record)
+    await record.execute(
+        "truncate fold, detector, verdict, outbox, transition, alert, rollup_hour, rollup_day, baseline cascade;"
+        " update batch set fold_seq = null"
+    )
+    await fold_all(database, at_once=1)
+    assert once == await told(record)
+    assert once
+
+
+class _Slow(Evidence):
+    """Answers too late."""
+
+    async def items(self, **_: int) -> list[EvidenceItem]:
+        """Wait in the server."""
+        await self._connection.execute(text("select pg_sleep(30)"))
+        return []
+
+
+class _Faulty(Evidence):
+    """Sends a statement that fails."""
+
+    async def items(self, **_: int) -> list[EvidenceItem]:
+        """Fail in the server, which spoils the savepoint."""
+        await self._connection.execute(text("select 1 / 0"))
+        return []
+
+
+@pytest.mark.parametrize(("evidence", "outcome"), [(_Slow, "late"), (_Faulty, "failed")])
+async def test_an_alert_that_cannot_be_explained_goes_out_and_says_so(
+    database: Database, record: asyncpg.Connection, evidence: type[Evidence], outcome: str
+) -> None:
+    """A read that hangs or fails costs the explanation alone: the fold commits, the event waits to be sent."""
+    await store_items(record, items(damage, seconds=430))
+    counted = await fold_all(database, at_once=200, evidence=evidence)
+    assert set(counted) == {outcome}
+    events = await told(record)
+    assert events
+    assert await record.fetchval("select count(*) from outbox") == len(events)
+    for *_, details in events:
+        assert explanation_of(details).unexplained
+        assert "Not explained" in details["explanation"][0]
+
+
+async def test_the_bound_on_time_ends_with_the_reading(database: Database) -> None:
+    """What the fold does afterwards has its own timeout again, also where the block failed."""
+    async with database.begin() as connection:
+        evidence = Evidence(connection)
+        show = text("select current_setting('statement_timeout')")
+        before = await connection.scalar(show)
+        async with evidence.bounded(0.5):
+            assert await connection.scalar(show) == "500ms"
+        assert await connection.scalar(show) == before
+        with pytest.raises(RuntimeError):
+            await _fail(evidence)
+        assert await connection.scalar(show) == before
+
+
+async def _fail(evidence: Evidence) -> None:
+    async with evidence.bounded(0.5):
+        raise RuntimeError("planted")

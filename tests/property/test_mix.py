@@ -1,0 +1,113 @@
+"""A move and its parts: exact, whatever the windows hold."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantdrift.drift.damage import strata
+from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.mix import LEAST, Cause, Part, Sample, Split, split
+
+pytestmark = pytest.mark.property
+CELLS = 4
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    """Return a window of up to 120 items with weights between 1 and 100."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    n = draw(st.integers(1, 120))
+    return Sample(
+        x=rng.exponential(size=n) if draw(st.booleans()) else (rng.random(n) < 0.2).astype(np.float64),
+        weight=10.0 ** rng.uniform(0, 2, n),
+        cell=rng.integers(0, draw(st.integers(1, CELLS)), n),
+        cluster=rng.integers(0, n, n),
+    )
+
+
+@given(before=samples(), after=samples())
+def test_the_parts_add_up_to_the_move(before: Sample, after: Sample) -> None:
+    """Nothing is left over, and no error is negative or not a number."""
+    found = split(before, after, CELLS)
+    assert found is not None
+    assert found.within.value + found.mix.value == pytest.approx(found.move.value, abs=1e-9)
+    assert found.after - found.before == pytest.approx(found.move.value, abs=1e-9)
+    assert all(part.se >= 0 for part in (found.move, found.within, found.mix))
+    assert -1e-9 <= found.unmatched <= 1 + 1e-9
+
+
+@given(window=samples())
+def test_a_window_has_not_moved_from_itself(window: Sample) -> None:
+    """All parts are nothing."""
+    found = split(window, window, CELLS)
+    assert found is not None
+    assert found.within.value == pytest.approx(0, abs=1e-9)
+    assert found.mix.value == pytest.approx(0, abs=1e-9)
+
+
+@given(before=samples(), after=samples(), scale=st.floats(0.1, 10))
+def test_neither_the_names_of_the_cells_nor_the_scale_of_the_weights_matter(
+    before: Sample, after: Sample, scale: float
+) -> None:
+    """Weights are relative; cells are a partition."""
+    other = [
+        Sample(x=one.x, weight=scale * one.weight, cell=CELLS - 1 - one.cell, cluster=one.cluster)
+        for one in (before, after)
+    ]
+    one, two = split(before, after, CELLS), split(other[0], other[1], CELLS)
+    assert one is not None
+    assert two is not None
+    for name in ("move", "within", "mix"):
+        first, second = getattr(one, name), getattr(two, name)
+        assert first.value == pytest.approx(second.value, rel=1e-6, abs=1e-9)
+        if math.isfinite(first.se):
+            assert first.se == pytest.approx(second.se, rel=1e-6, abs=1e-9)
+
+
+def _split(within: tuple[float, float], mix: tuple[float, float]) -> Split:
+    parts = [Part(value=value, se=se) for value, se in (within, mix)]
+    move = Part(value=within[0] + mix[0], se=0.1)
+    return Split(before=0, after=move.value, move=move, within=parts[0], mix=parts[1], unmatched=0)
+
+
+@pytest.mark.parametrize(
+    ("within", "mix", "cause"),
+    [
+        ((1.0, 0.1), (0.0, 0.1), Cause.WITHIN),
+        ((0.0, 0.1), (1.0, 0.1), Cause.MIX),
+        ((1.0, 0.1), (0.9, 0.1), Cause.BOTH),
+        ((1.0, 0.1), (0.2, 0.05), Cause.WITHIN),
+        ((1.0, 0.9), (0.5, 0.9), Cause.UNDECIDED),
+        ((1.0, 0.1), (1.5, 0.9), Cause.UNDECIDED),
+        ((1.0, math.inf), (0.0, 0.0), Cause.UNDECIDED),
+        ((-1.0, 0.1), (-1.0, 0.1), Cause.UNDECIDED),
+    ],
+)
+def test_a_cause_is_named_where_a_part_has_surely_risen(
+    within: tuple[float, float], mix: tuple[float, float], cause: Cause
+) -> None:
+    """Also a larger part that is not sure keeps the other from being the cause."""
+    assert _split(within, mix).cause is cause
+
+
+@given(st.lists(st.integers(0, 100), min_size=N_BINS, max_size=N_BINS), st.integers(0, 2**32 - 1))
+def test_strata_are_neighbours_in_order(before: list[int], seed: int) -> None:
+    """Numbers rise by at most one along the margin and begin at 0."""
+    after = np.random.default_rng(seed).random(N_BINS)
+    found = strata(np.array(before), after)
+    assert found[0] == 0
+    assert set(np.diff(found)) <= {0, 1}
+
+
+def test_close_calls_that_were_never_seen_stay_apart_from_sure_ones() -> None:
+    """With the sure ones in one stratum they would be taken for damage; thin bins without traffic are merged."""
+    before, after = np.zeros(N_BINS, dtype=np.int64), np.zeros(N_BINS)
+    before[-1], after[0], after[-1] = 10 * LEAST, 0.5, 0.5
+    apart = strata(before, after)
+    assert apart[0] != apart[-1]
+    after[0] = 0.001
+    together = strata(before, after)
+    assert together[0] == together[-1]

@@ -1,0 +1,244 @@
+"""Which alerts stand beside each other, which explains which, and what is said of it."""
+
+from typing import Any
+
+import pytest
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
+from quantdrift.monitor.account import advice, reason_of, sentences
+from quantdrift.monitor.relation import Standing, smallest
+from quantdrift.monitor.scene import (
+    Measure,
+    Scene,
+    level_of,
+    measure_of,
+    new_engines,
+    new_sidecars,
+    new_versions,
+)
+from storage.evidence import Alerting, EvidenceItem
+from storage.explained import Explanation, explanation_of
+from storage.fold_rows import Episode, TransitionRow
+from tests.fold_stream import BEGIN_US, CATALOG, SECOND_US
+
+pytestmark = pytest.mark.unit
+
+VERSION, ALL, BIG, SMALL = 1, 1, 2, 3
+DETAILS = {"metric": "flip", "detector": "budget", "budget": 0.01, "before": 0.002}
+HOUR_US = 3600 * SECOND_US
+
+
+def item(number: int, slices: tuple[int, ...], **more: Any) -> EvidenceItem:
+    """Return an item, the `number`-th second after the begin."""
+    known: dict[str, Any] = {
+        "captured_us": BEGIN_US + number * SECOND_US,
+        "exchange": f"{number:032x}",
+        "group": f"{number:032x}",
+        "slice_ids": slices,
+        "pi": 1.0,
+        "flip": 0.0,
+        "kl": 0.0,
+        "margin": 0.5,
+        "source": "pod-1",
+        "batch_id": 1,
+    }
+    return EvidenceItem(**(known | more))
+
+
+def alert(slice_id: int, severity: Verdict = Verdict.FIRING, **details: Any) -> Alerting:
+    """Return an open alert."""
+    return Alerting(model_version_id=VERSION, slice_id=slice_id, severity=severity, details=DETAILS | details)
+
+
+def change(
+    slice_id: int, fold_seq: int, episode: Episode = Episode.OPEN, to: Verdict = Verdict.FIRING
+) -> TransitionRow:
+    """Return a change of verdict."""
+    return TransitionRow(
+        model_version_id=VERSION,
+        slice_id=slice_id,
+        from_verdict=Verdict.OK,
+        to_verdict=to,
+        at_us=BEGIN_US,
+        fold_seq=fold_seq,
+        episode=episode,
+        metric=Metric.FLIP,
+        onset_us=BEGIN_US,
+        details=dict(DETAILS),
+    )
+
+
+def drifted() -> Scene:
+    """Return 200 items of `big`: the half that is also `small` flips every third time, the rest never."""
+    return Scene(
+        [
+            item(number, (ALL, BIG, SMALL), flip=float(number % 3 == 0))
+            if number % 2
+            else item(number, (ALL, BIG))
+            for number in range(200)
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("big", "small", "expected"),
+    [
+        (Verdict.FIRING, Verdict.FIRING, SMALL),
+        (Verdict.WARNING, Verdict.FIRING, SMALL),
+        (Verdict.WARNING, Verdict.WARNING, SMALL),
+        (Verdict.FIRING, Verdict.WARNING, None),
+    ],
+)
+def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, expected: int | None) -> None:
+    """Whoever silences what is explained must still be woken by what explains it."""
+    scene = drifted()
+    beside = {BIG: alert(BIG, big), SMALL: alert(SMALL, small)}
+    assert smallest(scene, beside, scene.sizes(), mine=BIG, kl_cap=2.0, tolerance=0.25) == expected
+    assert smallest(scene, beside, scene.sizes(), mine=SMALL, kl_cap=2.0, tolerance=0.25) is None
+
+
+def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
+    """The lower number is taken for the smaller: two pages must not be hidden behind each other."""
+    scene = Scene([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
+    beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
+    found = [
+        smallest(scene, beside, scene.sizes(), mine=one, kl_cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
+    ]
+    assert found == [None, BIG]
+
+
+def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
+    """What opens later does not count, what opens in the same batch does, what has ended does not."""
+    standing = Standing(
+        [alert(ALL), alert(SMALL)],
+        [change(SMALL, 5, Episode.CLOSE, Verdict.OK), change(BIG, 6), change(SMALL, 6), change(SMALL, 7)],
+    )
+    assert set(standing.at(change(BIG, 5))) == {ALL}
+    assert set(standing.at(change(BIG, 6))) == {ALL, BIG, SMALL}
+    scene = drifted()
+    assert standing.larger(change(SMALL, 6), scene, scene.sizes()) == [ALL]
+    assert standing.larger(change(SMALL, 7), scene, scene.sizes()) == [ALL, BIG]
+
+
+def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
+    """The alert's own row is newer than the note."""
+    standing = Standing([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
+    assert standing.explained(change(SMALL, 5), (BIG,), "small") == []
+    assert standing.explains(change(SMALL, 5), BIG, Explanation()) == []
+    alone = Standing([alert(BIG)], [change(SMALL, 5)])
+    (note,) = alone.explained(change(SMALL, 5), (BIG,), "small")
+    more = {"explained_by": "small", "explained_by_id": SMALL, "incident": "small"}
+    assert (note.slice_id, note.more) == (BIG, more)
+
+
+def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
+    """Nothing explains it any more."""
+    known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
+    (note,) = Standing(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).endings()
+    assert note.slice_id == BIG
+    assert note.more == {"explained_by": None, "explained_by_id": None, "incident": "big"}
+    assert Standing(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).endings() == []
+
+
+def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
+    """A tail is looked at by the share above its level, and held against its baseline with the tolerance."""
+    tail = {"metric": "kl", "detector": TAIL.kind, "tail_level": 0.1, "tail_before": 0.01, "budget": 0.02}
+    measure = measure_of(tail, 2.0)
+    assert [measure.of(item(0, (), kl=kl)) for kl in (0.05, 0.2, float("inf"))] == [0.0, 1.0, 1.0]
+    assert level_of(tail, 0.25) == pytest.approx(0.0125)
+    assert level_of(DETAILS, 0.25) == 0.01
+    assert level_of(DETAILS | {"detector": CHANGE.kind}, 0.25) == pytest.approx(0.0025)
+    mean = measure_of({"metric": "kl", "budget": 0.02}, 2.0)
+    assert mean == Measure(metric=Metric.KL, kind=BUDGET.kind, cap=2.0)
+    assert mean.of(item(0, (), kl=float("inf"))) == 2.0
+
+
+def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
+    """An engine and a sidecar seen for the first time around it; those that were always there are not news."""
+    before = [item(number, (ALL,), batch_id=1) for number in range(60)]
+    after = [
+        item(100 + number, (ALL,), batch_id=2, source="pod-2" if number % 2 else "pod-1")
+        for number in range(40)
+    ]
+    old, new = Scene(before[::-1]), Scene(after[::-1])
+    provenance = {
+        1: {"runtime": "onnxruntime", "provider": "cpu"},
+        2: {"runtime": "onnxruntime", "provider": "cuda"},
+    }
+    onset_us = BEGIN_US + 100 * SECOND_US
+    (engine,) = new_engines(old, new, onset_us, provenance)
+    assert engine.startswith("provider of the replay: cuda, first seen")
+    assert engine.endswith("(before: cpu)")
+    (sidecar,) = new_sidecars(old, new, onset_us)
+    assert sidecar.startswith("sidecar pod-2,")
+    assert "50 %" in sidecar
+    assert new_engines(old, new, onset_us + 2 * HOUR_US, provenance) == []
+    assert new_sidecars(Scene(before[:5]), new, onset_us) == []
+
+
+def test_a_candidate_version_of_the_model_that_came_with_the_onset_is_named() -> None:
+    """One first seen a month later was not known then."""
+    row = change(BIG, 5)
+    assert [one.startswith("candidate version 1 (this one)") for one in new_versions(CATALOG, row, None)] == [
+        True,
+        False,
+    ]
+    assert new_versions(CATALOG, row, BEGIN_US - SECOND_US) == []
+
+
+def test_the_reason_names_the_kind_of_detector() -> None:
+    """Six texts, each its own."""
+    kinds = (BUDGET.kind, CHANGE.kind, TAIL.kind)
+    assert len({reason_of(kind, page=page) for kind in kinds for page in (True, False)}) == 6
+    assert "budget" in reason_of(BUDGET.kind, page=True)
+    assert "tail" in reason_of(TAIL.kind, page=True)
+
+
+FOUND = Explanation(
+    cause="damage",
+    damage=0.05,
+    damage_se=0.01,
+    shift=0.001,
+    shift_se=0.002,
+    aggregate_cause="mix",
+    aggregate_move=0.004,
+    aggregate_within=0.001,
+    aggregate_within_se=0.001,
+    aggregate_mix=0.003,
+    aggregate_mix_se=0.001,
+    changes=("provider of the replay: cuda (before: cpu)",),
+    explained_by="small",
+    explains=("bigger", "all"),
+)
+
+
+def test_sentences_tell_everything_the_most_telling_first() -> None:
+    """What explains it, what is new, damage or shift, and the aggregate; in points of a share, or in nats."""
+    said = sentences(FOUND, Metric.FLIP, BUDGET.kind)
+    assert [one.split(" ")[0] for one in said] == ["Explained", "Explains", "New", "Numeric", "Over"]
+    assert "+5 points" in said[3]
+    assert "nat" in sentences(FOUND, Metric.KL, BUDGET.kind)[3]
+    assert "points" in sentences(FOUND, Metric.KL, TAIL.kind)[3]
+    (why,) = sentences(Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind)
+    assert why.startswith("Not explained: the record did not answer in time")
+    assert "no before" in sentences(Explanation(n_window_before=0), Metric.FLIP, BUDGET.kind)[0]
+
+
+def test_advice_follows_the_cause() -> None:
+    """Nobody is told to calibrate again because of what others send."""
+    told = {
+        cause: advice(Metric.FLIP, Verdict.OK, "now", cause=cause)
+        for cause in ("damage", "input_shift", "both", "undecided", None)
+    }
+    assert "Calibrate" in told["damage"]
+    assert "alibrate" not in told["input_shift"]
+    assert told["undecided"] == told[None]
+    assert advice(Metric.KL, Verdict.FIRING, "now", explained_by="small").startswith("Look at small first")
+
+
+def test_what_is_not_known_is_left_out_and_an_older_release_is_read() -> None:
+    """No null, no empty list and no infinity reaches an event."""
+    assert Explanation(damage_se=float("inf"), cause="both").attributes() == {"cause": "both"}
+    assert explanation_of(FOUND.attributes() | {"slice": "faint"}) == FOUND
+    assert explanation_of({"explains": 3}) == Explanation()
