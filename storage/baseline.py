@@ -40,6 +40,10 @@ _ROWS: Final = text("""
         and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
     order by captured_at, comparison.exchange_id, item limit :most
 """)
+_LEARNED: Final = text("""
+    select distinct slice_id, metric, kind from baseline
+    where model_version_id = :version and content is not null and kind <> 'budget' and fold_seq is not null
+""")
 _PAGE: Final = 10_000
 
 
@@ -141,6 +145,12 @@ async def baselines(
     wanted = {"model": model, "version": version, "slice": slice_name}
     rows = await connection.execute(_HISTORY if history else _IN_FORCE, wanted)
     return [msgspec.convert(dict(row), BaselineFact) for row in rows.mappings()]
+
+
+async def learned_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:
+    """Return the signals of a version (slice, metric, kind) that have a baseline in force."""
+    rows = await connection.execute(_LEARNED, {"version": version_id})
+    return {(row.slice_id, row.metric, row.kind) for row in rows}
 
 
 async def rows_since(

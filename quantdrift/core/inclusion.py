@@ -15,6 +15,14 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 MARGIN = "feature.candidate_margin"
 
 
+_CAPTURED = ("header.", "parameter.", "json.")
+
+
+def known_at_capture(condition: Predicate) -> bool:
+    """Return whether a sidecar can see what a condition asks for: attributes and margins, not features or clusters."""
+    return condition.key.startswith(_CAPTURED) or condition.key == MARGIN
+
+
 def second_rate(total: float, pi1: float) -> float:
     """Return pi2, so that pi1 * pi2 = min(pi1, total); 0 where the first phase takes nothing."""
     return min(1.0, total / pi1) if pi1 > 0 else 0.0
@@ -89,6 +97,8 @@ def _takes_whole(stratum: HeaderStratum, wanted: Mapping[str, str]) -> bool:
 
 def _inside(where: tuple[Predicate, ...], body: BodyStratum) -> bool:
     """Return whether every item of the slice is in the body stratum."""
+    if not all(known_at_capture(condition) for condition in body.where):
+        return False
     wanted = _wanted(where)
     high = min((p.high for p in where if p.key == MARGIN and p.high is not None), default=None)
     for condition in body.where:

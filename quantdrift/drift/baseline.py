@@ -121,11 +121,14 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
 
     def settled(self) -> Self:
         """Return it with testing strata and their bounds, fixed from what it holds now."""
-        found = msgspec.structs.replace(self, cuts=cuts_of(self.share))
-        strata = found.strata
+        return msgspec.structs.replace(self, cuts=cuts_of(self.share)).bounded()
+
+    def bounded(self) -> Self:
+        """Return it with the bounds of its testing strata fixed from what it holds now."""
+        strata = self.strata
         level = self.delta / len(strata)
         bounds = tuple(upper_bound(float(total), float(share), level) for share, total in strata)
-        return msgspec.structs.replace(found, bounds=bounds)
+        return msgspec.structs.replace(self, bounds=bounds)
 
 
 def cuts_of(share: Sequence[float]) -> tuple[int, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quantdrift.core.inclusion import MARGIN, reachable_strata
+from quantdrift.core.inclusion import MARGIN, known_at_capture, reachable_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.block import BoolArray, FloatArray
 
@@ -130,7 +130,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
 
 def boostable(where: Sequence[Predicate]) -> bool:
     """Return whether a slice can be told at capture: by values of attributes, or as everything."""
-    return all(p.equals is not None and not p.key.startswith("feature.") for p in where)
+    return all(p.equals is not None and known_at_capture(p) for p in where)
 
 
 def _unrated(strata: Sequence[HeaderStratum]) -> list[HeaderStratum]:

@@ -38,6 +38,12 @@ def rows_of(states: FloatArray) -> FloatArray:
     return states[..., ROWS].reshape(*states.shape[:-1], -1, ROW)
 
 
+def known(states: FloatArray) -> FloatArray:
+    """Return the bag that the learned null rests on, (N, ROW): the baseline, and what an alert that lasts set aside."""
+    rows = rows_of(states)
+    return np.asarray(rows[:, LIVE] + np.where(states[:, ALERTING, None] > 0, rows[:, ASIDE], 0.0))
+
+
 def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None:
     """Begin to learn, in place."""
     if not (tau >= 0 and 0 < delta < 1):
@@ -92,6 +98,13 @@ def settle(state: FloatArray, baseline: Baseline) -> None:
     state[STAGE] = LIVING
     rows = rows_of(state)
     rows[BORN] = rows[LIVE]
+
+
+def fix(state: FloatArray) -> None:
+    """Learn nothing more, in place: bounds are fixed anew, with all that was learned since it went live."""
+    bounds = read(state).bounded().bounds
+    state[BOUNDS.start : BOUNDS.start + len(bounds)] = bounds
+    state[STAGE] = FIXED
 
 
 def enough_groups(state: FloatArray) -> bool:

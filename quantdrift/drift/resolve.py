@@ -5,7 +5,7 @@ H0 "mean >= m". `D_k <- (D_k + 1) * (1 + lambda_k (v m - vx))`, lambda_k = c_k /
 Assumption: x in [0, 1], v <= 1. Bound: while the mean stays at m or above, P(resolved within n groups) <= n / 1e4 at
 a mean of exactly m, and falls exponentially with the distance above it. Source: STATISTICS 7, an e-Shiryaev-Roberts
 procedure on the sample clock (Shin, Ramdas, Rinaldo, arXiv 2203.03532). Delay: with m = 1 % and no flips at all some
-690 groups; weaker thresholds flap.
+some 620 groups; weaker thresholds flap.
 """
 
 import numpy as np

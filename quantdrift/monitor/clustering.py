@@ -213,7 +213,9 @@ async def refit(
 def _naming(config: Config, space: Space, version: int, next_id: int) -> Naming:
     model = config.model(space.model)
     attributes = [
-        attribute_key(rule) for rule in config.slices if not (rule.feature or rule.cross) and rule.model in {"", space.model}
+        attribute_key(rule)
+        for rule in config.slices
+        if not (rule.feature or rule.cross) and rule.model in {"", space.model}
     ]
     return Naming(
         model=space.model,

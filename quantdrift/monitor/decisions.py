@@ -11,7 +11,7 @@ from quantdrift.core.records import Metric
 from quantdrift.drift.detector import BUDGET
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
-from storage.baseline import Decision, decide, find_slices, find_version, rows_since
+from storage.baseline import Decision, decide, find_slices, find_version, learned_signals, rows_since
 from storage.database import Database
 from storage.fold import load_catalog
 from storage.fold_rows import Source
@@ -152,16 +152,28 @@ async def accept(
 
 
 async def settle(database: Database, scope: Scope, source: Source) -> int:
-    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals it names."""
+    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals have one.
+
+    Raises
+    ------
+    OperatorError
+        There is no such model, version or slice, or none of the signals has a baseline.
+    """
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, scope.slices)
+        learned = await learned_signals(connection, version.id)
         decisions = [
-            _about(version.id, slice_id, metric.value, kind, source, scope)
+            _about(version.id, slice_id, metric.value, kind, source=source, scope=scope)
             for slice_id in slices
             for metric, kind in LEARNED
-            if _wanted(metric.value, scope.metrics)
+            if _wanted(metric.value, scope.metrics) and (slice_id, metric.value, kind) in learned
         ]
+        if not decisions:
+            raise OperatorError(
+                f"no signal of {scope.model} {version.name} that this names has a baseline yet: "
+                "`quantdrift slices show` says what is missing"
+            )
         await decide(connection, decisions)
     return len(decisions)
 
@@ -195,7 +207,14 @@ async def import_(
             connection,
             [
                 msgspec.structs.replace(
-                    _about(version.id, ids[one.slice], one.metric.value, BUDGET.kind, Source.IMPORTED, scope),
+                    _about(
+                        version.id,
+                        ids[one.slice],
+                        one.metric.value,
+                        BUDGET.kind,
+                        source=Source.IMPORTED,
+                        scope=scope,
+                    ),
                     n_groups=one.n,
                     content={} if one.upper is None else {"budget": one.upper},
                 )
@@ -205,7 +224,9 @@ async def import_(
     return wanted
 
 
-def _about(version_id: int, slice_id: int, metric: str, kind: str, source: Source, scope: Scope) -> Decision:
+def _about(
+    version_id: int, slice_id: int, metric: str, kind: str, *, source: Source, scope: Scope
+) -> Decision:
     return Decision(
         model_version_id=version_id,
         slice_id=slice_id,

@@ -8,7 +8,7 @@ import numpy as np
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.drift.block import STEPS, Block, FloatArray
 from quantdrift.drift.detector import LEARNERS
-from quantdrift.drift.signal import N_TOTAL
+from quantdrift.drift.signal import LAST_AT, N_TOTAL
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.gather import exchanges, slices_of
 from quantdrift.monitor.rates import Rates
@@ -79,6 +79,8 @@ class Learning:
         found = []
         for (slice_id, signal), state in sorted(self._states.items()):
             learner = LEARNERS[signal.kind]
+            # Only now: bounds that are fixed with everything that there is are the tightest.
+            learner.tend(state, mass=0.0, at_us=int(state[LAST_AT]))
             content = msgspec.to_builtins(learner.content(state)) if learner.live(state) else None
             found.append(
                 Learned(
@@ -108,7 +110,7 @@ class Learning:
         waiting = self._waiting.pop(key, [])
         if not waiting:
             return
-        learner, last_us = LEARNERS[key[1].kind], max(at_us for _, at_us in waiting)
+        learner = LEARNERS[key[1].kind]
         state = self._states.get(key)
         if state is None:
             scale = scale_of(key[1], self._budget)
@@ -122,6 +124,4 @@ class Learning:
         )
         path = learner.run(state[None], block)
         state = path.stopped(np.array([len(waiting) - 1]))[0]
-        # What is learned after it is ready is learned too, as it would have been on the way.
-        learner.tend(state, mass=0.0, at_us=last_us)
         self._states[key] = state

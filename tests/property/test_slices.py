@@ -183,3 +183,17 @@ def test_a_further_slice_takes_what_meets_all_of_its_conditions(value: str, mean
     assigner.extra = (key,)
     found = assigner.assign({"header.x-scanner": value}, {} if mean is None else {"feature.mean": mean})
     assert (key in found) == (value == "a" and mean is not None and 0.0 <= mean < 1.0)
+
+
+def test_a_boost_that_no_sidecar_can_follow_is_no_bound() -> None:
+    """Clusters and features are known in the shadow alone: a stratum of theirs takes nothing at capture."""
+    cluster = Predicate(key="cluster", equals="7")
+    policy = Policy(
+        epoch="e",
+        header_strata=(HeaderStratum(name="default", rate=1.0),),
+        body_strata=(
+            BodyStratum(name="boost", rate=0.5, where=(cluster,)),
+            BodyStratum(name="default", rate=0.01),
+        ),
+    )
+    assert smallest_rate((cluster,), policy) == 0.01
