@@ -47,6 +47,15 @@ def test_every_command_and_option_explains_itself(path: tuple[str, ...]) -> None
         ("report",),
         ("db", "upgrade"),
         ("config", "check"),
+        ("baseline", "accept"),
+        ("baseline", "freeze"),
+        ("baseline", "keep"),
+        ("baseline", "import"),
+        ("slices", "fit"),
+        ("slices", "search"),
+        ("plan",),
+        ("backtest",),
+        ("triage",),
     }:
         assert "Example" in result.output
 
