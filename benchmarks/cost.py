@@ -20,8 +20,8 @@ _LAWS: dict[str, Law] = {"flip": Flips(rate=0.005), "kl": Divergences()}
 
 
 def signals() -> list[SignalKey]:
-    """Return every signal that a slice with flips and divergences can have, with what is registered."""
-    wanted = (("flip", "budget"), ("kl", "budget"), ("flip", "change"), ("kl", "change"), ("kl", "tail"))
+    """Return the signals of a slice with flips and divergences, as `quantdrift.monitor.signals` has them."""
+    wanted = (("flip", "budget"), ("kl", "budget"), ("flip", "change"), ("kl", "tail"))
     return [SignalKey(metric, kind) for metric, kind in wanted if kind in DETECTORS]
 
 
@@ -81,13 +81,13 @@ def _timed(keys: Sequence[SignalKey], given: Sequence[IntArray]) -> float:
             }
             groups.append(Groups(order=steps, mass=mass + steps * _GAMMA, at_us=steps, series=series))
         mass += BATCH_ITEMS * _GAMMA
-        begin = time.perf_counter()
+        begin = time.process_time()
         advance(watches, groups, THRESHOLDS)
         for watch in watches:
             for key, state in watch.states.items():
                 DETECTORS[key.kind].tend(state, mass=mass, at_us=0)
-        spent.append(time.perf_counter() - begin)
+        spent.append(time.process_time() - begin)
         n.append(int(counts.sum()))
     half = len(given) // 2
-    # The median batch: other processes on the machine do not count.
+    # Processor time, and the median batch: other processes on the machine hardly count.
     return float(np.median(np.array(spent[half:]) / np.array(n[half:]))) * 1e6

@@ -105,7 +105,7 @@ def _goals(figures: Figures, config: Config) -> list[Goal]:
         return float("inf") if found is None else float(found)
 
     return [
-        # STATISTICS expects 400 to 730 of the slice's samples at 5 % flips, production threshold.
+        # By simulation 400 to 730 of the slice's samples at 5 % flips, production threshold.
         Goal(
             name="slice_samples_to_alert", value=value("slice_samples_to_alert"), bound=730, unit="{sample}"
         ),

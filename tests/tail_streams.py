@@ -5,8 +5,9 @@ import numpy as np
 from benchmarks.streams import Divergences
 from quantdrift.drift.bag import TailBaseline
 from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.path import Path
 from quantdrift.drift.quantile import N_BINS, tail_bin
-from quantdrift.drift.tail import TailDetector, TailPath
+from quantdrift.drift.tail import TailDetector
 from tests.change_streams import block
 
 TAIL = TailDetector()
@@ -46,6 +47,6 @@ def given(rng: np.random.Generator, stream: Divergences, n: int, first: int) -> 
     return block(observed(tail_bin(stream.draw(rng, (STEPS, n)))), first=first)
 
 
-def last(path: TailPath) -> FloatArray:
+def last(path: Path) -> FloatArray:
     """Return the states at the end of a whole block."""
-    return path.stopped(np.full(len(path.start), STEPS - 1))
+    return path.stopped(np.full(path.page.shape[1], STEPS - 1))

@@ -20,6 +20,7 @@ READY = 10_000  # groups of a baseline
 DEFAULT_TAU = 0.25
 DEFAULT_DELTA = 1e-5
 _ROUNDING = 1e-9
+TOLD = 25.0  # groups at or above a bin from which on siblings are compared there
 CLEAR = 4.0  # nats by which a share must have risen for recovery to be asked for
 N_LEARNED = rank.N_BETS + len(rank.STRETCHES)  # against the learned null
 N_BETS = N_LEARNED + rank.N_BETS  # then against the frozen one
@@ -114,10 +115,11 @@ class Exceedance(msgspec.Struct, frozen=True, kw_only=True):
 def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
     """Return the baseline of sibling slices together, for one that has too little of its own.
 
-    What is assumed: the groups of the slice that is to use it are exchangeable with those of its siblings taken
-    together, in the proportions of the counts. Where its tail is heavier by nature it will alarm at once, rightly
-    against this baseline and wrongly about a drift; where it is lighter, drift is seen late. Pool siblings that one
-    would expect to be alike, and let the slice's own baseline take over when it is complete.
+    What is assumed: the tail of the slice that is to use it is no heavier than that of the heaviest of its siblings.
+    These differ among themselves, and a slice whose divergences are 1.3 times those of the pool alarms with certainty
+    at tau = 0.25. So the tolerance is widened until no sibling would: by the largest factor by which the share of one
+    of them at or above any bin exceeds that of all, where each can be expected to have 25 groups there. The price is
+    delay, the more so where the slice's own tail is light: let its own baseline take over when that is complete.
 
     Raises
     ------
@@ -129,14 +131,26 @@ def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
             "no sibling has a baseline to pool: name one that has, or wait until one is complete"
         )
     counts = np.sum([one.counts for one in contents], axis=0)
+    tau = max(one.tau for one in contents)
     return TailBaseline(
         counts=tuple(counts.tolist()),
         n_groups=sum(one.n_groups for one in contents),
-        tau=max(one.tau for one in contents),
+        tau=(1.0 + tau) * _spread([one for one in contents if one.n_groups]) - 1.0,
         delta=max(one.delta for one in contents),
         since_us=min(one.since_us for one in contents),
         until_us=max(one.until_us for one in contents),
     )
+
+
+def _spread(contents: Sequence[TailBaseline]) -> float:
+    """Return the largest factor, at least 1, by which a sibling's share at or above a bin exceeds that of all."""
+    if not contents:
+        return 1.0
+    above = quantile.survival(np.array([one.counts for one in contents]))[:, :-1]
+    n = np.array([one.n_groups for one in contents], dtype=np.float64)
+    together = above.sum(axis=0) / n.sum()
+    told = together * n.min() >= TOLD
+    return float((above[:, told] / n[:, None] / together[told]).max(initial=1.0))
 
 
 def read(state: FloatArray) -> TailBaseline:

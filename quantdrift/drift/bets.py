@@ -27,7 +27,7 @@ import numpy as np
 
 from quantdrift.drift import memory
 from quantdrift.drift.baseline import N_STRATA
-from quantdrift.drift.block import Block, BoolArray, FloatArray, IntArray, running_sum
+from quantdrift.drift.block import BoolArray, FloatArray, IntArray, Trail
 from quantdrift.drift.group import ROUNDING
 from quantdrift.drift.margin import N_BINS
 
@@ -42,53 +42,55 @@ _GAINS = np.concatenate((COMMON, SINGLE)) - 1.0
 
 
 class Entries(msgspec.Struct, frozen=True, kw_only=True):
-    """What is not zero in a block: one entry per group and margin bin; arrays are (entries,), in order of steps.
+    """What is not zero in a trail: one entry per group and margin bin; arrays are (entries,), in order of the groups.
 
     Parameters
     ----------
-    step, row, column
-        Place in the block: step, signal, margin bin.
+    group, column
+        Place of the group in the trail, and margin bin.
     share, total
         The group's share of items in the bin, and what these add to its mean of x.
     """
 
-    step: IntArray
-    row: IntArray
+    group: IntArray
     column: IntArray
     share: FloatArray
     total: FloatArray
 
 
 class Strata(msgspec.Struct, frozen=True, kw_only=True):
-    """A block by testing stratum, all (steps, N, N_STRATA).
+    """Groups by testing stratum: one cell per group and stratum with items in it; arrays are (cells,), groups rising.
 
     Parameters
     ----------
+    group, stratum
+        Which.
     share, total
-        Of each group; 0 where nothing was observed.
-    learned
-        pi of the learned half before each group.
+        Of the group in the stratum.
+    learned, frozen
+        pi of either half before the group.
     """
 
+    group: IntArray
+    stratum: IntArray
     share: FloatArray
     total: FloatArray
     learned: FloatArray
+    frozen: FloatArray
 
 
-def entries_of(block: Block) -> Entries:
-    """Return what was observed in a block of groups.
+def entries_of(trail: Trail) -> Entries:
+    """Return what was observed in a trail of groups.
 
     Raises
     ------
     ValueError
         A group is no group: shares above 1 in sum, or values above 1. Both would break the false-alarm bound.
     """
-    n_signals = block.seen.shape[1]
-    # Flat, and told apart by arithmetic: several times faster than three indices from numpy.
-    place = np.flatnonzero((block.x[:, :, :N_BINS] != 0) & block.seen[:, :, None])
+    # Flat, and told apart by arithmetic: several times faster than two indices from numpy.
+    place = np.flatnonzero((trail.x[:, :N_BINS] != 0) & trail.seen[:, None])
     group, column = np.divmod(place, N_BINS)
-    step, row = np.divmod(group, n_signals)
-    share, total = block.x[step, row, column], block.x[step, row, column + N_BINS]
+    share, total = trail.x[group, column], trail.x[group, column + N_BINS]
     whole = np.bincount(group, share)
     if (
         not ((share > 0).all() and (total >= 0).all() and (total <= share + ROUNDING).all())
@@ -97,29 +99,44 @@ def entries_of(block: Block) -> Entries:
         raise ValueError(
             "a group's shares sum to 1 and its values lie in [0, 1]: anything else breaks the bound"
         )
-    return Entries(step=step, row=row, column=column, share=share, total=np.minimum(total, share))
+    return Entries(group=group, column=column, share=share, total=np.minimum(total, share))
 
 
-def strata_of(states: FloatArray, entries: Entries, learning: BoolArray, n_steps: int) -> Strata:
-    """Return the block by testing stratum; signals where `learning`, (N,), is set take each group in once it is past."""
+def strata_of(states: FloatArray, entries: Entries, learning: BoolArray, trail: Trail) -> Strata:
+    """Return the groups by testing stratum; the null of signals where `learning`, (N,), is set takes in what is past.
+
+    Also what an alert sets aside: a page copy that runs on through a warning would otherwise bet against a baseline
+    that is finite and stands still, and for as long as the warning lasts.
+    """
+    row = trail.steps.row
+    n_groups, n_signals = len(row), len(states)
     stratum = memory.strata_of(states)
-    n_signals = len(states)
-    cell = (entries.step * n_signals + entries.row) * N_STRATA + stratum[entries.row, entries.column]
-    shape = (n_steps, n_signals, N_STRATA)
-    share, total = (
-        sums(cell, one, n_steps * n_signals * N_STRATA).reshape(shape)
-        for one in (entries.share, entries.total)
-    )
-    live = memory.rows_of(states)[:, memory.LIVE]
+    cell = entries.group * N_STRATA + stratum[row[entries.group], entries.column]
+    shape = (n_groups, N_STRATA)
+    both = np.empty((2, *shape))
+    for one, values in zip(both, (entries.share, entries.total), strict=True):
+        one[:] = sums(cell, values, n_groups * N_STRATA).reshape(shape)
+    cells = np.flatnonzero(both[0])
+    group, stratum_ = np.divmod(cells, N_STRATA)
+    owner = row[group]
+    known = memory.known(states)
     start = (np.arange(n_signals)[:, None] * N_STRATA + stratum).ravel()
-    past = [
-        running_sum(
-            sums(start, live[:, part].ravel(), n_signals * N_STRATA).reshape(shape[1:]),
-            np.where(learning[:, None], step, 0.0),
-        )[:-1]
-        for part, step in ((memory.SHARE, share), (memory.TOTAL, total))
-    ]
-    return Strata(share=share, total=total, learned=null(past[1], past[0], states[:, memory.TAU, None]))
+    own = both.reshape(2, -1)[:, cells]
+    past = np.stack(
+        [sums(start, known[:, part].ravel(), n_signals * N_STRATA) for part in (memory.SHARE, memory.TOTAL)]
+    )[:, owner * N_STRATA + stratum_]
+    if learning.any():
+        more = both.transpose(1, 0, 2) * learning[row][:, None, None]
+        past += (trail.sums(more.copy()) - more)[group, :, stratum_].T
+    tau = states[owner, memory.TAU]
+    return Strata(
+        group=group,
+        stratum=stratum_,
+        share=own[0],
+        total=own[1],
+        learned=null(past[1], past[0], tau),
+        frozen=np.minimum(1.0, (1.0 + tau) * states[owner, memory.BOUNDS.start + stratum_]),
+    )
 
 
 def sums(place: IntArray, values: FloatArray, n_places: int) -> FloatArray:
@@ -132,29 +149,23 @@ def null(total: FloatArray, share: FloatArray, tau: FloatArray) -> FloatArray:
     return np.asarray(np.minimum(1.0, (1.0 + tau) * (total + 1.0) / (share + 1.0)))
 
 
-def frozen_null(states: FloatArray) -> FloatArray:
-    """Return pi of the frozen half, (N, N_STRATA)."""
-    bound = (1.0 + states[:, memory.TAU, None]) * states[:, memory.BOUNDS]
-    return np.asarray(np.minimum(1.0, bound))
-
-
-def factors(states: FloatArray, strata: Strata) -> FloatArray:
-    """Return what each group multiplies the bets by, (steps, N, N_BETS); 1 where nothing was observed."""
-    n_steps, n_signals, _ = strata.share.shape
-    cell = np.flatnonzero(strata.share)
-    group, stratum = np.divmod(cell, N_STRATA)
-    share, total = strata.share.ravel()[cell], strata.total.ravel()[cell]
-    halves = strata.learned.ravel()[cell], frozen_null(states)[group % n_signals, stratum]
-    factor = np.ones((n_steps * n_signals, N_BETS))
-    flat = factor.reshape(-1)
-    n_common, n_single = len(COMMON), len(SINGLE)
-    common, single = np.arange(n_common), np.arange(n_single)
-    for half, pi in enumerate(halves):
-        gained = (_GAINS * (total - share * pi)[:, None]) / (1.0 + _GAINS * pi[:, None])
-        first = group * N_BETS + half * HALF
-        np.add.at(flat, (first[:, None] + common).ravel(), gained[:, :n_common].ravel())
-        flat[(first + n_common + stratum * n_single)[:, None] + single] += gained[:, n_common:]
-    return factor.reshape(n_steps, n_signals, N_BETS)
+def factors(n_groups: int, strata: Strata) -> FloatArray:
+    """Return what each group multiplies the bets by, (groups, N_BETS); 1 where nothing was observed."""
+    factor = np.ones((n_groups, 2, HALF))
+    group, share, total = strata.group, strata.share[:, None, None], strata.total[:, None, None]
+    pi = np.stack((strata.learned, strata.frozen), axis=1)[:, :, None]
+    gained = _GAINS * (total - share * pi) / (1.0 + _GAINS * pi)
+    common, single = factor[:, :, : len(COMMON)], factor[:, :, len(COMMON) :]
+    single.reshape(n_groups, 2, N_STRATA, len(SINGLE))[group, :, strata.stratum] += gained[
+        :, :, len(COMMON) :
+    ]
+    # Stratum after stratum of a group, so that the bits do not depend on the company.
+    first = np.append(True, np.diff(group) != 0) if len(group) else np.zeros(0, dtype=bool)
+    nth = np.arange(len(group)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+    for turn in range(1 + int(nth.max(initial=-1))):
+        of = nth == turn
+        common[group[of]] += gained[of][:, :, : len(COMMON)]
+    return factor.reshape(n_groups, N_BETS)
 
 
 def weights(states: FloatArray) -> FloatArray:

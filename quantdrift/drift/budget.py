@@ -12,26 +12,23 @@ Assumption: x in [0, 1] (clipped downwards by the caller, which keeps H0 valid),
 arrival and loss say nothing about x given the past. Nothing is assumed about other detectors.
 Bound: E - mass + alarms / q is a supermartingale, so E[false alarms in (0, T]] <= q T / 30 d for the whole fleet. On
 the sample clock (gamma = 1, threshold A): average run length >= A and P(alarm within n) <= n / A.
-Source: STATISTICS 0 and 2; Shin, Ramdas, Rinaldo, arXiv 2203.03532.
+Source: Shin, Ramdas, Rinaldo, arXiv 2203.03532.
 Delay: 1 % -> 3 % flips in some 820 groups at A = 4e6 (1.2 times an oracle CUSUM); 440-925 groups more at the
 production threshold, ln(1 / (q gamma)) = 21-27. 1 % -> 5 %: some 290 and 400-730.
 """
 
-import msgspec
 import numpy as np
 
-from quantdrift.drift import interval, onset, resolve, signal, window
-from quantdrift.drift.block import Block, FloatArray, IntArray, accumulate, running_sum
+from quantdrift.drift import interval, onset, path, resolve, signal, window
+from quantdrift.drift.block import Block, FloatArray, Trail
+from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.signal import (
     ALERTING,
     HEADER,
-    LAST_AT,
-    MASS,
     N_TOTAL,
     PAGE_MASS,
     PAGING,
     SCALE,
-    TICKET_MASS,
     TICKETING,
     M,
     Moved,
@@ -58,51 +55,6 @@ FLOOR_X = slice(FLOOR_W.stop, FLOOR_W.stop + _K)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 WINDOWS = slice(MIRROR.stop, MIRROR.stop + window.SIZE)
 SIZE = WINDOWS.stop
-
-
-class BudgetPath(msgspec.Struct, frozen=True, kw_only=True):
-    """What N signals go through along a block. All arrays begin with (steps, N)."""
-
-    start: FloatArray  # (N, SIZE)
-    block: Block
-    mass: FloatArray
-    page: FloatArray
-    page_mass: FloatArray
-    ticket: FloatArray
-    ticket_mass: FloatArray
-    recovery: FloatArray
-    page_bets: FloatArray
-    ticket_bets: FloatArray
-    mirror: FloatArray
-    twin: onset.Twin
-    counts: FloatArray  # (1 + steps, N, 3): N, W, X
-    windows: FloatArray  # (1 + steps, N, window.SIZE)
-
-    def stopped(self, step: IntArray) -> FloatArray:
-        """Return the states, (N, SIZE), after step `step[i]` of signal i."""
-        row = np.arange(len(self.start))
-        at = (step, row)
-        after = (step + 1, row)
-        state = self.start.copy()
-        state[:, MASS] = self.mass[at]
-        state[:, PAGE_MASS] = self.page_mass[at]
-        state[:, TICKET_MASS] = self.ticket_mass[at]
-        state[:, (N, W, X)] = self.counts[after]
-        state[:, N_TOTAL] += state[:, N] - self.start[:, N]
-        seen = np.where(self.block.seen, self.block.at_us, 0.0)
-        state[:, LAST_AT] = np.maximum(state[:, LAST_AT], np.maximum.accumulate(seen, axis=0)[at])
-        state[:, PAGE] = self.page_bets[at]
-        state[:, TICKET] = self.ticket_bets[at]
-        state[:, CUSUM] = self.twin.cusum[at]
-        floor = self.twin.floor[at]
-        fell = floor >= 0
-        column = row[:, None]
-        state[:, FLOOR_AT] = np.where(fell, self.block.at_us[floor, column], state[:, FLOOR_AT])
-        for index, field in enumerate((FLOOR_N, FLOOR_W, FLOOR_X)):
-            state[:, field] = np.where(fell, self.counts[floor + 1, column, index], state[:, field])
-        state[:, MIRROR] = self.mirror[at]
-        state[:, WINDOWS] = self.windows[after]
-        return state
 
 
 class BudgetDetector:
@@ -196,38 +148,56 @@ class BudgetDetector:
             n_after=int(state[N] - state[FLOOR_N][bet]),
         )
 
-    def run(self, states: FloatArray, block: Block) -> BudgetPath:
+    def run(self, states: FloatArray, block: Block) -> Path:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        seen = block.seen.astype(np.float64)
-        vx, v = np.where(block.seen, block.x[..., 0], 0.0), np.where(block.seen, block.x[..., 1], 0.0)
-        if v.max(initial=0.0) > 1.0:
+        return Path(self.follow, states, block)
+
+    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+        """Return what signals with `states`, (N, SIZE), go through along their groups."""
+        steps, seen = trail.steps, trail.seen
+        row, last = steps.row, steps.last
+        groups = np.empty((len(row), 3))
+        groups[:, 0] = seen
+        groups[:, 1], groups[:, 2] = trail.x[:, 1], trail.x[:, 0]
+        if not seen.all():
+            groups[~seen] = 0.0
+        v, vx = groups[:, 1], groups[:, 2]
+        if v.max() > 1.0:
             raise ValueError("a weight above 1 would break the false-alarm bound")
-        m = states[:, M]
-        z = vx - v * m
-        factor = 1.0 + z[:, :, None] * states[:, RATES]
-        product = accumulate(np.multiply, factor)
-        before = np.concatenate((np.ones((1, *product.shape[1:])), product[:-1]))
-        masses = np.maximum.accumulate(
-            np.concatenate((states[None, :, MASS], np.where(block.seen, block.mass, 0.0)))
+        z = vx - v * states[row, M]
+        factor = states[:, RATES][row]
+        factor *= z[:, None]
+        factor += 1.0
+        spent = path.spend(states, trail)
+        bets = steps.grow(states[:, PAGE], factor, factor * spent.given[:, None])
+        page = bets.sum(axis=1) / N_BETS
+        recovery, mirror = resolve.mirror(
+            steps, states[:, MIRROR], states[:, M], z, seen & (states[row, ALERTING] > 0)
         )
-        gamma = np.diff(masses, axis=0)
-        paging, ticketing = gamma * states[:, PAGING], gamma * states[:, TICKETING]
-        page = product * (states[:, PAGE] + accumulate(np.add, paging[:, :, None] / before))
-        ticket = product * (states[:, TICKET] + accumulate(np.add, ticketing[:, :, None] / before))
-        mirror = resolve.mirror(states[:, MIRROR], m, z, seen * states[:, ALERTING])
-        return BudgetPath(
-            start=states,
-            block=block,
-            mass=masses[1:],
-            page=page.sum(axis=2) / N_BETS,
-            page_mass=running_sum(states[:, PAGE_MASS], paging)[1:],
-            ticket=ticket.sum(axis=2) / N_BETS,
-            ticket_mass=running_sum(states[:, TICKET_MASS], ticketing)[1:],
-            recovery=mirror.sum(axis=2) / len(resolve.BETS),
-            page_bets=page,
-            ticket_bets=ticket,
-            mirror=mirror,
-            twin=onset.follow(states[:, CUSUM], product, block.seen),
-            counts=running_sum(states[:, (N, W, X)], np.stack((seen, v, vx), axis=-1)),
-            windows=window.advance(states[:, WINDOWS], vx, v, seen),
+        twin = onset.follow(steps, states[:, CUSUM], factor, seen)
+        counts = trail.sums(groups.copy())
+        state = states.copy()
+        spent.write(state, trail)
+        more = counts[last]
+        state[:, N_TOTAL] += more[:, 0]
+        state[:, N : X + 1] += more
+        state[:, PAGE] = bets[last]
+        state[:, TICKET] = state[:, PAGE] * state[:, TICKETING, None]
+        state[:, CUSUM] = twin.cusum
+        fell = twin.floor >= 0
+        at = steps.places(np.maximum(twin.floor, 0))
+        state[:, FLOOR_AT] = np.where(fell, trail.at_us[at], state[:, FLOOR_AT])
+        for index, field in enumerate((FLOOR_N, FLOOR_W, FLOOR_X)):
+            known = counts[:, index][at] + states[:, N + index, None]
+            state[:, field] = np.where(fell, known, state[:, field])
+        state[:, MIRROR] = mirror
+        state[:, WINDOWS] = window.advance(states[:, WINDOWS], trail, groups, counts)
+        return Flow(
+            page=page,
+            page_mass=spent.page_mass,
+            ticket=page * states[row, TICKETING],
+            ticket_mass=spent.ticket_mass,
+            recovery=recovery,
+            page_bets=bets,
+            states=state,
         )

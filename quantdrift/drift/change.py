@@ -34,7 +34,7 @@ import numpy as np
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift import bets, interval, memory, onset, signal, window
 from quantdrift.drift.baseline import DEFAULT_DELTA, DEFAULT_TAU, N_STRATA, Baseline
-from quantdrift.drift.block import Block, FloatArray
+from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.course import (
     CUSUM,
     FLOOR_AT,
@@ -48,10 +48,10 @@ from quantdrift.drift.course import (
     SIZE,
     TICKET,
     WINDOWS,
-    Course,
     follow,
 )
 from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.signal import (
     ALERTING,
     LAST_AT,
@@ -162,6 +162,7 @@ class ChangeDetector:
         Also while the alert lasts; then nothing is taken out of the baseline when it is over.
         """
         memory.take_back(state)
+        self._tested(state)
 
     def live(self, state: FloatArray) -> bool:
         """Return whether it takes part."""
@@ -180,7 +181,6 @@ class ChangeDetector:
                 memory.settle(state, learned.settled())
                 self.arm(state, mass=mass, at_us=at_us)
         memory.snapshot(state, at_us=at_us)
-        self._tested(state)
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let both copies begin anew at this mass and time, in place; after an alert, on the baseline before it."""
@@ -243,9 +243,13 @@ class ChangeDetector:
             n_after=int(n_after),
         )
 
-    def run(self, states: FloatArray, block: Block) -> Course:
+    def run(self, states: FloatArray, block: Block) -> Path:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        return follow(states, block)
+        return Path(follow, states, block)
+
+    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+        """Return what signals with `states`, (N, SIZE), go through along their groups."""
+        return follow(states, trail)
 
     def _mirror(self, state: FloatArray) -> None:
         """Write what recovery is tested against, from the evidence that alarmed, in place."""

@@ -2,7 +2,7 @@
 
 `Lambda(t) = integral ds / (30 days * N(s))`, N the number of live detectors. A detector that lives from a to b
 receives `Lambda(b) - Lambda(a)`; over the whole fleet that is at most one unit in 30 days, however detectors come
-and go, and whatever depends on whatever (STATISTICS: e-Bonferroni over the fleet).
+and go, and whatever depends on whatever (an e-Bonferroni over the fleet).
 """
 
 import msgspec

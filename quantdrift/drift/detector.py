@@ -8,45 +8,13 @@ from typing import Any, Protocol
 
 import msgspec
 
-from quantdrift.drift.block import Block, FloatArray, IntArray
+from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.budget import BudgetDetector
 from quantdrift.drift.change import ChangeDetector
 from quantdrift.drift.interval import Estimate
+from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.signal import Moved
 from quantdrift.drift.tail import TailDetector
-
-
-class Path(Protocol):
-    """What N signals go through along a block; every array is (steps, N)."""
-
-    @property
-    def page(self) -> FloatArray:
-        """Evidence of the page copy after each step."""
-        ...
-
-    @property
-    def page_mass(self) -> FloatArray:
-        """Calendar mass that the page copy was given since its reset."""
-        ...
-
-    @property
-    def ticket(self) -> FloatArray:
-        """Evidence of the ticket copy."""
-        ...
-
-    @property
-    def ticket_mass(self) -> FloatArray:
-        """Calendar mass that the ticket copy was given since its reset."""
-        ...
-
-    @property
-    def recovery(self) -> FloatArray:
-        """Evidence that what was alarmed about is over."""
-        ...
-
-    def stopped(self, step: IntArray) -> FloatArray:
-        """Return the states after step `step[i]` of signal i."""
-        ...
 
 
 class Detector(Protocol):
@@ -58,6 +26,10 @@ class Detector(Protocol):
 
     def run(self, states: FloatArray, block: Block) -> Path:
         """Return what signals with `states`, (N, size), go through along `block`."""
+        ...
+
+    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+        """Return what signals with `states`, (N, size), go through along their groups, as many as each has."""
         ...
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:

@@ -31,6 +31,7 @@ LIVE, ASIDE, BORN = range(3)
 DAYS = slice(3, 3 + N_DAYS)
 ROWS = slice(BOUNDS.stop, BOUNDS.stop + (3 + N_DAYS) * ROW)
 STOP = ROWS.stop
+_KEPT_AT = [ROWS.start + row * ROW + AT for row in (BORN, *range(DAYS.start, DAYS.stop))]
 
 
 def rows_of(states: FloatArray) -> FloatArray:
@@ -116,10 +117,13 @@ def snapshot(state: FloatArray, *, at_us: int) -> None:
     """Once a day keep the baseline of a live signal as it is, in the oldest snapshot's place."""
     if state[STAGE] != LIVING or state[ALERTING]:
         return
+    # Asked of every signal after every batch: the answer is nearly always no.
+    newest = max(state[place] for place in _KEPT_AT)
+    if at_us - newest < DAY_US:
+        return
     rows = rows_of(state)
     days = rows[DAYS]
-    newest = max(float(days[:, AT].max()), float(rows[BORN, AT]))
-    if at_us - newest < DAY_US or rows[LIVE, GROUPS] == max(days[:, GROUPS].max(), rows[BORN, GROUPS]):
+    if rows[LIVE, GROUPS] == max(days[:, GROUPS].max(), rows[BORN, GROUPS]):
         return
     oldest = int(np.argmin(days[:, AT]))
     days[oldest] = rows[LIVE]

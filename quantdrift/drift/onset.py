@@ -8,45 +8,43 @@ what is averaged from it on is biased upwards: it was chosen by looking.
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import BoolArray, FloatArray, IntArray, accumulate
+from quantdrift.drift.block import BoolArray, FloatArray, IntArray, Steps
 
 CEILING = 1e30  # far above the evidence of any alarm; keeps the twin finite while an alarm lasts
 
 
 class Twin(msgspec.Struct, frozen=True, kw_only=True):
-    """The twins along a block.
+    """Where the twins end.
 
     Parameters
     ----------
     cusum
-        (steps, N, K) after each step.
+        (N, K) after the last group.
     floor
-        (steps, N, K) index of the last step in the block at which the twin was at its floor; -1 before.
+        (N, K) the last step at which the twin was at its floor; -1 where that was before.
     """
 
     cusum: FloatArray
     floor: IntArray
 
 
-def follow(cusum: FloatArray, product: FloatArray, seen: BoolArray) -> Twin:
-    """Return the twins along a block.
+def follow(steps: Steps, cusum: FloatArray, factor: FloatArray, seen: BoolArray) -> Twin:
+    """Return where the twins end.
 
     Parameters
     ----------
+    steps
+        Who has how many groups.
     cusum
-        (N, K) before the first step.
-    product
-        (steps, N, K) running product of the bets' factors.
+        (N, K) before the first group.
+    factor
+        (groups, K) what the bets multiply their evidence by; 1 where there is no observation.
     seen
-        (steps, N) where there is an observation.
+        (groups,) where there is one.
     """
-    # C_t = P_t * max(C_0, max over s <= t of 1 / P_s), and it is at its floor where s = t attains the maximum.
-    inverse = np.reciprocal(product)
-    top = np.maximum(accumulate(np.maximum, inverse), cusum)
-    at_floor = (inverse >= top) & seen[:, :, None]
-    step = np.where(at_floor, np.arange(len(product))[:, None, None], -1)
-    value = np.where(inverse >= top, 1.0, np.minimum(product * top, CEILING))
-    return Twin(cusum=value, floor=np.maximum.accumulate(step, axis=0))
+    after = steps.fall(cusum, factor)
+    floor = steps.latest((after == 1.0) & seen[:, None])
+    return Twin(cusum=np.minimum(after[steps.last], CEILING), floor=floor)
 
 
 def onset_bet(evidence: FloatArray) -> int:

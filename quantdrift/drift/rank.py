@@ -44,7 +44,24 @@ STRETCHES = (  # b, r, eta, a as a part of r b
     (0.1, 1.0, 0.5, 0.01),
 )
 RAREST = slice(2)  # the bets with the smallest b: they need the longest baseline
+_LEVELS = np.array(LEVELS)[:, None]
+_TOPS = 1.0 + np.log(_LEVELS / LEAST)
+_STAKES = np.array(STAKES)[:, :, None]
+_POWERS = np.array(POWERS)[:, None]
 _NARROW = 1e-12  # below it the average over (lo, hi] is lost in rounding; the density at hi is less
+
+
+def _stretched() -> FloatArray:
+    """Return what defines each stretch bet, (6, bets, 1): level, r b, eta, a, the mass of its density and its height."""
+    found = []
+    for level, part, rest, least in STRETCHES:
+        a = max(part * level * least, LEAST)
+        top = 1.0 + math.log(part * level / a)
+        found.append((level, part * level, rest, a, top, (1.0 - rest) * level / top))
+    return np.ascontiguousarray(np.array(found).T[:, :, None])
+
+
+_STRETCHED = _stretched()
 
 
 def e_values(hi: FloatArray, lo: FloatArray) -> FloatArray:
@@ -56,25 +73,28 @@ def e_values(hi: FloatArray, lo: FloatArray) -> FloatArray:
         (n,) shares at or above, and above, the item's bin; 0 <= lo <= hi <= 1, hi > 0. Where they are equal the
         density at that share counts.
     """
-    narrow = hi - lo <= _NARROW
-    width = np.where(narrow, 1.0, hi - lo)
+    width = hi - lo
+    narrow = width <= _NARROW
+    any_narrow = bool(narrow.any())
+    if any_narrow:
+        width = np.where(narrow, 1.0, width)
     log_hi, log_lo = np.log(hi), np.log(np.where(lo > 0.0, lo, 1.0))
     area_hi, area_lo = _area(hi, log_hi, LEAST), _area(lo, log_lo, LEAST)
     worth = np.empty((N_BETS, len(hi)))
-    bet = 0
-    for level, stakes in zip(LEVELS, STAKES, strict=True):
-        top = 1.0 + math.log(level / LEAST)
-        average = (np.minimum(area_hi, top) - np.minimum(area_lo, top)) / width
-        density = np.where(hi <= level, 1.0 / np.maximum(hi, LEAST), 0.0)
-        surplus = np.where(narrow, density, average) / top - 1.0
-        for stake in stakes:
-            worth[bet] = 1.0 + stake * surplus
-            bet += 1
-    for kappa in POWERS:
-        upper = np.exp(kappa * log_hi)
-        lower = np.where(lo > 0.0, np.exp(kappa * log_lo), 0.0)
-        worth[bet] = np.where(narrow, kappa * upper / hi, (upper - lower) / width)
-        bet += 1
+    average = (np.minimum(area_hi, _TOPS) - np.minimum(area_lo, _TOPS)) / width
+    if any_narrow:
+        average = np.where(narrow, np.where(hi <= _LEVELS, 1.0 / np.maximum(hi, LEAST), 0.0), average)
+    surplus = average / _TOPS - 1.0
+    n_tail = 2 * len(LEVELS)
+    tail = worth[:n_tail].reshape(len(LEVELS), 2, -1)
+    np.multiply(surplus[:, None], _STAKES, out=tail)
+    tail += 1.0
+    upper = np.exp(_POWERS * log_hi)
+    lower = np.where(lo > 0.0, np.exp(_POWERS * log_lo), 0.0)
+    body = worth[n_tail:]
+    np.divide(upper - lower, width, out=body)
+    if any_narrow:
+        np.copyto(body, _POWERS * upper / hi, where=narrow)
     return worth
 
 
@@ -88,23 +108,23 @@ def stretch_values(hi: FloatArray, lo: FloatArray, tau: FloatArray) -> FloatArra
     tau
         (n,) tolerance.
     """
-    narrow = hi - lo <= _NARROW
-    width = np.where(narrow, 1.0, hi - lo)
+    width = hi - lo
+    narrow = width <= _NARROW
+    any_narrow = bool(narrow.any())
+    if any_narrow:
+        width = np.where(narrow, 1.0, width)
     log_hi, log_lo = np.log(hi), np.log(np.where(lo > 0.0, lo, 1.0))
-    kept = np.square(1.0 + tau)
-    worth = np.empty((len(STRETCHES), len(hi)))
-    for bet, (level, part, rest, least) in enumerate(STRETCHES):
-        a = max(part * level * least, LEAST)
-        top = 1.0 + math.log(part * level / a)
-        moved = (1.0 - rest) * level / top / kept
-        area = np.minimum(_area(hi, log_hi, a), top) - np.minimum(_area(lo, log_lo, a), top)
-        within = rest * (np.minimum(hi, level) - lo) + moved * area + np.maximum(hi - level, 0.0)
-        density = rest + np.where(hi <= part * level, moved / np.maximum(hi, a), 0.0)
-        inside = np.where(narrow, density, within / width)
-        worth[bet] = np.where(lo >= level, 1.0, inside)
-    return worth
+    level, inner, rest, a, top, moved = _STRETCHED
+    moved = moved / np.square(1.0 + tau)
+    area = np.minimum(_area(hi, log_hi, a), top) - np.minimum(_area(lo, log_lo, a), top)
+    within = rest * (np.minimum(hi, level) - lo) + moved * area + np.maximum(hi - level, 0.0)
+    inside = within / width
+    if any_narrow:
+        density = rest + np.where(hi <= inner, moved / np.maximum(hi, a), 0.0)
+        inside = np.where(narrow, density, inside)
+    return np.asarray(np.where(lo >= level, 1.0, inside))
 
 
-def _area(share: FloatArray, log_share: FloatArray, a: float) -> FloatArray:
+def _area(share: FloatArray, log_share: FloatArray, a: float | FloatArray) -> FloatArray:
     """Return the integral of 1 / max(p, a) up to `share`, by its logarithm where that is above a."""
-    return np.where(share < a, share / a, 1.0 - math.log(a) + log_share)
+    return np.where(share < a, share / a, (1.0 - np.log(a)) + log_share)

@@ -6,17 +6,15 @@ for why both keep the mean at most 1, and `quantdrift.drift.rank` for the bets.
 
 import numpy as np
 
-from quantdrift.drift import bag, rank
+from quantdrift.drift import bag, quantile, rank
 from quantdrift.drift.bag import BOUND, BOUND_N, FROZEN, LIVE, N_BETS, TAU
-from quantdrift.drift.block import FloatArray, IntArray
-from quantdrift.drift.quantile import N_BINS
+from quantdrift.drift.block import FloatArray, IntArray, Trail
 
 READY_RAREST = 30_000  # groups from which on the bets on the top 0.1 % take part
 FROZEN_SHARE = 0.1  # of the capital
 STRETCH_SHARE = 0.6  # of what is left
 _LEARNED_RAREST = rank.RAREST
 _FROZEN_RAREST = slice(bag.N_LEARNED, bag.N_LEARNED + rank.RAREST.stop)
-_BINS = np.arange(N_BINS)
 
 
 def capital(states: FloatArray) -> FloatArray:
@@ -34,45 +32,49 @@ def capital(states: FloatArray) -> FloatArray:
 
 
 def factors(
-    states: FloatArray, weights: FloatArray, counts: FloatArray, items: tuple[IntArray, ...]
+    states: FloatArray, trail: Trail, groups: FloatArray, items: tuple[IntArray, IntArray]
 ) -> FloatArray:
-    """Return what each bet multiplies its evidence by, (steps, N, N_BETS); 1 where nothing is observed or known.
+    """Return what each bet multiplies its evidence by, (groups, N_BETS); 1 where nothing is observed or known.
 
     Parameters
     ----------
     states
         (N, SIZE).
-    weights
-        (steps, N, N_BINS), zero where nothing is observed.
-    counts
-        (1 + steps, N) groups before the first and after each step.
+    trail
+        The groups, with 0 in all bins of one that was not observed.
+    groups
+        (groups,) how many the signal was given up to each.
     items
-        Step, signal and bin of every weight that is not zero, in this order.
+        Group and bin of every weight that is not zero, in this order.
     """
-    factor = np.ones((*weights.shape[:2], N_BETS))
+    row = trail.steps.row
+    factor = np.ones((len(row), N_BETS))
     live = states[:, LIVE] > 0
-    step, row, place = (index[live[items[1]]] for index in items)
-    if not len(step):
+    group, place = items
+    if not live.all():
+        group, place = (index[live[row[group]]] for index in items)
+    if not len(group):
         return factor
     held = bag.seen(states)
-    total = np.array(weights)
-    total[0] += held[:, 2:]
-    for after in range(1, len(total)):
-        total[after] += total[after - 1]
-    groups = held[:, 0] + counts[1:]
-    drawn, own, n = total[step, row], total[step, row, place], groups[step, row]
-    above = np.where(place[:, None] < _BINS, drawn, 0.0).sum(axis=1)
-    worth = _worth(states, row, place, np.minimum((above + own) / n, 1.0), np.minimum(above / n, 1.0))
-    worth *= weights[step, row, place][:, None]
+    seen = held[:, 0][row] + groups
+    n = seen[group]
+    begin = quantile.survival(held[:, 2:])
+    more = quantile.survival(trail.x)
+    trail.sums(more)
+    owner = row[group]
+    hi, lo = (np.minimum((begin[owner, at] + more[group, at]) / n, 1.0) for at in (place, place + 1))
+    worth = _worth(states, owner, place, hi, lo)
+    worth *= trail.x[group, place][:, None]
     # Item after item of a group, so that the bits do not depend on the company.
-    first = np.append(True, (np.diff(step) != 0) | (np.diff(row) != 0))
-    nth = np.arange(len(step)) - np.flatnonzero(first)[np.cumsum(first) - 1]
-    factor[step[first], row[first]] = worth[first]
-    for turn in range(1, int(nth.max()) + 1):
-        of = nth == turn
-        factor[step[of], row[of]] += worth[of]
-    factor[:, :, _LEARNED_RAREST][groups < READY_RAREST] = 1.0
-    factor[:, :, _FROZEN_RAREST][:, states[:, BOUND_N] < READY_RAREST] = 1.0
+    first = np.append(True, np.diff(group) != 0)
+    factor[group[first]] = worth[first]
+    if not first.all():
+        nth = np.arange(len(group)) - np.flatnonzero(first)[np.cumsum(first) - 1]
+        for turn in range(1, int(nth.max()) + 1):
+            of = nth == turn
+            factor[group[of]] += worth[of]
+    factor[:, _LEARNED_RAREST][seen < READY_RAREST] = 1.0
+    factor[:, _FROZEN_RAREST][(states[:, BOUND_N] < READY_RAREST)[row]] = 1.0
     return factor
 
 

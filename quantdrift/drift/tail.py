@@ -34,7 +34,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift import bag, extreme, interval, onset, quantile, resolve, signal
+from quantdrift.drift import bag, extreme, interval, onset, path, quantile, resolve, signal
 from quantdrift.drift.bag import (
     ASIDE,
     BAR,
@@ -53,16 +53,15 @@ from quantdrift.drift.bag import (
     TICKET,
     TailBaseline,
 )
-from quantdrift.drift.block import Block, BoolArray, FloatArray, IntArray, running_sum
+from quantdrift.drift.block import Block, BoolArray, FloatArray, IntArray, Trail
 from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.quantile import N_BINS
 from quantdrift.drift.signal import (
     ALERTING,
     LAST_AT,
-    MASS,
     N_TOTAL,
     PAGE_MASS,
-    PAGING,
     SCALE,
     TICKET_MASS,
     TICKETING,
@@ -75,62 +74,6 @@ from quantdrift.drift.stake import capital, factors
 
 SHOWN = 0.99  # the quantile that a single number shows
 _ROUNDING = 1e-9
-
-
-class TailPath(msgspec.Struct, frozen=True, kw_only=True):
-    """What N signals go through along a block. Arrays begin with (steps, N) unless stated."""
-
-    start: FloatArray  # (N, SIZE)
-    block: Block
-    items: tuple[IntArray, ...]  # step, signal and bin of every weight there is
-    mass: FloatArray
-    page: FloatArray
-    page_mass: FloatArray
-    ticket: FloatArray
-    ticket_mass: FloatArray
-    recovery: FloatArray
-    page_bets: FloatArray
-    ticket_bets: FloatArray
-    mirror: FloatArray
-    twin: onset.Twin
-    counts: FloatArray  # (1 + steps, N) groups
-
-    def stopped(self, step: IntArray) -> FloatArray:
-        """Return the states, (N, SIZE), after step `step[i]` of signal i."""
-        row = np.arange(len(self.start))
-        at = (step, row)
-        state = self.start.copy()
-        state[:, MASS] = self.mass[at]
-        state[:, PAGE_MASS] = self.page_mass[at]
-        state[:, TICKET_MASS] = self.ticket_mass[at]
-        groups = self.counts[step + 1, row]
-        for field in (N_TOTAL, N, W):
-            state[:, field] += groups
-        times = np.where(self.block.seen, self.block.at_us, 0.0)
-        state[:, LAST_AT] = np.maximum(state[:, LAST_AT], np.maximum.accumulate(times, axis=0)[at])
-        state[:, PAGE] = self.page_bets[at]
-        state[:, TICKET] = self.ticket_bets[at]
-        state[:, MIRROR] = self.mirror[at]
-        state[:, CUSUM] = self.twin.cusum[at][:, 0]
-        floor = self.twin.floor[at][:, 0]
-        fell = floor >= 0
-        before = bag.seen(state)
-        self._add(before, np.where(fell, floor, -1))
-        before[:, 1] = self.block.at_us[floor, row]
-        state[:, FLOOR] = np.where(fell[:, None], before, state[:, FLOOR])
-        learning = bag.learning(self.start) > 0
-        for part, chosen in ((BASE, learning), (ASIDE, ~learning)):
-            sums = state[:, part]
-            self._add(sums, np.where(chosen, step, -1))
-            sums[:, 1] = np.where(chosen, state[:, LAST_AT], sums[:, 1])
-        return state
-
-    def _add(self, sums: FloatArray, last: IntArray) -> None:
-        """Add every signal's groups up to step `last` to its histogram, in place, in the order they came."""
-        step, row, place = self.items
-        taken = step <= last[row]
-        np.add.at(sums, (row[taken], place[taken] + 2), self.block.x[step, row, place][taken])
-        sums[:, 0] += np.where(last >= 0, self.counts[last + 1, np.arange(len(sums))], 0.0)
 
 
 class TailDetector:
@@ -307,45 +250,82 @@ class TailDetector:
         found = extreme.extreme_quantile(window[2:], float(window[0]), q)
         return None if found is None else found * float(state[SCALE])
 
-    def run(self, states: FloatArray, block: Block) -> TailPath:
+    def run(self, states: FloatArray, block: Block) -> Path:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        seen = block.seen
-        weights = np.where(seen[:, :, None], block.x, 0.0)
-        if weights.min(initial=0.0) < 0.0 or (np.abs(weights.sum(axis=2) - seen) > _ROUNDING).any():
+        return Path(self.follow, states, block)
+
+    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+        """Return what signals with `states`, (N, SIZE), go through along their groups."""
+        steps, seen = trail.steps, trail.seen
+        row, last = steps.row, steps.last
+        if not seen.all():
+            trail = msgspec.structs.replace(trail, x=np.where(seen[:, None], trail.x, 0.0))
+        weights = trail.x
+        if weights.min() < 0.0 or (np.abs(weights.sum(axis=1) - seen) > _ROUNDING).any():
             raise ValueError("the weights of a group over its bins are at least 0 and add up to 1")
-        counts = running_sum(np.zeros(len(states)), seen.astype(np.float64))
-        items = np.unravel_index(np.flatnonzero(weights != 0.0), weights.shape)
-        factor = factors(states, weights, counts, items)
-        product = _along(np.multiply, factor)
-        before = np.concatenate((np.ones((1, *product.shape[1:])), product[:-1]))
-        masses = np.maximum.accumulate(
-            np.concatenate((states[None, :, MASS], np.where(seen, block.mass, 0.0)))
+        counts = trail.sums(seen.astype(np.float64))
+        items = np.divmod(np.flatnonzero(weights != 0.0), N_BINS)
+        factor = factors(states, trail, counts, items)
+        spent = path.spend(states, trail)
+        live = states[:, LIVE][row]
+        given = spent.given * live
+        bets = steps.grow(states[:, PAGE], factor, factor * capital(states)[row] * given[:, None])
+        page = bets.sum(axis=1)
+        staked = steps.prior(states[:, PAGE].sum(axis=1), page) + given
+        growth = np.where(seen & (staked > 0), page / np.where(staked > 0, staked, 1.0), 1.0)
+        twin = onset.follow(steps, states[:, CUSUM, None], growth[:, None], seen)
+        recovery, mirror = _mirror(states, trail)
+        state = states.copy()
+        spent.write(state, trail)
+        state[:, PAGE_MASS] = np.where(state[:, LIVE] > 0, state[:, PAGE_MASS], states[:, PAGE_MASS])
+        state[:, TICKET_MASS] = state[:, PAGE_MASS] * state[:, TICKETING]
+        for field in (N_TOTAL, N, W):
+            state[:, field] += counts[last]
+        state[:, PAGE] = bets[last]
+        state[:, TICKET] = state[:, PAGE] * state[:, TICKETING, None]
+        state[:, MIRROR] = mirror
+        state[:, CUSUM] = twin.cusum[:, 0]
+        self._learn(state, trail, counts, items, twin.floor[:, 0])
+        return Flow(
+            page=page,
+            page_mass=np.where(live > 0, spent.page_mass, states[row, PAGE_MASS]),
+            ticket=page * states[row, TICKETING],
+            ticket_mass=np.where(live > 0, spent.page_mass, states[row, PAGE_MASS]) * states[row, TICKETING],
+            recovery=recovery,
+            page_bets=bets,
+            states=state,
         )
-        gamma = np.diff(masses, axis=0) * states[:, LIVE]
-        paging, ticketing = gamma * states[:, PAGING], gamma * states[:, TICKETING]
-        gain = _along(np.add, gamma[:, :, None] / before) * capital(states)
-        page = product * (states[:, PAGE] + states[:, PAGING, None] * gain)
-        ticket = product * (states[:, TICKET] + states[:, TICKETING, None] * gain)
-        total = page.sum(axis=2)
-        staked = np.concatenate((states[None, :, PAGE].sum(axis=2), total[:-1])) + paging
-        growth = np.where(seen & (staked > 0), total / np.where(staked > 0, staked, 1.0), 1.0)
-        mirror, asked = _mirror(states, weights, seen)
-        return TailPath(
-            start=states,
-            block=block,
-            items=items,
-            mass=masses[1:],
-            page=total,
-            page_mass=running_sum(states[:, PAGE_MASS], paging)[1:],
-            ticket=ticket.sum(axis=2),
-            ticket_mass=running_sum(states[:, TICKET_MASS], ticketing)[1:],
-            recovery=np.where(asked, mirror.sum(axis=2) / len(resolve.BETS), np.inf),
-            page_bets=page,
-            ticket_bets=ticket,
-            mirror=mirror,
-            twin=onset.follow(states[:, CUSUM, None], _along(np.multiply, growth)[:, :, None], seen),
-            counts=counts,
-        )
+
+    @staticmethod
+    def _learn(
+        state: FloatArray, trail: Trail, counts: FloatArray, items: tuple[IntArray, IntArray], floor: IntArray
+    ) -> None:
+        """Take the groups into the histograms, in place: all of them, and those up to the floor of the twin."""
+        n, steps = len(state), trail.steps
+        group, place = items
+        weight, owner = trail.x[group, place], steps.row[group]
+
+        def sums(taken: BoolArray) -> FloatArray:
+            cell = (owner * N_BINS + place)[taken]
+            found = np.bincount(cell, weight[taken], n * N_BINS).reshape(n, N_BINS)
+            return np.asarray(found, dtype=np.float64)
+
+        at = steps.places(np.maximum(floor, 0))
+        fell = floor >= 0
+        before = bag.seen(state)
+        before[:, 2:] += sums(steps.step[group] <= floor[owner])
+        before[:, 0] += counts[at]
+        before[:, 1] = trail.at_us[at]
+        state[:, FLOOR] = np.where(fell[:, None], before, state[:, FLOOR])
+        learning = bag.learning(state) > 0
+        more = np.empty_like(before)
+        more[:, 0], more[:, 1] = counts[steps.last], 0.0
+        more[:, 2:] = sums(np.ones(len(group), dtype=np.bool_))
+        for part, chosen in ((BASE, learning), (ASIDE, ~learning)):
+            if chosen.any():
+                sum_ = state[:, part] + more
+                sum_[:, 1] = state[:, LAST_AT]
+                state[:, part] = np.where(chosen[:, None], sum_, state[:, part])
 
     @staticmethod
     def _floor(state: FloatArray, at_us: int) -> None:
@@ -354,21 +334,15 @@ class TailDetector:
         state[FLOOR][1] = at_us
 
 
-def _along(combine: np.ufunc, steps: FloatArray) -> FloatArray:
-    """Return the running sum or product over the first axis, row by row: many times faster than `accumulate`."""
-    rows = np.array(steps)
-    for step in range(1, len(rows)):
-        combine(rows[step - 1], rows[step], out=rows[step])
-    return rows
-
-
-def _mirror(states: FloatArray, weights: FloatArray, seen: BoolArray) -> tuple[FloatArray, BoolArray]:
-    """Return the mirror image at and above each signal's bar, (steps, N, bets), and which signals are asked for it."""
-    bar = states[:, BAR]
-    asked = (bar > 0) & (states[:, ALERTING] > 0)
-    m = np.where(asked, states[:, M], 0.0)
-    z = np.zeros(seen.shape)
-    if asked.any():
-        over = np.where(np.arange(N_BINS) >= bar[asked, None], weights[:, asked], 0.0).sum(axis=2)
-        z[:, asked] = np.where(seen[:, asked], over - m[asked], 0.0)
-    return resolve.mirror(states[:, MIRROR], m, z, (seen & asked).astype(np.float64)), asked
+def _mirror(states: FloatArray, trail: Trail) -> tuple[FloatArray, FloatArray]:
+    """Return the evidence after each group that it is over, (groups,), and the mirror image at the end."""
+    steps, seen = trail.steps, trail.seen
+    asked = (states[:, BAR] > 0) & (states[:, ALERTING] > 0)
+    z = np.zeros(len(seen))
+    if not asked.any():
+        return np.full(len(seen), np.inf), states[:, MIRROR]
+    of = asked[steps.row]
+    bar, m = states[steps.row[of], BAR], np.where(asked, states[:, M], 0.0)
+    z[of] = np.where(np.arange(N_BINS) >= bar[:, None], trail.x[of], 0.0).sum(axis=1) - m[steps.row[of]]
+    recovery, mirror = resolve.mirror(steps, states[:, MIRROR], m, z, seen & of)
+    return np.where(of, recovery, np.inf), mirror

@@ -7,15 +7,20 @@ is paused until then, so one breach is one alarm.
 
 from collections.abc import Sequence
 from enum import StrEnum
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
-from quantdrift.drift.block import STEPS, Block, BoolArray, FloatArray
+from quantdrift.drift.block import BoolArray, FloatArray, Steps, Trail
 from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.path import SIDE_BY_SIDE, Flow
 from quantdrift.drift.resolve import RESOLVED
 
-_MOST_WATCHES = 256  # side by side: bounds the memory of one run
+_MOST_STEPS = 64  # in one run: bounds its memory, and what an alarm in its midst does in vain
+
+_Values = TypeVar("_Values", bound=np.generic)
 
 
 class Phase(StrEnum):
@@ -162,153 +167,218 @@ def advance(watches: Sequence[Watch], groups: Sequence[Groups], thresholds: Thre
     The same watches with the same groups give the same bits, in whatever company they are advanced.
     """
     changes: list[Change] = []
-    pending = [(index, 0) for index in range(len(watches)) if len(groups[index].order)]
+    pending = [_Part(index, 0, len(given.order)) for index, given in enumerate(groups) if len(given.order)]
     while pending:
-        widths: dict[int, list[tuple[int, int]]] = {}
-        for index, start in pending:
-            length = min(len(groups[index].order) - start, STEPS)
-            widths.setdefault(1 << (length - 1).bit_length(), []).append((index, start))
+        alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
+        for part in pending:
+            alike.setdefault(tuple(sorted(watches[part.watch].states)), []).append(part)
         pending = []
-        for width, members in widths.items():
-            for first in range(0, len(members), _MOST_WATCHES):
-                run = _Run(watches, groups, members[first : first + _MOST_WATCHES], width)
+        for keys, parts in alike.items():
+            parts.sort(key=lambda part: -part.n)
+            for first in range(0, len(parts), SIDE_BY_SIDE):
+                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], keys)
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
 
 
+class _Part(NamedTuple):
+    """Some of a watch's groups that are still to be given.
+
+    Parameters
+    ----------
+    watch
+        Index of the watch.
+    start, stop
+        Its groups from `start` on, before `stop`.
+    """
+
+    watch: int
+    start: int
+    stop: int
+
+    @property
+    def n(self) -> int:
+        """How many of them one run takes."""
+        return min(self.stop - self.start, _MOST_STEPS)
+
+
+class _Kind(NamedTuple):
+    """The signals of one kind in a run: their places among the keys, and what they go through."""
+
+    places: list[int]
+    flow: Flow
+
+
 class _Run:
-    """Up to `width` steps of some watches, side by side."""
+    """Some groups of watches with the same signals, side by side; those with the most groups come first."""
 
     def __init__(
         self,
         watches: Sequence[Watch],
         groups: Sequence[Groups],
-        members: list[tuple[int, int]],
-        width: int,
+        parts: list[_Part],
+        keys: tuple[SignalKey, ...],
     ) -> None:
-        self._watches = watches
-        self._groups = groups
-        self._members = members
-        self._lengths = np.array([min(len(groups[i].order) - start, width) for i, start in members])
-        shape = (width, len(members))
-        self._page, self._page_mass = np.zeros(shape), np.zeros(shape)
-        self._ticket, self._ticket_mass = np.zeros(shape), np.zeros(shape)
-        self._recovery = np.full(shape, np.inf)
-        self._paths = []
-        for kind, detector in DETECTORS.items():
-            rows = [
-                (place, key)
-                for place, (index, _) in enumerate(members)
-                for key in sorted(watches[index].states)
-                if key.kind == kind
-            ]
-            if not rows:
-                continue
-            states = np.stack([watches[members[place][0]].states[key] for place, key in rows])
-            path = detector.run(states, self._block(rows, width, detector.width))
-            owner = np.array([place for place, _ in rows])
-            begins = np.flatnonzero(np.diff(owner, prepend=-1))
-            owners = owner[begins]
-            self._page[:, owners] += np.add.reduceat(path.page, begins, axis=1)
-            self._page_mass[:, owners] += np.add.reduceat(path.page_mass, begins, axis=1)
-            self._ticket[:, owners] += np.add.reduceat(path.ticket, begins, axis=1)
-            self._ticket_mass[:, owners] += np.add.reduceat(path.ticket_mass, begins, axis=1)
-            least = np.minimum.reduceat(path.recovery, begins, axis=1)
-            self._recovery[:, owners] = np.minimum(self._recovery[:, owners], least)
-            self._paths.append((path, rows, owner))
+        self._watches, self._groups = watches, groups
+        self._parts, self._keys = parts, keys
+        self._lengths = np.array([part.n for part in parts])
+        self._steps = steps = Steps(self._lengths)
+        given = [groups[part.watch] for part in parts]
+        ends = np.cumsum([len(one.order) for one in given])
+        begins = ends - [len(one.order) - part.start for one, part in zip(given, parts, strict=True)]
+        self._source = begins[steps.row] + steps.step
+        self._mass = np.concatenate([one.mass for one in given])[self._source]
+        self._at_us = np.concatenate([one.at_us for one in given])[self._source]
+        self._kinds: list[_Kind] = []
+        for kind in DETECTORS:
+            places = [place for place, key in enumerate(keys) if key.kind == kind]
+            if places:
+                self._kinds.append(self._follow(kind, places))
+        flows = [kind.flow for kind in self._kinds]
+        n = len(self._source)
+        self._page = _sum([flow.page.reshape(n, -1) for flow in flows])
+        self._page_mass = _sum([flow.page_mass.reshape(n, -1) for flow in flows])
+        self._ticket = _sum([flow.ticket.reshape(n, -1) for flow in flows])
+        self._ticket_mass = _sum([flow.ticket_mass.reshape(n, -1) for flow in flows])
 
-    def _block(self, rows: list[tuple[int, SignalKey]], steps: int, width: int) -> Block:
-        shape = (steps, len(rows))
-        block = Block(
-            x=np.zeros((*shape, width)),
-            seen=np.zeros(shape, dtype=bool),
-            mass=np.zeros(shape),
-            at_us=np.zeros(shape),
+    def _follow(self, kind: str, places: list[int]) -> _Kind:
+        """Let the signals of one kind follow their groups."""
+        detector, n = DETECTORS[kind], len(places)
+        keys = [self._keys[place] for place in places]
+        states = np.concatenate(
+            [self._watches[part.watch].states[key] for part in self._parts for key in keys]
         )
-        for column, (place, key) in enumerate(rows):
-            index, start = self._members[place]
-            given = self._groups[index]
-            series = given.series.get(key)
-            if series is None:
-                continue
-            length = self._lengths[place]
-            part = slice(start, start + length)
-            block.x[:length, column] = series.x[part]
-            block.seen[:length, column] = series.seen[part]
-            block.mass[:length, column] = given.mass[part]
-            block.at_us[:length, column] = given.at_us[part]
-        return block
+        series = [
+            [self._groups[part.watch].series.get(key) or self._nothing(part, detector.width) for key in keys]
+            for part in self._parts
+        ]
+        columns = list(zip(*series, strict=True))
+        x, seen = (
+            _side_by_side([np.concatenate(one)[self._source] for one in parts])
+            for parts in (
+                [[one.x for one in column] for column in columns],
+                [[one.seen for one in column] for column in columns],
+            )
+        )
+        trail = Trail(
+            steps=self._steps.times(n),
+            x=x.reshape(-1, detector.width),
+            seen=seen.reshape(-1),
+            mass=np.repeat(self._mass, n),
+            at_us=np.repeat(self._at_us, n),
+        )
+        # Past an alarm that it has yet to find, evidence may leave the range of numbers; what is there is not kept.
+        with np.errstate(over="ignore", invalid="ignore"):
+            return _Kind(places, detector.follow(states.reshape(-1, detector.size), trail))
 
-    def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[tuple[int, int]]:
-        """Move each watch to its first change or to the end of the run; return what is left to do."""
-        pages = (self._page >= thresholds.page) & (self._page >= thresholds.mass_ratio * self._page_mass)
-        tickets = (self._ticket >= thresholds.ticket) & (
-            self._ticket >= thresholds.mass_ratio * self._ticket_mass
-        )
-        over = self._recovery >= RESOLVED
-        stops = self._lengths - 1
-        found: dict[int, Phase] = {}
-        for place, (index, _) in enumerate(self._members):
-            phase = self._watches[index].phase
-            length = self._lengths[place]
-            page, ticket, done = pages[:length, place], tickets[:length, place], over[:length, place]
-            if phase is Phase.WATCHING:
-                hit = page | ticket
-            elif phase is Phase.WARNING:
-                hit = page | done
-            else:
-                hit = done
-            if hit.any():
-                step = int(hit.argmax())
-                stops[place] = step
-                page_now = phase is not Phase.FIRING and page[step]
-                alarm = Phase.FIRING if page_now else Phase.WARNING
-                found[place] = alarm if page_now or phase is Phase.WATCHING else Phase.WATCHING
-        for path, rows, owner in self._paths:
-            for (place, key), state in zip(rows, path.stopped(stops[owner]), strict=True):
-                self._watches[self._members[place][0]].states[key] = state
+    def _nothing(self, part: _Part, width: int) -> Series:
+        n = len(self._groups[part.watch].order)
+        return Series(x=np.zeros((n, width)), seen=np.zeros(n, dtype=np.bool_))
+
+    def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
+        """Move each watch to the end of the run, unless it changes before; return what is left to do.
+
+        A watch that changes before goes the same way again, up to there.
+        """
         left = []
-        for place, (index, start) in enumerate(self._members):
-            if place in found:
-                changes.append(self._change(place, found[place], int(stops[place]), thresholds))
-            after = start + int(stops[place]) + 1
-            if after < len(self._groups[index].order):
-                left.append((index, after))
+        hits = self._hits(thresholds)
+        stops = self._lengths - 1
+        if hits.any():
+            at = np.flatnonzero(hits)[::-1]
+            stops[self._steps.row[at]] = self._steps.step[at]
+        ended = hits[self._steps.last]
+        whole = stops == self._lengths - 1
+        for place, part in enumerate(self._parts):
+            if not whole[place]:
+                before, after = part.start + int(stops[place]) + 1, part.stop
+                run = _Run(self._watches, self._groups, [part._replace(stop=before)], self._keys)
+                left += run.finish(thresholds, changes)
+                left.append(part._replace(start=before, stop=after))
+                continue
+            states = self._watches[part.watch].states
+            for kind in self._kinds:
+                n = len(kind.places)
+                for column, at_ in enumerate(kind.places):
+                    states[self._keys[at_]] = kind.flow.states[place * n + column]
+            if ended[place]:
+                changes.append(self._change(place, thresholds))
+            if part.start + part.n < part.stop:
+                left.append(part._replace(start=part.start + part.n))
         return left
 
-    def _change(self, place: int, after: Phase, step: int, thresholds: Thresholds) -> Change:
-        index, start = self._members[place]
-        watch, given = self._watches[index], self._groups[index]
+    def _hits(self, thresholds: Thresholds) -> BoolArray:
+        """Return where a phase changes, (groups,)."""
+        phases = [self._watches[part.watch].phase for part in self._parts]
+        page = (self._page >= thresholds.page) & (self._page >= thresholds.mass_ratio * self._page_mass)
+        ticket = (self._ticket >= thresholds.ticket) & (
+            self._ticket >= thresholds.mass_ratio * self._ticket_mass
+        )
+        if all(phase is Phase.WATCHING for phase in phases):
+            return np.asarray(page | ticket)
+        row = self._steps.row
+        watching, firing = (
+            np.array([phase is one for phase in phases])[row] for one in (Phase.WATCHING, Phase.FIRING)
+        )
+        over = self._recovery() >= RESOLVED
+        return np.where(watching, page | ticket, over | (page & ~firing))
+
+    def _recovery(self) -> FloatArray:
+        n = len(self._source)
+        least = [kind.flow.recovery.reshape(n, -1).min(axis=1) for kind in self._kinds]
+        return np.asarray(np.min(least, axis=0), dtype=np.float64)
+
+    def _change(self, place: int, thresholds: Thresholds) -> Change:
+        part, last = self._parts[place], int(self._steps.last[place])
+        watch, given = self._watches[part.watch], self._groups[part.watch]
+        page = self._page[last] >= max(thresholds.page, thresholds.mass_ratio * self._page_mass[last])
+        if watch.phase is not Phase.FIRING and page:
+            after = Phase.FIRING
+        else:
+            after = Phase.WARNING if watch.phase is Phase.WATCHING else Phase.WATCHING
         evidence = {}
-        for path, rows, _ in self._paths:
-            for column, (owner, key) in enumerate(rows):
-                if owner == place:
-                    source = {
-                        Phase.WATCHING: path.recovery,
-                        Phase.WARNING: path.ticket,
-                        Phase.FIRING: path.page,
-                    }[after]
-                    evidence[key] = float(source[step, column])
+        for kind in self._kinds:
+            n = len(kind.places)
+            source = {
+                Phase.WATCHING: kind.flow.recovery,
+                Phase.WARNING: kind.flow.ticket,
+                Phase.FIRING: kind.flow.page,
+            }[after]
+            for column, at in enumerate(kind.places):
+                evidence[self._keys[at]] = float(source[last * n + column])
         threshold = {
             Phase.WATCHING: RESOLVED,
-            Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._ticket_mass[step, place]),
-            Phase.FIRING: max(thresholds.page, thresholds.mass_ratio * self._page_mass[step, place]),
+            Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._ticket_mass[last]),
+            Phase.FIRING: max(thresholds.page, thresholds.mass_ratio * self._page_mass[last]),
         }[after]
+        group = part.start + part.n - 1
         change = Change(
-            watch=index,
+            watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[start + step]),
-            at_us=int(given.at_us[start + step]),
+            order=int(given.order[group]),
+            at_us=int(given.at_us[group]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[start + step]), at_us=change.at_us)
+            watch.stand_down(mass=float(given.mass[group]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():
                 DETECTORS[key.kind].alarmed(state, page=after is Phase.FIRING)
         return change
+
+
+def _side_by_side(columns: list[NDArray[_Values]]) -> NDArray[_Values]:
+    """Return (groups, signals, ...) from one array, (groups, ...), of each signal."""
+    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+
+
+def _sum(parts: list[FloatArray]) -> FloatArray:
+    """Return the sum over the signals, (groups,), of (groups, signals) per kind."""
+    total = parts[0].sum(axis=1)
+    for part in parts[1:]:
+        total += part.sum(axis=1)
+    return np.asarray(total)

@@ -4,7 +4,7 @@ The part of a state that holds them is `SIZE` numbers: three windows of the sums
 """
 
 from quantdrift.drift import interval
-from quantdrift.drift.block import FloatArray
+from quantdrift.drift.block import FloatArray, Trail
 
 N_WINDOWS = 3
 OLDER, NEWER, SINCE = range(N_WINDOWS)
@@ -12,24 +12,28 @@ SIZE = N_WINDOWS * interval.SUMS
 RECENT_GROUPS = 1000
 
 
-def advance(part: FloatArray, vx: FloatArray, v: FloatArray, seen: FloatArray) -> FloatArray:
-    """Return the windows of N signals before the first and after each step, (1 + steps, N, SIZE).
+def advance(part: FloatArray, trail: Trail, groups: FloatArray, counts: FloatArray) -> FloatArray:
+    """Return the windows of N signals after the last group, (N, SIZE).
 
     Parameters
     ----------
     part
-        (N, SIZE) before the first step.
-    vx, v, seen
-        (steps, N); where `seen` is 0 the others are 0.
+        (N, SIZE) before the first group.
+    trail
+        The groups.
+    groups
+        (groups, 3) of each 1, v and vx; 0 where there is no observation.
+    counts
+        (groups, 3) running sums of these.
     """
-    found = interval.advance(part.reshape(len(part), N_WINDOWS, interval.SUMS), vx, v, seen)
-    return found.reshape(*found.shape[:2], SIZE)
+    start = part.reshape(len(part), N_WINDOWS, interval.SUMS)
+    return interval.advance(start, trail.steps, groups, counts).reshape(part.shape)
 
 
 def rotate(part: FloatArray) -> None:
     """Let the recent window of one signal, (SIZE,), move on in place: it holds 1,000 to 2,000 groups."""
-    windows = part.reshape(N_WINDOWS, interval.SUMS)
-    if windows[NEWER, 0] >= RECENT_GROUPS:
+    if part[NEWER * interval.SUMS] >= RECENT_GROUPS:
+        windows = part.reshape(N_WINDOWS, interval.SUMS)
         windows[OLDER] = windows[NEWER]
         windows[NEWER] = 0.0
 

@@ -15,7 +15,7 @@ from quantdrift.core.records import Metric
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery import GivenUpError, Limits, Search, search
-from quantdrift.drift.interval import SUMS, advance, estimate
+from quantdrift.drift.interval import along
 from quantdrift.drift.items import Gathering, Items
 from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with_traffic
 from quantdrift.monitor.signals import WATCHED, budget_of
@@ -258,15 +258,9 @@ def aggregate_high(items: Items, metric: Metric) -> float | None:
 
     def of_groups(values: FloatArray) -> FloatArray:
         means: FloatArray = np.bincount(items.group, weights=values, minlength=items.n_groups) / each
-        return means[:, None]
+        return means
 
-    sums = advance(
-        np.zeros((1, 1, SUMS)),
-        of_groups(np.where(seen, v * signal, 0.0)),
-        of_groups(v),
-        (count > 0).astype(np.float64)[:, None],
-    )
-    found = estimate(sums[-1, 0, 0])
+    found = along(of_groups(np.where(seen, v * signal, 0.0)), of_groups(v), count > 0)
     return found.high if found else None
 
 

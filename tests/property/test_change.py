@@ -10,6 +10,7 @@ from quantdrift.drift.baseline import LEAST_GROUPS, N_STRATA, cuts_of
 from quantdrift.drift.block import STEPS, FloatArray
 from quantdrift.drift.bound import upper_bound
 from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.path import SIDE_BY_SIDE
 from quantdrift.drift.signal import ALERTING, PAGING
 from tests.change_streams import CHANGE, SURE, baseline, block
 
@@ -60,17 +61,20 @@ def test_no_bet_gains_on_average_over_any_bag_of_groups_that_span_strata(
     shares = np.stack((share, 1 - share), axis=1)
     x = data.draw(st.lists(st.floats(0, 1), min_size=2 * n, max_size=2 * n))
     totals = shares * np.array(x).reshape(n, 2)
-    strata = [np.zeros((1, n, N_STRATA)) for _ in range(2)]
-    strata[0][0, :, :2], strata[1][0, :, :2] = shares, totals
-    learned = np.ones((1, n, N_STRATA))
     others = shares.sum(axis=0) - shares, totals.sum(axis=0) - totals
-    learned[0, :, :2] = bets.null(np.maximum(others[1], 0), np.maximum(others[0], 0), np.array(tau))
-    known = CHANGE.from_content(baseline(500, 5, tau=tau, bins=SPREAD), scale=1.0, mass=0.0, at_us=0)
-    factor = bets.factors(
-        np.tile(known, (n, 1)), bets.Strata(share=strata[0], total=strata[1], learned=learned)
+    learned = bets.null(np.maximum(others[1], 0), np.maximum(others[0], 0), np.array(tau))
+    group, stratum = np.nonzero(shares)
+    strata = bets.Strata(
+        group=group,
+        stratum=stratum,
+        share=shares[group, stratum],
+        total=totals[group, stratum],
+        learned=learned[group, stratum],
+        frozen=np.ones(len(group)),
     )
+    factor = bets.factors(n, strata)
     assert (factor >= 0).all()
-    assert factor[0, :, : bets.HALF].mean(axis=0).max() <= 1 + 1e-12
+    assert factor[:, : bets.HALF].mean(axis=0).max() <= 1 + 1e-12
 
 
 @given(share=st.lists(st.floats(0, 1e4), min_size=N_BINS, max_size=N_BINS))
@@ -98,7 +102,7 @@ def test_a_bound_lies_between_the_mean_and_one(n: float, rate: float, delta: flo
 def test_company_does_not_change_the_bits(seed: int) -> None:
     """A signal alone, and among others of every stage, ends in the same bits, wherever it is stopped."""
     rng = np.random.default_rng(seed)
-    n = 2 * course.SIDE_BY_SIDE + 5
+    n = 2 * SIDE_BY_SIDE + 5
     states, given_ = starts(seed, n), mixed(rng, STEPS, n, 0.05)
     whole = block(given_, gamma=1e-6)
     whole.seen[:] = rng.random((STEPS, n)) < 0.9

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from quantdrift.drift import bets, memory, resolve
-from quantdrift.drift.baseline import N_STRATA, Baseline
+from quantdrift.drift.baseline import Baseline
 from quantdrift.drift.block import STEPS, FloatArray, IntArray
 from quantdrift.drift.bound import upper_bound
 from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.signal import Moved
-from tests.change_streams import CHANGE, SURE, baseline, block, first_passages, learned, observed
+from tests.change_streams import CHANGE, SURE, block, first_passages, learned, observed
 
 pytestmark = pytest.mark.statistical
 
@@ -41,16 +41,18 @@ def no_tolerance(total: FloatArray, share: FloatArray, tau: FloatArray) -> Float
 
 def gains(null: Null, size: FloatArray, high: FloatArray, tau: float, value: float) -> FloatArray:
     """Return the mean of every learned bet over bags, (bags, bets): `high` of `size` groups have `value`, the rest 0."""
-    state = learned(1, np.array([0]), tau=tau)
     means = np.zeros((len(size), bets.HALF))
     for own, count in ((value, high), (0.0, size - high)):
         total = np.maximum(value * high - own, 0.0)
-        shape = (1, len(size), N_STRATA)
-        share, part = np.zeros(shape), np.zeros(shape)
-        share[0, :, 0], part[0, :, 0] = 1.0, own
-        pi = np.repeat(null(total, size - 1, np.array(tau))[None, :, None], N_STRATA, axis=2)
-        strata = bets.Strata(share=share, total=part, learned=pi)
-        factor = bets.factors(np.broadcast_to(state, (len(size), CHANGE.size)), strata)[0, :, : bets.HALF]
+        strata = bets.Strata(
+            group=np.arange(len(size)),
+            stratum=np.zeros(len(size), dtype=np.intp),
+            share=np.ones(len(size)),
+            total=np.full(len(size), own),
+            learned=null(total, size - 1, np.array(tau)),
+            frozen=np.ones(len(size)),
+        )
+        factor = bets.factors(len(size), strata)[:, : bets.HALF]
         means += factor * np.where(count > 0, count / size, 0.0)[:, None]
     return means
 
@@ -82,18 +84,15 @@ def test_strata_are_averaged_and_not_multiplied() -> None:
         product = 0.0
         for own in range(n):
             pi = bets.null((half * x).sum() - half * x, half.sum() - half, np.array(0.0))
-            shape = (1, 1, N_STRATA)
-            share, total, null = np.zeros(shape), np.zeros(shape), np.ones(shape)
-            share[0, 0, :2], total[0, 0, :2], null[0, 0, :2] = 0.5, 0.5 * x[own], pi[own]
-            state = CHANGE.from_content(
-                baseline(500, 5, tau=0.0, bins=np.array([0, SURE])), scale=1.0, mass=0.0, at_us=0
+            both = bets.Strata(
+                group=np.zeros(2, dtype=np.intp),
+                stratum=np.arange(2),
+                share=np.full(2, 0.5),
+                total=np.full(2, 0.5 * x[own]),
+                learned=np.full(2, pi[own]),
+                frozen=np.ones(2),
             )
-            values += (
-                bets.factors(state[None], bets.Strata(share=share, total=total, learned=null))[
-                    0, 0, : bets.HALF
-                ]
-                / n
-            )
+            values += bets.factors(1, both)[0, : bets.HALF] / n
             product += ((1 + 2 * x[own]) / (1 + 2 * pi[own])) ** 2 / n
         gained.append(values.max())
         multiplied.append(product)
@@ -122,7 +121,12 @@ def violates(
         if null is not None:
             patched.setattr(bets, "null", null)
         if still:
-            patched.setattr(bets, "running_sum", lambda start, steps: np.stack([start] * (len(steps) + 1)))
+            strata_of = bets.strata_of
+            patched.setattr(
+                bets,
+                "strata_of",
+                lambda states, entries, learning, trail: strata_of(states, entries, learning & False, trail),
+            )
         found = first_passages(starts, rates, n, threshold, 33).reshape(len(cells), streams)
     at = np.arange(1, n + 1)
     bound = at / threshold

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift import budget as fields
+from quantdrift.drift import signal as header
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.group import group_value
@@ -74,8 +75,8 @@ def test_it_agrees_with_plain_loops_through_alarms_resets_and_recoveries(seed: i
             state = watch.states[key]
             np.testing.assert_allclose(state[fields.PAGE], signal.page, rtol=1e-9, atol=1e-280)
             np.testing.assert_allclose(state[fields.TICKET], signal.ticket, rtol=1e-9, atol=1e-280)
-            np.testing.assert_allclose(state[fields.PAGE_MASS], signal.page_mass, rtol=1e-9, atol=1e-18)
-            np.testing.assert_allclose(state[fields.TICKET_MASS], signal.ticket_mass, rtol=1e-9, atol=1e-18)
+            np.testing.assert_allclose(state[header.PAGE_MASS], signal.page_mass, rtol=1e-9, atol=1e-18)
+            np.testing.assert_allclose(state[header.TICKET_MASS], signal.ticket_mass, rtol=1e-9, atol=1e-18)
             np.testing.assert_allclose(state[fields.MIRROR], np.minimum(signal.mirror, 1e30), rtol=1e-9)
         begin = end
     assert changes == expected

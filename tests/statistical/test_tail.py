@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift import bag, rank, resolve, signal
-from quantdrift.drift.block import STEPS, FloatArray
+from quantdrift.drift.block import STEPS, FloatArray, Steps, Trail
 from quantdrift.drift.quantile import N_BINS, survival, tail_bin
 from quantdrift.drift.resolve import RESOLVED
 from quantdrift.drift.stake import FROZEN_SHARE, READY_RAREST, factors
@@ -30,12 +30,19 @@ def gains(groups: FloatArray, tau: float) -> FloatArray:
     states = np.stack(
         [TAIL.from_content(baseline(one, tau=tau, bound=1.0), scale=1.0, mass=0.0, at_us=0) for one in others]
     )
-    counts = np.array([[0.0] * n, [1.0] * n])
     # The bets on the top 0.1 % take part from 30,000 groups on: the same bag, so many times over.
     times = np.ceil(READY_RAREST / n)
     states[:, bag.BASE] *= times
-    items = np.nonzero(groups[None])
-    found = factors(states, times * groups[None], times * counts, items)[0, :, : bag.N_LEARNED]
+    every = np.zeros(n)
+    group, place = np.nonzero(groups)
+    trail = Trail(
+        steps=Steps(np.ones(n, dtype=np.intp)),
+        x=times * groups,
+        seen=np.ones(n, dtype=np.bool_),
+        mass=every,
+        at_us=every,
+    )
+    found = factors(states, trail, times * np.ones(n), (group, place))[:, : bag.N_LEARNED]
     return np.asarray(found.mean(axis=0) / times)
 
 
@@ -254,9 +261,14 @@ def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over
         path = TAIL.run(levelled, groups)
         flaps = flaps or bool((path.recovery >= RESOLVED).any())
         levelled = last(path)
-        grown = resolve.mirror(mirror, np.full(streams, mean), np.minimum(x, 1.0) - mean, np.ones(x.shape))
-        by_mean = by_mean or bool((grown.mean(axis=2) >= RESOLVED).any())
-        mirror = grown[-1]
+        grown, mirror = resolve.mirror(
+            Steps(np.full(streams, STEPS)),
+            mirror,
+            np.full(streams, mean),
+            (np.minimum(x, 1.0) - mean).ravel(),
+            np.ones(x.size, dtype=np.bool_),
+        )
+        by_mean = by_mean or bool((grown >= RESOLVED).any())
     assert tau == 0 or (flaps and by_mean)
     over = np.zeros(streams, dtype=bool)
     for first in range(8192, 48_192, STEPS):

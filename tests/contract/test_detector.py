@@ -1,0 +1,363 @@
+"""What every detector must do, whatever its kind: one line in `EXAMPLES` for a new one."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.drift.block import STEPS, Block, FloatArray
+from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, LEARNERS, TAIL, Detector
+from quantdrift.drift.quantile import tail_bin
+from quantdrift.drift.signal import (
+    ALERTING,
+    LAST_AT,
+    MASS,
+    N_TOTAL,
+    PAGE_MASS,
+    PAGING,
+    TICKET_MASS,
+    TICKETING,
+    M,
+    N,
+)
+from quantdrift.drift.state import VERSION, dump_state, load_state
+from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
+from tests import change_streams, tail_streams
+
+pytestmark = pytest.mark.contract
+
+PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
+MOST_BYTES = 4096
+ENDLESS = Thresholds(page=1e300, ticket=1e300)
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to put a kind to the test.
+
+    Parameters
+    ----------
+    live
+        Returns the state of a signal that takes part.
+    learning
+        Returns that of one that does not yet, or None where there is no such thing.
+    shown
+        Returns what one-item groups with values x, (steps, N), show: (steps, N, width).
+    """
+
+    live: Callable[[], FloatArray]
+    learning: Callable[[], FloatArray] | None
+    shown: Callable[[FloatArray], FloatArray]
+
+
+def _budget() -> FloatArray:
+    return BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
+
+
+def _change() -> FloatArray:
+    return CHANGE.from_content(change_streams.baseline(6000, 60, tau=0.25), scale=1.0, mass=0.0, at_us=0)
+
+
+def _tail() -> FloatArray:
+    found: FloatArray = tail_streams.learned(np.random.default_rng(1), 1, 30_000, tau=0.25)[0]
+    return found
+
+
+def _pairs(x: FloatArray) -> FloatArray:
+    found: FloatArray = np.stack((np.minimum(x, 1.0), np.ones(x.shape)), axis=-1)
+    return found
+
+
+EXAMPLES: dict[str, Example] = {
+    "budget": Example(live=_budget, learning=None, shown=_pairs),
+    "change": Example(
+        live=_change,
+        learning=lambda: CHANGE.fresh(scale=1.0, mass=0.0, at_us=0),
+        shown=lambda x: change_streams.observed(np.minimum(x, 1.0)),
+    ),
+    "tail": Example(
+        live=_tail,
+        learning=lambda: TAIL.fresh(tau=0.25, scale=1.0, mass=0.0, at_us=0),
+        shown=lambda x: tail_streams.observed(tail_bin(x)),
+    ),
+}
+KINDS = pytest.mark.parametrize("kind", sorted(DETECTORS))
+LEARNING = pytest.mark.parametrize("kind", sorted(LEARNERS))
+
+
+def given(kind: str, x: FloatArray, *, first: int = 0, gamma: float = 1e-9) -> Block:
+    """Return groups of one item with values x, (steps, N), a second apart."""
+    return change_streams.block(EXAMPLES[kind].shown(x), first=first, gamma=gamma, second_us=1_000_000)
+
+
+def phases(kind: str) -> FloatArray:
+    """Return states of every stage: watching, warned, firing, and learning where there is such a thing."""
+    detector, example = DETECTORS[kind], EXAMPLES[kind]
+    states = [example.live() for _ in range(3)]
+    detector.alarmed(states[1], page=False)
+    detector.alarmed(states[2], page=True)
+    if example.learning:
+        states += [example.learning(), example.learning()]
+        detector.alarmed(states[4], page=True)
+    return np.stack(states)
+
+
+def after(detector: Detector, states: FloatArray, block: Block) -> FloatArray:
+    """Return the states at the end of a block."""
+    return detector.run(states, block).stopped(np.full(len(states), len(block.seen) - 1))
+
+
+def mixed(seed: int, n: int) -> FloatArray:
+    """Return values of n signals over a whole block, some of them 1."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random((STEPS, n)) < 0.05, 1.0, rng.exponential(0.005, (STEPS, n)))
+
+
+def test_every_kind_has_an_example() -> None:
+    """A detector that is registered is tested here."""
+    assert set(EXAMPLES) == set(DETECTORS)
+    assert all(detector.kind == kind for kind, detector in DETECTORS.items())
+
+
+@KINDS
+def test_a_path_has_one_value_per_step_and_signal_and_leaves_its_states_alone(kind: str) -> None:
+    """`run` is pure: what it is given is as it was, and so is the path after it was stopped."""
+    detector, states = DETECTORS[kind], phases(kind)
+    block = given(kind, mixed(1, len(states)))
+    before = states.tobytes(), block.x.tobytes()
+    path = detector.run(states, block)
+    for name in PATHS:
+        values = getattr(path, name)
+        assert values.shape == (STEPS, len(states))
+        assert not np.isnan(values).any()
+        assert (values >= 0).all()
+    stop = np.arange(len(states))
+    assert path.stopped(stop).tobytes() == path.stopped(stop).tobytes()
+    assert path.stopped(stop).shape == (len(states), detector.size)
+    assert (states.tobytes(), block.x.tobytes()) == before
+
+
+@KINDS
+def test_the_path_is_what_its_states_say(kind: str) -> None:
+    """Evidence and mass of the page copy after any step are those of the state that was stopped there."""
+    detector, states = DETECTORS[kind], phases(kind)
+    path = detector.run(states, given(kind, mixed(2, len(states))))
+    for step in (0, 7, STEPS - 1):
+        stopped = path.stopped(np.full(len(states), step))
+        np.testing.assert_allclose([detector.evidence(one) for one in stopped], path.page[step], rtol=1e-12)
+        np.testing.assert_array_equal([detector.page_mass(one) for one in stopped], path.page_mass[step])
+        np.testing.assert_array_equal(stopped[:, TICKET_MASS], path.ticket_mass[step])
+
+
+@KINDS
+def test_the_header_is_kept(kind: str) -> None:
+    """Groups, times and masses in the first fields mean the same for every kind."""
+    detector, states = DETECTORS[kind], phases(kind)
+    found = after(detector, states, given(kind, mixed(3, len(states)), gamma=1e-3))
+    assert (found[:, N_TOTAL] == STEPS).all()
+    assert (found[:, LAST_AT] == STEPS * 1_000_000).all()
+    np.testing.assert_allclose(found[:, MASS], STEPS * 1e-3)
+    live = np.array([detector.live(state) for state in states])
+    np.testing.assert_allclose(found[live, PAGE_MASS], found[live, PAGING] * STEPS * 1e-3)
+    np.testing.assert_allclose(found[live, TICKET_MASS], found[live, TICKETING] * STEPS * 1e-3)
+    assert ((found[:, M] > 0) | ~live | (found[:, ALERTING] == 1) | (kind == "tail")).all()
+
+
+@KINDS
+def test_any_state_fits_the_store_and_comes_back_bit_for_bit(kind: str) -> None:
+    """Through its binary form in the middle of a stream, at most 4,096 bytes; the next block gives the same bits."""
+    detector, kept = DETECTORS[kind], phases(kind)
+    assert detector.size * 8 <= MOST_BYTES
+    stored = kept.copy()
+    for turn in range(4):
+        block = given(kind, mixed(10 + turn, len(kept)), first=turn * STEPS)
+        kept, stored = after(detector, kept, block), after(detector, stored, block)
+        blobs = [dump_state(kind, state) for state in stored]
+        stored = np.stack([load_state(kind, blob, detector.size) for blob in blobs])
+    assert kept.tobytes() == stored.tobytes()
+
+
+@KINDS
+def test_a_state_of_another_version_or_kind_is_refused_by_name(kind: str) -> None:
+    """As are one of another size and a damaged one: a state is never guessed at."""
+    blob = dump_state(kind, EXAMPLES[kind].live())
+    size = DETECTORS[kind].size
+    for wrong, message in (
+        (blob[:2] + bytes((VERSION - 1,)) + blob[3:], f"version {VERSION - 1}"),
+        (blob[:2] + bytes((VERSION + 1,)) + blob[3:], f"version {VERSION + 1}"),
+        (dump_state("other", EXAMPLES[kind].live()), "of kind"),
+        (blob[:-8], "bytes"),
+        (blob[:-1] + bytes((blob[-1] ^ 1,)), "checksum"),
+    ):
+        with pytest.raises(OperatorError, match=message):
+            load_state(kind, wrong, size)
+
+
+@KINDS
+def test_recorded_batches_give_the_same_bits_in_any_company(kind: str) -> None:
+    """Alone or side by side, with batches of 1 to 100 groups: the same boundaries, the same bits."""
+    rng, key = np.random.default_rng(4), SignalKey("flip", kind)
+    sizes = rng.integers(1, 100, 6)
+
+    def watch() -> Watch:
+        return Watch(states={key: EXAMPLES[kind].live()})
+
+    def groups(seed: int, size: int, first: int) -> Groups:
+        x = np.random.default_rng(seed).exponential(0.02, (size, 1))
+        steps = np.arange(first + 1, first + 1 + size, dtype=np.float64)
+        series = Series(x=EXAMPLES[kind].shown(x)[:, 0], seen=np.ones(size, dtype=bool))
+        return Groups(order=steps, mass=steps * 1e-9, at_us=steps, series={key: series})
+
+    together, alone = [watch() for _ in range(3)], [watch() for _ in range(3)]
+    first = 0
+    for turn, size in enumerate(sizes):
+        # The others come in longer and shorter batches of their own.
+        parts = [groups(7 * turn + row, int(size) + row * turn, first) for row in range(3)]
+        advance(together, parts, ENDLESS)
+        for one, part in zip(alone, parts, strict=True):
+            advance([one], [part], ENDLESS)
+        first += int(size) + 2 * turn
+    for one, other in zip(together, alone, strict=True):
+        assert one.states[key].tobytes() == other.states[key].tobytes()
+
+
+@KINDS
+@pytest.mark.parametrize("cut", [1, 13, STEPS - 1])
+def test_another_split_agrees_to_rounding(kind: str, cut: int) -> None:
+    """One block or two: 1e-9, in every stage; a detector that forgot a group at the border would not agree."""
+    detector, states = DETECTORS[kind], phases(kind)
+    x = mixed(5, len(states))
+    whole = after(detector, states, given(kind, x))
+    part = after(detector, states, given(kind, x[:cut]))
+    both = after(detector, part, given(kind, x[cut:], first=cut))
+    np.testing.assert_allclose(both, whole, rtol=1e-9, atol=1e-15)
+    forgot = after(detector, part, given(kind, x[cut + 1 :], first=cut + 1)) if cut < STEPS - 1 else part
+    assert not np.allclose(forgot, whole, rtol=1e-9, atol=1e-15)
+
+
+@KINDS
+@pytest.mark.parametrize("x", [0.0, 0.01, 1.0, np.inf])
+def test_everything_stays_finite_and_nonnegative_at_the_edges(kind: str, x: float) -> None:
+    """Values all 0, all at the budget, all 1 and all infinite, in every stage, resolve included, with its alarms.
+
+    pi = 1 and v = 1 all the time. An alarm resets what has passed 1e9, as a watch would long before.
+    """
+    detector, states = DETECTORS[kind], phases(kind)
+    first = 0
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        for _ in range(30):
+            path = detector.run(states, given(kind, np.full((STEPS, len(states)), x), first=first))
+            hit = path.page >= 1e9
+            stop = np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1)
+            states = path.stopped(stop)
+            assert np.isfinite(states).all()
+            for name in PATHS:
+                assert (getattr(path, name) >= 0).all()
+            for row in np.flatnonzero(hit.any(axis=0)):
+                detector.alarmed(states[row], page=True)
+            first += STEPS
+            for state in states:
+                detector.tend(state, mass=first * 1e-9, at_us=first * 1_000_000)
+    assert np.isfinite(states).all()
+
+
+@KINDS
+def test_what_is_not_seen_is_not_looked_at(kind: str) -> None:
+    """Values of unseen groups may be anything at all; only the last seen one moves the state."""
+    detector, states = DETECTORS[kind], phases(kind)
+    x = mixed(6, len(states))
+    block, junk = given(kind, x), given(kind, x)
+    block.seen[5:9] = junk.seen[5:9] = False
+    junk.x[5:9] = np.nan
+    assert after(detector, states, block).tobytes() == after(detector, states, junk).tobytes()
+
+
+@KINDS
+def test_an_alarm_resets_the_copy_that_alarmed_and_recovery_arms_both(kind: str) -> None:
+    """A ticket leaves the page copy running, a page stops both; `arm` starts both from nothing at its mass."""
+    detector = DETECTORS[kind]
+    state = after(detector, EXAMPLES[kind].live()[None], given(kind, mixed(7, 1), gamma=1.0))[0]
+    evidence = detector.evidence(state)
+    assert evidence > 0
+    assert detector.moved(state).onset_us >= 0
+    detector.alarmed(state, page=False)
+    assert (state[PAGING], state[TICKETING], state[ALERTING]) == (1, 0, 1)
+    assert detector.evidence(state) == evidence
+    detector.alarmed(state, page=True)
+    assert (state[PAGING], state[TICKETING], state[ALERTING]) == (0, 0, 1)
+    assert detector.evidence(state) == detector.page_mass(state) == state[TICKET_MASS] == 0
+    silent = detector.run(state[None], given(kind, np.full((STEPS, 1), 1.0), first=STEPS, gamma=1.0))
+    assert (silent.page == 0).all()
+    assert (silent.ticket == 0).all()
+    detector.arm(state, mass=500.0, at_us=500_000_000)
+    assert (state[PAGING], state[TICKETING], state[ALERTING]) == (1, 1, 0)
+    assert state[MASS] == 500.0
+    assert state[N] == detector.evidence(state) == 0
+
+
+@LEARNING
+def test_one_that_learns_takes_no_part_until_it_lacks_nothing(kind: str) -> None:
+    """It has no evidence, is given no mass and does not stand in the way of recovery; `tend` lets it go live."""
+    detector, learning = LEARNERS[kind], EXAMPLES[kind].learning
+    assert learning is not None
+    state, first = learning(), 0
+    rng = np.random.default_rng(8)
+    while not detector.live(state):
+        lacking = detector.missing(state)
+        assert lacking > 0
+        assert detector.evidence(state) == detector.page_mass(state) == 0
+        x = np.where(rng.random((STEPS, 1)) < 0.05, 1.0, 0.001)
+        path = detector.run(state[None], given(kind, x, first=first))
+        assert (path.page == 0).all()
+        assert np.isinf(path.recovery).all()
+        state = path.stopped(np.array([STEPS - 1]))[0]
+        first += STEPS
+        assert first <= 20_000
+        detector.tend(state, mass=first * 1e-9, at_us=first * 1_000_000)
+    assert detector.missing(state) == 0
+    assert detector.learned(state) >= first
+    assert (state[PAGING], state[MASS]) == (1, first * 1e-9)
+
+
+@LEARNING
+def test_a_baseline_comes_back_from_its_record_and_is_handed_on(kind: str) -> None:
+    """By record and by inheritance: the same baseline, none of the evidence, live at once; unknown fields nowhere."""
+    detector = LEARNERS[kind]
+    state = after(detector, EXAMPLES[kind].live()[None], given(kind, mixed(9, 1)))[0]
+    content = detector.content(state)
+    back = msgspec.json.decode(msgspec.json.encode(content), type=detector.record)
+    assert back == content
+    for heir in (
+        detector.from_content(back, scale=1.0, mass=3.0, at_us=DAY_US),
+        detector.inherit(state, mass=3.0, at_us=DAY_US),
+    ):
+        assert detector.live(heir)
+        assert detector.content(heir) == content
+        assert detector.learned(heir) == detector.learned(state)
+        assert (heir[MASS], heir[N_TOTAL]) == (3.0, 0)
+        assert detector.evidence(heir) == detector.page_mass(heir) == 0
+    detector.freeze(state)
+    frozen = detector.learned(state)
+    assert detector.learned(after(detector, state[None], given(kind, mixed(9, 1), first=STEPS))[0]) == frozen
+
+
+@LEARNING
+def test_nothing_is_learned_while_an_alert_lasts_and_keep_takes_it_back(kind: str) -> None:
+    """What was set aside comes back when the alert is judged false, before or after its end."""
+    detector = LEARNERS[kind]
+    for judged_late in (False, True):
+        state = after(detector, EXAMPLES[kind].live()[None], given(kind, mixed(9, 1)))[0]
+        n = detector.learned(state)
+        detector.alarmed(state, page=True)
+        assert detector.learned(state) <= n
+        state = after(detector, state[None], given(kind, mixed(11, 1), first=STEPS))[0]
+        assert detector.learned(state) <= n
+        if not judged_late:
+            detector.keep(state)
+        detector.arm(state, mass=1.0, at_us=int(state[LAST_AT]))
+        if judged_late:
+            assert detector.learned(state) <= n
+            detector.keep(state)
+        assert detector.learned(state) == n + STEPS
