@@ -145,6 +145,11 @@ def _row(one: dict[str, object]) -> tuple[str, ...]:
 @_METRIC
 @click.option("--since", type=click.DateTime(), help="From this capture time, UTC; the version's first.")
 @click.option("--until", type=click.DateTime(), help="Up to this capture time, UTC; now.")
+@click.option(
+    "--pool",
+    multiple=True,
+    help="A slice whose tail, with those of the others named, stands in where there are too few exchanges.",
+)
 @_BY
 @_REASON
 @JSON
@@ -157,6 +162,7 @@ def accept(
     metrics: tuple[str, ...],
     since: datetime | None,
     until: datetime | None,
+    pool: tuple[str, ...],
     by: str,
     reason: str,
     as_json: bool,
@@ -166,8 +172,12 @@ def accept(
     Learns anew from the stored comparisons of this version, and nothing else. A signal with too few of them keeps
     its baseline. An alert that lasts ends once the slice has shown to be inside its new baseline.
 
+    A rare slice never has the 10,000 exchanges that a tail takes. --pool names slices that are like it; as far as
+    their tails differ from one another the tolerance is widened, and what is found with it is found later.
+
     \b
-    Example:
+    Examples:
+      quantdrift baseline accept --model digits --slice scanner=new --pool scanner=lab --pool scanner=office
       quantdrift baseline accept --model digits --version int8-b --reason "labels are better than before"
     """
     from quantdrift.monitor import decisions
@@ -180,7 +190,7 @@ def accept(
         async with Database(secrets.dsn, config.storage) as database:
             with progress as step:
                 return await decisions.accept(
-                    database, config, scope, since=_utc(since), until=_utc(until), progress=step
+                    database, config, scope, since=_utc(since), until=_utc(until), pool=pool, progress=step
                 )
 
     found = asyncio.run(run(Steps(quiet=as_json)))

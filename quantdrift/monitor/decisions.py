@@ -8,7 +8,9 @@ import msgspec
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift import bag
+from quantdrift.drift.bag import TailBaseline
+from quantdrift.drift.detector import BUDGET, TAIL
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
 from storage.baseline import Decision, decide, find_slices, find_version, learned_signals, rows_since
@@ -88,6 +90,7 @@ async def accept(
     *,
     since: datetime | None,
     until: datetime | None,
+    pool: Sequence[str] = (),
     progress: Callable[[str], None],
 ) -> list[Accepted]:
     """Make what a version showed between two times its baseline: the new normal.
@@ -96,13 +99,15 @@ async def accept(
     ----------
     since, until
         Capture times; from the version's first exchange, and to now, where left out.
+    pool
+        Slices whose tails together stand in for one that has too few exchanges for a tail of its own.
     progress
         Told what is being done.
 
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, or no rows at all.
+        There is no such model, version or slice, or no rows at all; or a pooled slice has no tail yet itself.
     """
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
@@ -111,7 +116,8 @@ async def accept(
         begin, end = since or version.first_seen_at, until or FUTURE
         first: datetime | None = None
         last_us, n_rows = 0, 0
-        async for rows in rows_since(connection, version.id, list(slices), begin, end):
+        pooled = await find_slices(connection, scope.model, pool) if pool else {}
+        async for rows in rows_since(connection, version.id, [*slices, *pooled], begin, end):
             learning.add(rows)
             n_rows += len(rows)
             first = first or datetime.fromtimestamp(rows[0].captured_us / 1e6, UTC)
@@ -122,10 +128,11 @@ async def accept(
                 f"there are no comparisons of {scope.model} {version.name} since {begin:%Y-%m-%d %H:%M} UTC: "
                 "give an earlier --since, or mind storage.retention_days"
             )
+        everything = learning.result()
+        if pooled:
+            everything = _with_pool(everything, pooled)
         learned = [
-            one
-            for one in learning.result()
-            if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
+            one for one in everything if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
         ]
         await decide(
             connection,
@@ -149,6 +156,25 @@ async def accept(
             ],
         )
     return [_accepted(one, slices) for one in learned]
+
+
+def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Learned]:
+    """Return the same, tails with too few groups filled by those of the pooled slices together."""
+    tails = {one.slice_id: one for one in learned if one.slice_id in pooled and one.signal.kind == TAIL.kind}
+    if lacking := [
+        name for slice_id, name in pooled.items() if slice_id not in tails or tails[slice_id].content is None
+    ]:
+        raise OperatorError(
+            f"{', '.join(lacking)} cannot be pooled: a tail takes {bag.READY:,} exchanges of each of them"
+        )
+    contents = [msgspec.convert(one.content, TailBaseline) for one in tails.values()]
+    content = msgspec.to_builtins(bag.pool(contents))
+    return [
+        msgspec.structs.replace(one, content=content, missing=0)
+        if one.signal.kind == TAIL.kind and one.content is None
+        else one
+        for one in learned
+    ]
 
 
 async def settle(database: Database, scope: Scope, source: Source) -> int:

@@ -3,14 +3,12 @@
 import msgspec
 
 from quantdrift.core.inclusion import (
-    MARGIN,
     largest_rate,
     reachable_strata,
     second_rate,
     smallest_rate,
 )
-from quantdrift.core.records import Predicate
-from quantdrift.drift.margin import EDGES
+from quantdrift.drift.group import ROUNDING
 from storage.fold_rows import Catalog, ComparisonRow
 
 
@@ -25,9 +23,6 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
         Whether these differ within the slice.
     strata
         Names of the header strata that its items may fall into.
-    by_margin
-        (margin bins,) the same bound for its items in each margin bin: with this constant probability a detector
-        without weights sees them.
     first, second
         Draws below which a session is in, whatever its items are: all of it is then seen with the same probability.
     """
@@ -35,13 +30,19 @@ class SliceRates(msgspec.Struct, frozen=True, kw_only=True):
     smallest: float
     weighted: bool
     strata: tuple[str, ...]
-    by_margin: tuple[float, ...]
     first: float
     second: float
 
-    def keeps(self, item: ComparisonRow, margin_bin: int) -> bool:
-        """Return whether a detector without weights sees `item`: with the probability of its bin, no more."""
-        return item.u2 < second_rate(self.by_margin[margin_bin], item.pi1)
+    def keeps(self, item: ComparisonRow) -> bool:
+        """Return whether a detector without weights sees `item`: every item of the slice with probability `smallest`.
+
+        Not with a rate for each margin bin: when a policy moves these, the mix of margins moves, and a tail or a
+        stratum that holds several bins would see drift where there is none.
+        """
+        least = self.smallest * (
+            1.0 - ROUNDING
+        )  # a sidecar that says less follows another policy than it says
+        return item.pi >= least and item.u2 < second_rate(self.smallest, item.pi1)
 
     def keeps_session(self, item: ComparisonRow) -> bool:
         """Return whether the session of `item` is in; it is the same for all of its items."""
@@ -67,15 +68,10 @@ class Rates:
             strata = reachable_strata(where, policy)
             taking = [stratum.rate for stratum in strata if stratum.rate > 0]
             smallest = smallest_rate(where, policy)
-            highs = (*EDGES, None)
             known = self._known[slice_id, policy_id] = SliceRates(
                 smallest=smallest,
                 weighted=largest_rate(where, policy) > smallest,
                 strata=tuple(stratum.name for stratum in strata),
-                by_margin=tuple(
-                    smallest_rate((*where, Predicate(key=MARGIN, low=0.0, high=high)), policy)
-                    for high in highs
-                ),
                 first=min(taking, default=1.0),
                 second=min((second_rate(smallest, rate) for rate in taking), default=1.0),
             )

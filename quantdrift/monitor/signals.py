@@ -73,17 +73,17 @@ def _learned(
     items: Sequence[ComparisonRow], rates: SliceRates, *, session: bool
 ) -> dict[SignalKey, FloatArray]:
     """Return what the detectors without weights see: items thinned to a constant probability."""
-    placed = [(margin_bin(item.candidate_margin), item) for item in items]
-    kept = [(place, item) for place, item in placed if session or rates.keeps(item, place)]
+    kept = items if session else [item for item in items if rates.keeps(item)]
     found = {}
-    flips = [(place, x) for place, item in kept if (x := _value(Metric.FLIP, item, 1.0)) is not None]
+    flips = [(item, x) for item in kept if (x := _value(Metric.FLIP, item, 1.0)) is not None]
     if flips:
         value = np.zeros(CHANGE.width)
-        for place, x in flips:
+        for item, x in flips:
+            place = margin_bin(item.candidate_margin)
             value[place] += 1.0 / len(flips)
             value[N_BINS + place] += x / len(flips)
         found[SignalKey(Metric.FLIP.value, CHANGE.kind)] = value
-    tail = [x for _, item in kept if (x := _value(Metric.KL, item, math.inf)) is not None]
+    tail = [x for item in kept if (x := _value(Metric.KL, item, math.inf)) is not None]
     if tail:
         found[SignalKey(Metric.KL.value, TAIL.kind)] = np.bincount(
             tail_bin(np.array(tail)), minlength=TAIL.width

@@ -5,19 +5,20 @@ import json
 import os
 import random
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import msgspec
 import pytest
+from sqlalchemy import text
 
 from quantdrift.core.config.schema import Budget, Model, Storage
 from quantdrift.monitor.fold import Fold
 from storage.database import Database
 from storage.fold import claim, load_catalog, refold, resume
-from storage.fold_rows import BatchRows, Position, Snapshot, TransitionRow
+from storage.fold_rows import BatchRows, DetectorRow, Position, Snapshot, TransitionRow
 from storage.outcome import write
 from tests.fold_stream import (
     ALL_ID,
@@ -117,6 +118,27 @@ async def listed(dsn: str, directory: Path, *arguments: str) -> list[dict[str, A
     return found
 
 
+async def refolded(database: Database) -> dict[tuple[int, int, str, str], bytes]:
+    """Return the states after folding the whole record again."""
+    async with database.begin() as connection:
+        last = await connection.scalar(text("select fold_seq from fold"))
+        again = Fold(WIDE, Snapshot(position=Position()))
+        again.learn(await load_catalog(connection))
+        for rows in await refold(connection, 1, last):
+            again.batch(rows)
+    return _states(again.take().detectors)
+
+
+async def states(database: Database) -> dict[tuple[int, int, str, str], bytes]:
+    """Return the states in the record."""
+    async with database.begin() as connection:
+        return _states((await resume(connection)).detectors)
+
+
+def _states(rows: Iterable[DetectorRow]) -> dict[tuple[int, int, str, str], bytes]:
+    return {(row.model_version_id, row.slice_id, row.metric, row.kind): row.state for row in rows}
+
+
 async def test_the_life_of_a_baseline(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
 ) -> None:
@@ -194,18 +216,7 @@ async def test_the_life_of_a_baseline(
     assert [row["budget"] for row in budgets] == [0.1, 0.08]
 
     # The record folded again from nothing ends in the same states, decisions included.
-    last = await record.fetchval("select fold_seq from fold")
-    async with database.begin() as connection:
-        again = Fold(WIDE, Snapshot(position=Position()))
-        again.learn(await load_catalog(connection))
-        for rows in await refold(connection, 1, last):
-            again.batch(rows)
-        states = {(d.model_version_id, d.slice_id, d.metric, d.kind): d.state for d in again.take().detectors}
-        kept = {
-            (d.model_version_id, d.slice_id, d.metric, d.kind): d.state
-            for d in (await resume(connection)).detectors
-        }
-    assert states == kept
+    assert await refolded(database) == await states(database)
 
 
 @pytest.mark.parametrize(
@@ -229,6 +240,25 @@ async def test_figures_that_are_no_budget_are_refused_whole(
     )
     assert (code, says in err) == (2, True), err
     assert await record.fetchval("select count(*) from baseline") == 0
+
+
+async def test_a_tail_is_pooled_from_slices_that_have_one(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """A sibling with too few exchanges itself is refused by name; with enough it stands in, and says from how many."""
+    await stored(record, 1000, first=0)
+    await folded(database)
+    arguments = ("accept", "--model", "digits", "--slice", "scanner=faint", "--pool", "all")
+    code, _, err = await typed(postgres_dsn, tmp_path, *arguments)
+    assert (code, "all cannot be pooled: a tail takes 10,000 exchanges" in err) == (2, True), err
+    await record.execute("update comparison set slice_ids = array[1] where exchange_id >= $1", f"{500:032x}")
+    await stored(record, 9500, first=1000)
+    await record.execute("update comparison set slice_ids = array[1] where exchange_id >= $1", f"{500:032x}")
+    code, out, err = await typed(postgres_dsn, tmp_path, *arguments)
+    assert code == 0, err
+    assert "1 of 2 signals have a new baseline" in out
+    row = await record.fetchrow("select * from baseline where source = 'accepted'")
+    assert (row["kind"], json.loads(row["content"])["n_groups"]) == ("tail", 10_500)
 
 
 @pytest.mark.usefixtures("record")
