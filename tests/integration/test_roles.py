@@ -146,7 +146,10 @@ async def test_a_reader_sees_everything_but_payloads_and_changes_nothing(login: 
     """A data scientist reads every table and view, not production traffic, and writes nowhere."""
     dsn = await login(READER)
     connection = await asyncpg.connect(dsn)
-    for name in {*Base.metadata.tables, "slice_now", "slice_history", "coverage_hour"} - {"quarantine", "embedding"}:
+    for name in {*Base.metadata.tables, "slice_now", "slice_history", "coverage_hour"} - {
+        "quarantine",
+        "embedding",
+    }:
         await connection.execute(f"select * from {name}")
         assert not await connection.fetchval(
             "select has_table_privilege($1, 'insert, update, delete, truncate')", name
