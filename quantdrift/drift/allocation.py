@@ -223,7 +223,11 @@ def allocate(
     old = plan.boosts.read(previous) if previous is not None else None
     if previous is not None and old is not None:
         cost = plan.cost(old)
-        affordable = cost.replays_per_s <= budget.replays_per_s and cost.taken_per_s <= budget.taken_per_s
+        affordable = (
+            cost.replays_per_s <= budget.replays_per_s
+            and cost.taken_per_s <= budget.taken_per_s
+            and len(previous.body_strata) <= budget.n_strata
+        )
         if affordable and (new.per_slice_per_s <= KEPT_RATIO * cost.per_slice_per_s).all():
             return plan.allocation(previous, cost, kept=True)
     return plan.allocation(plan.boosts.policy(rates, epoch), new, kept=False)

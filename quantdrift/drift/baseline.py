@@ -5,6 +5,7 @@ that these contribute. Once there is enough, bins are merged to at most five tes
 quantiles of the margins, and for each an upper bound of its mean is fixed for good.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
@@ -105,11 +106,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def missing(self) -> int:
         """Groups that it lacks until it is ready, 5,000 and 50 events, at the rate of events so far; 0 when ready."""
-        lacking = max(READY_GROUPS - self.n_groups, 0)
-        if self.n_events < READY_EVENTS:
-            rate = (self.n_events + 1.0) / (self.n_groups + 1.0)
-            lacking = max(lacking, int(np.ceil((READY_EVENTS - self.n_events) / rate)))
-        return lacking
+        return missing(self.n_groups, self.n_events)
 
     @property
     def strata(self) -> FloatArray:
@@ -129,6 +126,15 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
         level = self.delta / len(strata)
         bounds = tuple(upper_bound(float(total), float(share), level) for share, total in strata)
         return msgspec.structs.replace(self, bounds=bounds)
+
+
+def missing(n_groups: int, n_events: float) -> int:
+    """Return how many groups more it takes until a baseline is ready, at the rate of events so far; 0 when ready."""
+    lacking = max(READY_GROUPS - n_groups, 0)
+    if n_events < READY_EVENTS:
+        rate = (n_events + 1.0) / (n_groups + 1.0)
+        lacking = max(lacking, math.ceil((READY_EVENTS - n_events) / rate))
+    return lacking
 
 
 def cuts_of(share: Sequence[float]) -> tuple[int, ...]:

@@ -22,6 +22,8 @@ Sources: the e-value of a likelihood ratio with a plug-in null, made valid by th
 Rinaldo, arXiv 2203.03532 for the procedure it feeds.
 """
 
+import functools
+
 import msgspec
 import numpy as np
 
@@ -183,6 +185,17 @@ def weights(states: FloatArray) -> FloatArray:
     learned = np.where(stage == memory.LIVING, 0.5, 0.0)
     frozen = np.where(stage == memory.FIXED, 1.0, learned)
     return np.concatenate((learned * half, frozen * half), axis=1)
+
+
+@functools.lru_cache(maxsize=64)
+def weights_of(n_strata: int, stage: float) -> FloatArray:
+    """Return the weights, (N_BETS,), of one state with so many testing strata at a stage; see `weights`."""
+    state = np.zeros((1, memory.CUTS.stop + 1))
+    state[:, memory.CUTS] = N_BINS
+    state[:, memory.CUTS.start : memory.CUTS.start + n_strata - 1] = 0
+    state[:, memory.STAGE] = stage
+    found: FloatArray = weights(state)[0]
+    return found
 
 
 def stratum_of(bet: int) -> int | None:

@@ -108,8 +108,15 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def read(self, policy: Policy) -> Rates | None:
-        """Return a policy's rates on these boosts and bins, or None where it tells other things apart."""
+        """Return a policy's rates on these boosts and bins, or None where it tells other things apart.
+
+        Also where it takes nothing of a header stratum that the layout takes something of, or the other way round:
+        sidecars refuse what their configuration bars, and what is never taken is never seen to be missing.
+        """
         if _unrated(policy.header_strata) != _unrated(self.layout.header_strata):
+            return None
+        pairs = zip(policy.header_strata, self.layout.header_strata, strict=True)
+        if any((own.rate > 0) != (laid.rate > 0) for own, laid in pairs):
             return None
         rows = {where: row for row, where in enumerate(self.wheres)}
         bins = {edge: h + 1 for h, edge in enumerate(self.layout.edges)}

@@ -33,7 +33,7 @@ import numpy as np
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift import bets, interval, memory, onset, signal, window
-from quantdrift.drift.baseline import DEFAULT_DELTA, DEFAULT_TAU, N_STRATA, Baseline
+from quantdrift.drift.baseline import DEFAULT_DELTA, DEFAULT_TAU, N_STRATA, Baseline, missing
 from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.course import (
     CUSUM,
@@ -170,7 +170,10 @@ class ChangeDetector:
 
     def missing(self, state: FloatArray) -> int:
         """Return how many groups it lacks until it takes part, at the rate of events so far; 0 when live."""
-        return 0 if self.live(state) else max(memory.read(state).missing, 1)
+        if self.live(state):
+            return 0
+        row = memory.rows_of(state)[memory.LIVE]
+        return max(missing(int(row[memory.GROUPS]), float(row[memory.TOTAL].sum())), 1)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
@@ -209,7 +212,10 @@ class ChangeDetector:
 
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
-        return float((bets.weights(state[None])[0] * state[PAGE]).sum())
+        if not self.live(state):
+            return 0.0
+        n_strata = 1 + int(np.count_nonzero(state[memory.CUTS] < N_BINS))
+        return float((bets.weights_of(n_strata, float(state[memory.STAGE])) * state[PAGE]).sum())
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""

@@ -15,6 +15,7 @@ from quantdrift.drift.block import BoolArray, FloatArray
 from quantdrift.drift.items import Items
 
 _STEPS = 50.0  # of the middle nine tenths of a feature
+_LEAST_SPREAD = 1e-300  # below it there is no float to round to
 
 
 def conditions_of(items: Items, least_share: float, n_bins: int) -> Iterator[tuple[Predicate, BoolArray]]:
@@ -41,13 +42,17 @@ def conditions_of(items: Items, least_share: float, n_bins: int) -> Iterator[tup
 
 
 def edges_of(values: FloatArray, n_bins: int) -> list[float]:
-    """Return up to `n_bins` - 1 rounded, rising quantiles of the values that are numbers."""
+    """Return up to `n_bins` - 1 rounded, rising quantiles of the values that are numbers.
+
+    None where they hardly differ, or further than a float can say: one odd input must not end a search.
+    """
     known = values[np.isfinite(values)]
     if len(known) < n_bins:
         return []
-    low, high = np.quantile(known, (0.05, 0.95))
-    spread = float(high - low) or float(known.max() - known.min())
-    if spread <= 0:
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = np.quantile(known, (0.05, 0.95)).tolist()
+    spread = (high - low) or float(known.max()) - float(known.min())
+    if not _LEAST_SPREAD <= spread < math.inf:
         return []
     step = 10.0 ** math.floor(math.log10(spread / _STEPS))
     quantiles = np.quantile(known, np.arange(1, n_bins) / n_bins)

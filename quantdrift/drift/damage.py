@@ -6,8 +6,9 @@ margin as cells of `quantdrift.drift.mix`,
 
 - within the bins, at equal margins: the outputs differ more on inputs that are as hard as before. Range or resolution
   was lost: numeric damage;
-- by the mix of bins: there are more inputs near the decision boundary, or at margins that were not seen before. The
-  model does on them what it always did: input shift.
+- by the mix of bins: there are more inputs near the decision boundary, and the model does on them what it always did:
+  input shift;
+- in bins that were empty before: nothing tells what the model always did there. It is neither, and is told apart.
 
 What it cannot tell: whether the inputs that the damage shows on are new. A clipped activation is damage even where
 only a new kind of input reaches it.
@@ -50,25 +51,29 @@ class DamageCause(StrEnum):
 
     DAMAGE = "damage"
     INPUT_SHIFT = "input_shift"
-    BOTH = "both"
+    UNSEEN = "unseen"  # margins that were not there before
+    BOTH = "both"  # more than one of them
     UNDECIDED = "undecided"
+    TOO_FEW = "too_few"  # exchanges before or after
 
 
 _CAUSES = {
     Cause.WITHIN: DamageCause.DAMAGE,
     Cause.MIX: DamageCause.INPUT_SHIFT,
+    Cause.UNSEEN: DamageCause.UNSEEN,
     Cause.BOTH: DamageCause.BOTH,
     Cause.UNDECIDED: DamageCause.UNDECIDED,
+    Cause.TOO_FEW: DamageCause.TOO_FEW,
 }
 
 
 class Damage(msgspec.Struct, frozen=True, kw_only=True):
-    """A move by its two causes.
+    """A move by its causes.
 
     Parameters
     ----------
     split
-        `within` is at equal margins, `mix` by other margins.
+        `within` is at equal margins, `mix` by other margins, `unseen` at margins that were not there before.
     low_margin_before, low_margin_after
         Share of the traffic with a margin below 0.1.
     """
@@ -79,7 +84,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> DamageCause:
-        """Which of the two it is."""
+        """Which of them it is."""
         return _CAUSES[self.split.cause]
 
     @property
@@ -91,6 +96,11 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     def by_margins(self) -> Part:
         """Input shift."""
         return self.split.mix
+
+    @property
+    def unseen(self) -> Part:
+        """Neither: at margins that were not there before."""
+        return self.split.unseen
 
 
 def damage(before: Window, after: Window) -> Damage | None:

@@ -25,6 +25,7 @@ STREAMS = 400
 MOST_SAMPLES = 20_000
 _QUANTILES = (0.1, 0.5, 0.9)
 _HOPELESS = 0.1
+_SURE = 1.0 - 1e-9  # a rate of 1 after the shift would make the optimum 1 / 0
 
 
 class Law(msgspec.Struct, frozen=True, kw_only=True):
@@ -163,10 +164,11 @@ def optimum(before: float, after: float, between: float) -> float:
     Parameters
     ----------
     before, after
-        Probability of a flip before and after the shift; different, in (0, 1).
+        Probability of a flip before, in (0, 1), and after the shift, in (0, 1]; different.
     between
         Samples between false alarms, on average: threshold / gamma.
     """
+    after = min(after, _SURE)
     wanted = between * divergence(before, after)
     low, high = 0.0, 1.0 + math.log1p(wanted)
     while high - low > 1e-9:
