@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Role, Secrets, load, load_secrets
+from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
@@ -30,6 +30,7 @@ from sidecar.policy import policy_of
 from sidecar.publisher import Publisher
 from sidecar.reception import Reception
 from sidecar.recorder import Origin, Recorder
+from sidecar.settled import settled
 from sidecar.tallies import Tallies
 
 _TICK_S = 1.0
@@ -200,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--boot", required=True)
     given = parser.parse_args(arguments)
-    config = load(given.config)
+    config = settled(given.config)
     secrets = load_secrets(config, Role.SIDECAR)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")
     counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)

@@ -114,7 +114,7 @@ class Follower:
     def _post(self, directive: Directive | None) -> None:
         try:
             self._notice.post(self._directives, follow=directive is not None)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: too long as we would write it
             _LOG.warning("the relay workers cannot be told of the policy: %s", error)
 
     def _now_s(self) -> float:

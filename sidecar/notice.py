@@ -5,7 +5,6 @@ last one or the one before. A relay worker needs no NATS for it, and a capture p
 what its predecessor had told.
 """
 
-import contextlib
 import logging
 from pathlib import Path
 
@@ -73,15 +72,25 @@ class Notice:
             seen = (status.st_mtime_ns, status.st_ino, status.st_size)
         if seen == self._seen:
             return
+        raw = b""
+        if seen is not None:
+            try:
+                raw = self._path.read_bytes()
+            except OSError as error:  # too many open files, say: the next call tries again
+                _LOG.warning("the policy cannot be read, what was followed goes on: %s", error)
+                return
         self._seen = seen
         directives.follow(None)
-        with contextlib.suppress(FileNotFoundError):
-            try:
-                notice = _DECODER.decode(self._path.read_bytes())
-                if whole:
-                    for wire in reversed(notice.directives):
-                        directives.remember(decode_directive(wire))
-                if notice.follow and notice.directives:
-                    directives.follow(decode_directive(notice.directives[0]))
-            except (msgspec.MsgspecError, RefusedError):
-                _LOG.exception("%s is unreadable: the configuration's rates hold", self._path)
+        if seen is not None:
+            self._take(raw, directives, whole=whole)
+
+    def _take(self, raw: bytes, directives: Directives, *, whole: bool) -> None:
+        try:
+            notice = _DECODER.decode(raw)
+            if whole:
+                for wire in reversed(notice.directives):
+                    directives.remember(decode_directive(wire))
+            if notice.follow and notice.directives:
+                directives.follow(decode_directive(notice.directives[0]))
+        except (msgspec.MsgspecError, RefusedError):
+            _LOG.exception("%s is unreadable: the configuration's rates hold", self._path)

@@ -161,4 +161,5 @@ class Recorder:
         """Return the statistical unit: requests of one user are taken together and are not independent."""
         name = self._config.sampling.sticky_header
         value = asked.headers.get(name.lower()) if name else None
-        return "" if value is None else keyed_hash(self._origin.hmac_key or self._origin.salt, value)
+        # Without a value it is nobody's: the relay drew for the exchange alone.
+        return keyed_hash(self._origin.hmac_key or self._origin.salt, value) if value else ""

@@ -12,6 +12,9 @@ from sidecar.directives import Directives
 from sidecar.policy import epoch_salt, uniform
 
 _MASK = (1 << 64) - 1
+_CONTROL = bytes(
+    (*range(32), 127)
+)  # attributes are recorded without them: a stratum is found by what is left
 _ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
 
 
@@ -193,6 +196,6 @@ class Sampler:
         assert self._fields is not None
         found: dict[bytes, bytes] = {}
         for match in self._fields.finditer(data, start, stop - 2):
-            name, value = match[1].lower(), match[2].strip(b" \t")
+            name, value = match[1].lower(), match[2].strip(b" \t").translate(None, _CONTROL)
             found[name] = found[name] + b", " + value if name in found else value
         return found

@@ -25,33 +25,33 @@ from sidecar.counters import Counters, Gauge, Slot
 from sidecar.drain import Deadlines
 from sidecar.instruments import observe
 from sidecar.policy import policy_of
+from sidecar.settled import settle
 
 _LOG = logging.getLogger(__name__)
 
 
-async def serve(config_path: Path, config: Config, secrets: Secrets, stop: Stop) -> int:
+async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     """Run the sidecar until `stop`; return the exit code.
 
     Parameters
     ----------
-    config_path
-        The children load it themselves.
     config, secrets
-        Of the sidecar.
+        Of the sidecar; its children get the same configuration, whatever becomes of the file.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
 
     Raises
     ------
     OperatorError
-        A port cannot be opened.
+        A port or a file cannot be opened.
     """
     listener = _listen(config.sidecar.listen, config.sidecar.backlog)
     directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
     try:
         handoff = _listen_unix(directory / "handoff")
         try:
-            return await _Supervisor(config_path, config, secrets, listener, handoff).run(stop)
+            settled = _settle(config, directory)
+            return await _Supervisor(settled, config, secrets, listener, handoff).run(stop)
         finally:
             handoff.close()
     finally:
@@ -62,7 +62,7 @@ async def serve(config_path: Path, config: Config, secrets: Secrets, stop: Stop)
 class _Supervisor:
     def __init__(
         self,
-        config_path: Path,
+        settled: Path,
         config: Config,
         secrets: Secrets,
         listener: socket.socket,
@@ -78,7 +78,7 @@ class _Supervisor:
         self._restarts = self._telemetry.counter(RESTARTS)
         observe(self._telemetry, self._counters, strata, config.sidecar, SystemClock())
         environment = {**os.environ, "QUANTDRIFT_SAMPLING_SALT": _salt(secrets)}
-        common = ["--config", str(config_path), "--counters-fd", str(self._counters.fd)]
+        common = ["--config", str(settled), "--counters-fd", str(self._counters.fd)]
         common += ["--n-slots", str(self._counters.n_slots)]
         self._workers = [
             self._worker(index, slot, [*common, "--handoff", handoff.getsockname()], environment)
@@ -152,6 +152,15 @@ class _Supervisor:
             orphan=signal.SIGKILL,  # an orphan would keep the port from its successor
             on_death=died,
         )
+
+
+def _settle(config: Config, directory: Path) -> Path:
+    try:
+        return settle(config, directory)
+    except OSError as error:
+        raise OperatorError(
+            f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."
+        ) from error
 
 
 def _salt(secrets: Secrets) -> str:

@@ -6,13 +6,14 @@ The supervisor starts it as `python -m sidecar.worker`. It is kept small: no aio
 import argparse
 import asyncio
 import gc
+import os
 import resource
 import socket
 from collections.abc import Sequence
 from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Role, Secrets, load, load_secrets
+from quantdrift.core.config import Config, Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
@@ -24,6 +25,7 @@ from sidecar.notice import NAME, Notice
 from sidecar.observer import Scope
 from sidecar.relay import Relay
 from sidecar.sampler import Mint, Sampler
+from sidecar.settled import settled
 
 _TICK_S = 1.0
 
@@ -99,8 +101,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    config = load(given.config)
-    secrets = load_secrets(config, Role.SIDECAR)
+    config = settled(given.config)
+    # No file is read anew, and it need not know the key of hashed attributes.
+    secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {given.slot}")
     counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
     listener = socket.socket(fileno=given.listen_fd)

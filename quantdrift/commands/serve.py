@@ -26,7 +26,7 @@ def sidecar(config_path: Path) -> None:
     from sidecar.supervisor import serve
 
     config, secrets = prepare(config_path, Role.SIDECAR)
-    sys.exit(run(lambda stop: serve(config_path, config, secrets, stop), grace_s=config.sidecar.grace_s))
+    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.sidecar.grace_s))
 
 
 @click.command()

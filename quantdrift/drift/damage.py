@@ -24,6 +24,8 @@ from quantdrift.drift.margin import EDGES, N_BINS
 from quantdrift.drift.mix import LEAST, Cause, Part, Sample, Split, split, summed
 
 _STRANGE = 0.05  # share of the later window at margins that the earlier one hardly knows
+_NEXT_TO_NONE = 5  # items
+_NEAR = 2  # bins: a factor of 2.5 in the margin
 LOW_MARGIN = 0.1  # a close call: an edge of the margin bins
 
 
@@ -123,7 +125,7 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     """Return the stratum of each margin bin, (bins,): neighbours together, until the earlier window has items enough.
 
     Where it has next to none and the later one has many, the bins stay apart: to merge close calls that were never
-    seen with sure ones would be to call them damage.
+    seen with sure ones would be to call them damage. Few that are near enough go with those below them.
 
     Parameters
     ----------
@@ -135,12 +137,21 @@ def strata(before: IntArray, after: FloatArray) -> IntArray:
     total = float(after.sum()) or 1.0
     found = np.zeros(len(before), dtype=np.int64)
     number, held, share = 0, 0, 0.0
+    last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
+    first = len(before)
     for place, (n, weight) in enumerate(zip(before, after, strict=True)):
         strange = held < LEAST and share >= _STRANGE
-        if held >= LEAST or (strange and n >= LEAST):
-            number, held, share = number + 1, 0, 0.0
+        apart = held < _NEXT_TO_NONE or place - last > _NEAR
+        if held >= LEAST or (strange and apart and n >= LEAST):
+            if held < LEAST and number and first - below <= _NEAR:
+                found[found == number] = number - 1
+            else:
+                number += 1
+            held, share, first, below = 0, 0.0, len(before), last
         found[place] = number
         held, share = held + int(n), share + float(weight) / total
+        if n:
+            first, last = min(first, place), place
     if held < LEAST and share < _STRANGE and number:
         found[found == number] = number - 1
     return found

@@ -156,12 +156,14 @@ class PolicyMaker:
             if entry is None:
                 return Lag()
             given = decode_directive(entry.value)
-            self._account = decode_account(told.value) if told else None
+            account = decode_account(told.value) if told else None
         except RefusedError as error:
             _LOG.warning("the policy in the bucket is replaced: %s", error)
             return Lag()
         if not 0 < given.lag_factor <= 1:
             return Lag()
+        if account is not None and account.epoch == given.policy.epoch:  # else half of a change
+            self._account = account
         self._given = given
         self._standing = lowered(given.policy, 1.0 / given.lag_factor)
         return lag_of(given.lag_factor)

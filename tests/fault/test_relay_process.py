@@ -95,6 +95,19 @@ def test_a_killed_worker_is_replaced_without_the_port_closing(tmp_path: Path, ba
     assert clients.n_cut <= 2
 
 
+def test_a_configuration_that_was_changed_meanwhile_keeps_no_worker_down(
+    tmp_path: Path, backend: Backend
+) -> None:
+    """Whatever becomes of the file, a worker that is replaced serves as the one before."""
+    with sidecar(tmp_path, backend.port) as running:
+        (tmp_path / "config.toml").write_text("half of a line")
+        victim = running.workers[0]
+        victim.send_signal(signal.SIGKILL)
+        wait(lambda: running.workers not in ([], [victim]), "another worker")
+        wait(running.is_ready, "it is ready again")
+        assert running.talk(post(b"x")) == answer(b"to x")
+
+
 def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: Backend) -> None:
     """It hangs: every byte still passes, readiness stays green, and what is not handed over is counted."""
     bounds = {"MAX_EXCHANGE_BYTES": 512 * KIB, "HANDOFF_BYTES": 512 * KIB}

@@ -16,11 +16,13 @@ import msgspec
 import pytest
 
 from quantdrift.core.codec import decode_exchange, decode_tally
+from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Delivery, Queue
 from quantdrift.core.records import Exchange, Loss, Tally
 from sidecar.counters import Count, Counters, Gauge
 from sidecar.handoff import frame
+from sidecar.settled import settle
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
@@ -50,8 +52,9 @@ class Capture:
 
     def __init__(self, directory: Path, url: str) -> None:
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
-        self._config = directory / "config.toml"
-        self._config.write_text(CONFIG.format(url=url, name=self.stream.name))
+        written = directory / "config.toml"
+        written.write_text(CONFIG.format(url=url, name=self.stream.name))
+        self._config = settle(load(written), directory)
         self.counters = Counters.create(2, 2)
         self.slot = self.counters.slot(1)
         self._listener = socket.socket(socket.AF_UNIX)

@@ -185,3 +185,11 @@ def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     with pytest.raises(LostError) as caught:
         recorder.record(*raw_exchange(epoch="4d-m0123456789a"))
     assert caught.value.loss is Loss.CAPTURE_ERROR
+
+
+def test_an_empty_sticky_header_groups_nothing() -> None:
+    """The relay draws such a request for itself, so it is an observation of its own."""
+    sampling = msgspec.structs.replace(CONFIG.sampling, sticky_header="x-user")
+    config = msgspec.structs.replace(CONFIG, sampling=sampling)
+    assert recorded(config, headers={"x-user": ""}).group == ""
+    assert recorded(config, headers={"x-user": "u"}).group != ""

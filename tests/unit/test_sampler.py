@@ -5,8 +5,10 @@ import time
 
 import pytest
 
-from quantdrift.core.config import Sampling
+from quantdrift.core.config import Capture, Sampling
 from quantdrift.core.records import HeaderStratum
+from sidecar.attributes import Attributes
+from sidecar.message import parse_head
 from sidecar.policy import epoch_salt, uniform
 from sidecar.sampler import Draw, Mint, Sampler
 
@@ -42,6 +44,17 @@ def test_the_stored_identifier_explains_the_decision() -> None:
     assert {each.taken for each in draws} == {True, False}
     for each in draws:
         assert each.taken == (uniform(each.id.encode(), epoch_salt(b"s", each.epoch, 1)) < 0.5)
+
+
+@pytest.mark.parametrize("value", [b"faint\x7f", b"\x01faint", b"fa\tint"])
+def test_a_stratum_is_found_by_the_value_that_is_recorded(value: bytes) -> None:
+    """Attributes lose control characters: what is in the slice by then was drawn at the slice's rate."""
+    head = b"POST " + PATH + b" HTTP/1.1\r\nx-scanner: " + value + b"\r\n\r\n"
+    recorded = Attributes(Capture(headers=("x-scanner",)), b"").pick(parse_head(head).headers, {}, {})
+    assert recorded == {"header.x-scanner": "faint"}
+    for method in ("", "POST"):
+        by_value = HeaderStratum(name="faint", rate=1.0, headers={"x-scanner": "faint"}, method=method)
+        assert draw(sampler(header_strata=(by_value,)), b"x-scanner: " + value).stratum == 0
 
 
 def test_the_rate_is_the_share_that_is_taken() -> None:
