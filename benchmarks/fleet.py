@@ -31,6 +31,8 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
+    fdr
+        Mean over fleets and looks of the false share of the list: each look's is bounded, so this is.
     fdr_worst_look
         Mean over fleets of the false share of the list, at the look where that is largest.
     fdr_latched
@@ -41,6 +43,7 @@ class Listing(msgspec.Struct, frozen=True, kw_only=True):
         Drifted slices on the list at the last look, over all that drifted.
     """
 
+    fdr: float
     fdr_worst_look: float
     fdr_latched: float
     n_false: float
@@ -107,6 +110,7 @@ def _listing(listed: FloatArray) -> Listing:
 
     ever = listed.max(axis=1)
     return Listing(
+        fdr=float(share(listed).mean()),
         fdr_worst_look=float(share(listed).mean(axis=0).max()),
         fdr_latched=float(share(ever).mean()),
         n_false=float(ever[:, N_DRIFTED:].sum(axis=1).mean()),

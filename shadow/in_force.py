@@ -3,6 +3,7 @@
 import logging
 from typing import Final
 
+from quantdrift.core.clustering import Clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from shadow.learned import LearnedSlices
@@ -14,7 +15,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class InForce:
-    """Puts the newest clusterings in force. A record that is away or damaged leaves those there are.
+    """Puts the newest clusterings in force. A record that is away leaves those there are, a damaged one its own.
 
     Parameters
     ----------
@@ -36,6 +37,7 @@ class InForce:
         self._stop = stop
         self._every_s = every_s
         self._newest = 0
+        self._now: dict[tuple[str, str, str], Clustering] = {}
 
     async def turn(self) -> None:
         """Look once, then wait."""
@@ -48,11 +50,13 @@ class InForce:
             newest = await newest_id(self._database)
             if newest == self._newest:
                 return
-            found = [stored.clustering for stored in await newest_clusterings(self._database)]
+            stored = await newest_clusterings(self._database, unreadable=_stays)
         except (RetryError, OperatorError) as error:
             _LOG.warning("learned slices stay as they are: %s", error)
             return
-        self._learned.put_in_force(found)
+        found = [one.clustering for one in stored]
+        self._now |= {(one.model, one.reference_digest, one.space): one for one in found}
+        self._learned.put_in_force(self._now.values())
         self._newest = newest
         for clustering in found:
             _LOG.info(
@@ -61,3 +65,7 @@ class InForce:
                 clustering.version,
                 len(clustering.ids),
             )
+
+
+def _stays(model: str, error: OperatorError) -> None:
+    _LOG.warning("learned slices of %s stay as they are: %s", model, error)

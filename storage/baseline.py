@@ -32,11 +32,12 @@ _IN_FORCE: Final = text("""
 _HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id, b.metric, b.kind)", ""))
 # In pages by the primary key: whole exchanges, in the order of capture, however many there are.
 _ROWS: Final = text("""
-    select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
+    select batch_id, comparison.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
         pi1, pi2, u1, u2, candidate_margin, flip, topk, js, kl, margin
-    from comparison
+    from comparison join batch on batch.id = comparison.batch_id
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
-        and slice_ids && cast(:slices as int[])
+        -- What waits for the monitor is learned when it is folded, not twice.
+        and batch.fold_seq is not null and slice_ids && cast(:slices as int[])
         and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
     order by captured_at, comparison.exchange_id, item limit :most
 """)
@@ -169,7 +170,8 @@ async def rows_since(
         cut = len(held) - 1
         while cut > 0 and held[cut - 1].exchange_id == held[cut].exchange_id:
             cut -= 1
-        yield held[:cut]
+        if cut:  # an exchange may be longer than a page
+            yield held[:cut]
         held = held[cut:]
     if held:
         yield held

@@ -43,7 +43,7 @@ class Baseline(Base):
         ForeignKey("model_version.id"), comment="Version whose rows these were, where it is another."
     )
     content: Mapped[dict[str, Any] | None] = mapped_column(
-        JSONB,
+        JSONB(none_as_null=True),
         comment="The baseline itself, or an imported budget; null for a decision about the one in force.",
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(

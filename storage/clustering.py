@@ -1,6 +1,6 @@
 """Clusterings and the vectors they are fitted to: read, written and kept within bounds."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clustering import Clustering, dump_clustering, load_clustering
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import OperatorError, RetryError
 from storage import clusterings as tables
 from storage.database import Database
 from storage.retention import in_chunks
@@ -20,8 +20,9 @@ from storage.rows import VectorRow
 
 MOST_BYTES: Final = 64 * 2**20
 _NEWEST: Final = text("""
-    select distinct on (model, reference_digest, space) id, content, made_at, made_by, n_vectors, from_at, to_at, clusters
-    from clustering where model = :model or :model = ''
+    select distinct on (model, reference_digest, space) id, model, content, made_at, made_by, n_vectors, from_at, to_at, clusters
+    from clustering
+    where :model in ('', model) and :digest in ('', reference_digest) and :space in ('', space)
     order by model, reference_digest, space, id desc
 """)
 _SPACES: Final = text("""
@@ -193,28 +194,47 @@ async def newest_id(database: Database) -> int:
         )
 
 
-async def newest_clusterings(database: Database, model: str = "") -> list[Stored]:
+async def newest_clusterings(
+    database: Database,
+    model: str = "",
+    *,
+    digest: str = "",
+    space: str = "",
+    unreadable: Callable[[str, OperatorError], None] | None = None,
+) -> list[Stored]:
     """Return the clustering in force of every reference and space, of one model or of all.
+
+    Parameters
+    ----------
+    database
+        The record.
+    model, digest, space
+        Only these; all where left out.
+    unreadable
+        Told the model of each one that cannot be read, which is then left out.
 
     Raises
     ------
     RetryError
         Postgres is away.
     OperatorError
-        A clustering is damaged or of another version of quantdrift.
+        A clustering is damaged or of another version of quantdrift, and there is no `unreadable`.
     """
+    which = {"model": model, "digest": digest, "space": space}
     async with database.begin() as connection:
-        rows = (await connection.execute(_NEWEST, {"model": model})).mappings().all()
-    return [
-        Stored(
-            clustering=load_clustering(bytes(row["content"])),
-            **{
-                name: row[name]
-                for name in ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
-            },
-        )
-        for row in rows
-    ]
+        rows = (await connection.execute(_NEWEST, which)).mappings().all()
+    found = []
+    for row in rows:
+        try:
+            clustering = load_clustering(bytes(row["content"]))
+        except OperatorError as error:
+            if unreadable is None:
+                raise
+            unreadable(row["model"], error)
+            continue
+        told = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
+        found.append(Stored(clustering=clustering, **{name: row[name] for name in told}))
+    return found
 
 
 async def keep_vectors(database: Database, rows: Sequence[VectorRow]) -> None:

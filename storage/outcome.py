@@ -24,13 +24,16 @@ from storage.fold_rows import (
 
 _HOUR: Final = timedelta(hours=1)
 _EXAMPLES: Final = 5
+# Chosen in the store: an hour of a busy version is hundreds of thousands of rows.
 _EXAMPLE_ROWS: Final = text("""
-    select distinct on (c.exchange_id) c.exchange_id::text, c.trace,
-        coalesce(c.flip, false) as flip, coalesce(c.kl, 0) as kl
-    from comparison c join batch b on b.id = c.batch_id
-    where c.captured_at between :begin and :end and c.model_version_id = :version
-        and c.slice_ids @> array[cast(:slice as int)] and b.fold_seq <= :fold_seq
-    order by c.exchange_id, flip desc, kl desc
+    select one.* from (
+        select distinct on (c.exchange_id) c.exchange_id::text, c.trace,
+            coalesce(c.flip, false) as flip, coalesce(nullif(c.kl, 'NaN'), 0) as kl
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at between :begin and :end and c.model_version_id = :version
+            and c.slice_ids @> array[cast(:slice as int)] and b.fold_seq <= :fold_seq
+        order by c.exchange_id, flip desc, kl desc
+    ) one order by one.flip desc, one.kl desc, one.exchange_id limit :most
 """)
 _CLOSE: Final = text("""
     update alert set resolved_at = :at
@@ -180,11 +183,10 @@ async def _examples(connection: AsyncConnection, row: TransitionRow, trace_url: 
             "version": row.model_version_id,
             "slice": row.slice_id,
             "fold_seq": row.fold_seq,
+            "most": _EXAMPLES,
         },
     )
-    worst = sorted(found.mappings(), key=lambda one: (-one["flip"], -one["kl"], one["exchange_id"]))[
-        :_EXAMPLES
-    ]
+    worst = found.mappings().all()
     traces = [
         trace_url.replace("{trace_id}", parts[1])
         for one in worst

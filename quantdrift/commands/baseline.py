@@ -1,7 +1,6 @@
 """`quantdrift baseline`: what drift is measured against, and who decided so."""
 
 import asyncio
-import getpass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
@@ -29,7 +28,7 @@ _METRIC = click.option(
     help="Only this metric; may be repeated.",
 )
 _BY = click.option(
-    "--by", default=getpass.getuser, show_default="your user name", help="Who decides; it is recorded."
+    "--by", default=user_name, show_default="your user name", help="Who decides; it is recorded."
 )
 _REASON = click.option("--reason", default="", help="Why; it is recorded.")
 
@@ -105,6 +104,8 @@ def list_(
     found = asyncio.run(ask())
     if as_json:
         emit(found)
+    elif not found and (model or version or slice_name):
+        click.echo("No baselines of these yet: `quantdrift baseline list` shows those of all.")
     elif not found:
         click.echo("No baselines yet: they are learned from some 5,000 exchanges of a slice.")
     else:

@@ -1,6 +1,5 @@
 """`quantdrift slices fit` and `quantdrift slices clusters`: learned slices."""
 
-import getpass
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.core.clustering import OTHER_ID, Clustering
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
@@ -54,9 +53,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--model", default="", help="Only this model; all of them if left out.")
 @click.option("--anew", is_flag=True, help="Keep no id of the clusters there are.")
 @click.option("--dry-run", is_flag=True, help="Show what would be fitted and store nothing.")
-@click.option(
-    "--by", default=getpass.getuser, show_default="your user name", help="Who asks; it is recorded."
-)
+@click.option("--by", default=user_name, show_default="your user name", help="Who asks; it is recorded.")
 @JSON
 def fit(
     config_path: Path, data: Path | None, model: str, anew: bool, dry_run: bool, by: str, as_json: bool

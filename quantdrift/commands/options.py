@@ -1,5 +1,6 @@
 """What the commands share: options, the configuration with its secrets, and JSON for machines."""
 
+import getpass
 import os
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,14 @@ DATA = click.option(
     help="Data directory of a running `quantdrift up`, to find its Postgres.",
 )
 JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+
+
+def user_name() -> str:
+    """Return the user's name, or its number where it has none: containers run as users that nobody has named."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return f"uid {os.getuid()}"
 
 
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:

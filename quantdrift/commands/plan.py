@@ -1,5 +1,6 @@
 """`quantdrift plan`."""
 
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -109,6 +110,9 @@ def plan(
     from quantdrift.monitor.forecast import Question, forecast
     from sidecar.policy import policy_of
 
+    numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
+    if not all(math.isfinite(number) for number in numbers if number is not None):
+        raise OperatorError("inf and nan are no numbers to plan with: give finite ones")
     if gpu_share is not None:
         if replay_ms is None or replays_per_s is not None:
             raise OperatorError("--gpu-share goes with --gpu-ms-per-replay, and not with --replays-per-s")

@@ -50,7 +50,7 @@ def slices_list(config_path: Path, data: Path | None, model: str, as_json: bool)
     if as_json:
         emit({"slices": found})
     else:
-        click.echo(_table(found))
+        click.echo(_table(found, model))
 
 
 @slices.command("search")
@@ -106,7 +106,11 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     listed = asyncio.run(_listed(config, secrets, model))
-    found = [one for one in listed if which in {str(one.id), one.name, one.predicate}]
+    found = [
+        one
+        for one in listed
+        if which in {one.name, one.predicate} or (one.id is not None and which == str(one.id))
+    ]
     if not found:
         raise OperatorError(f"there is no slice `{which}`: `quantdrift slices list` names them all")
     if len(found) > 1:
@@ -185,9 +189,13 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
         return await discover(database, config, SystemClock().now(), dry_run=dry_run)
 
 
-def _table(found: list[ListedSlice]) -> str:
+def _table(found: list[ListedSlice], model: str) -> str:
     if not found:
-        return "no slices yet: nothing was compared"
+        return (
+            f"no slices of model `{model}`: nothing of it was compared"
+            if model
+            else "no slices yet: nothing was compared"
+        )
     rows = [
         (
             "-" if one.id is None else str(one.id),
@@ -233,13 +241,15 @@ def _shown(one: ListedSlice) -> str:
 
 def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
     if not shown:
-        return "nothing to search: no version with a reference was compared within the last day"
+        return "nothing to search: no such version with a reference was compared within the last day"
     frozen = {(row.model, row.predicate) for row in found.frozen}
     lines = []
     for one in shown:
+        left_out = one.search.n_left_out
         lines.append(
             f"{one.version.model} {one.version.candidate_version}: {one.search.n_items} items,"
             f" {one.search.n_scored} slices looked at, {len(one.origins)} found"
+            + (f"; the limits left out {left_out} keys, values and conditions" if left_out else "")
         )
         for origin in one.origins:
             seen, key = origin.found, origin.key

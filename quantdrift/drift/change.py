@@ -151,7 +151,10 @@ class ChangeDetector:
         """
         if lacking := self.missing(state):
             raise OperatorError(f"the baseline cannot be frozen yet: some {lacking} groups are missing")
+        # What came between the onset and an alert that lasts must not be in the bounds.
+        memory.go_back(state)
         memory.fix(state)
+        self._tested(state)
         state[PAGE] = state[TICKET] = 0.0
         state[[PAGE_MASS, TICKET_MASS, N, W, X]] = 0.0
         self._floor(state, float(state[LAST_AT]))

@@ -44,6 +44,7 @@ _LEAST_SPREAD: Final = (
     0.25  # of the spread over all clusters: a few equal vectors must not have a radius of nothing
 )
 _TINY: Final = 1e-6
+_FARTHEST: Final = 100.0  # medians of the distance: beyond it a vector places no centroid
 _BATCH: Final = 1024
 _FRESH_STARTS: Final = 3
 _MOST_FORMER: Final = 64
@@ -182,8 +183,11 @@ def fit_clusters(
     sample = sample.rows(finite)
     if len(sample.vectors) == 0:
         raise ValueError("no vector is made of finite numbers")
-    places = _half(sample.exchanges)
-    centre, scale = _scaling(sample, per_column=bool(naming.columns))
+    # One vector a million times as far out as the others would have a centroid of its own, and the scale to itself.
+    near = _near(sample.vectors)
+    placing = _half(sample.exchanges)
+    places, measured = placing & near, ~placing
+    centre, scale = _scaling(sample.rows(near), per_column=bool(naming.columns))
     points: Float64 = (sample.vectors.astype(np.float64) - centre) / scale
     old = None if previous is None or previous.width != len(centre) else previous
     start = np.empty((0, len(centre))) if old is None else (old.anchors().centres - centre) / scale
@@ -210,8 +214,8 @@ def fit_clusters(
         next_id=next_id,
         expected_novel=1 - quantile,
     )
-    _, scores = clustering.nearest(sample.vectors[~places])
-    threshold = novelty_threshold(scores, sample.weights[~places], quantile)
+    _, scores = clustering.nearest(sample.vectors[measured])
+    threshold = novelty_threshold(scores, sample.weights[measured], quantile)
     # Rounded up, so that float32 puts none of the vectors that were measured beyond it.
     radii = np.nextafter((spreads * max(threshold, _TINY)).astype(np.float32), np.float32(np.inf))
     clustering = msgspec.structs.replace(clustering, radii=radii.astype(np.float32))
@@ -243,6 +247,14 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
 def _half(exchanges: Iterable[str]) -> Bools:
     """Return which rows place the centroids: half of the exchanges, the same ones each time."""
     return np.array([zlib.crc32(one.encode()) % 2 == 0 for one in exchanges], dtype=np.bool_)
+
+
+def _near(vectors: Float32) -> Bools:
+    """Return which vectors, (n,), lie within `_FARTHEST` times the median distance from the median."""
+    points = vectors.astype(np.float64)
+    distance = np.sqrt(np.square(points - np.median(points, axis=0)).sum(axis=1))
+    found: Bools = distance <= _FARTHEST * max(float(np.median(distance)), _TINY)
+    return found
 
 
 def _scaling(sample: Sample, *, per_column: bool) -> tuple[Float32, Float32]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget, Discovery
 from quantdrift.core.predicates import slice_of
-from quantdrift.core.records import Policy
+from quantdrift.core.records import Metric, Policy
 from quantdrift.core.slices import SliceKey
 from quantdrift.drift.confirmation import N_BETS, Trial
 from quantdrift.drift.detector import BUDGET
@@ -68,7 +68,7 @@ def with_traffic(
     policies
         By id.
     budget
-        With the caps.
+        Of the model. A candidate's own cap is the one that it was frozen with, whatever has become of the model's.
     session_us
         What one session shows within this time is one observation.
     until
@@ -90,12 +90,17 @@ def with_traffic(
         policies=dict(policies),
     )
     rates = Rates()
+    # Its null mean is over the cap of that day: under another cap the test would be of another claim.
+    budgets = [
+        msgspec.structs.replace(budget, kl_cap=row.scale) if row.metric is Metric.KL else budget
+        for row in candidates
+    ]
     values: list[list[tuple[float, float]]] = [[] for _ in candidates]
     for (_, policy_id, _), items in sorted(groups.items(), key=lambda group: group[0]):
         for place, inside in slices_of(items).items():
             if inside[0].captured_us < begins_us[place]:
                 continue
-            found = shown(place, inside, rates.of(catalog, place, policy_id), budget)
+            found = shown(place, inside, rates.of(catalog, place, policy_id), budgets[place])
             value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
             if value is not None:
                 values[place].append((float(value[0]), float(value[1])))

@@ -11,7 +11,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY, Clustering, space_of
 from quantdrift.core.config.schema import Config
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters import Fitted, Naming, Sample, fit_clusters
@@ -73,8 +73,12 @@ class Refits:
         now = self._clock.now()
         lately = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
         if self._config.clusters.enabled and self._leads() and not lately:
-            await asyncio.to_thread(self._in_thread, now)
-            self._looked_at = now
+            self._looked_at = now  # whatever may go wrong, the record is not read again and again
+            try:
+                await asyncio.to_thread(self._in_thread, now)
+            except RetryError:
+                self._looked_at = None
+                raise
         await self._stop.wait(self._config.monitor.interval_s)
 
     def _in_thread(self, now: datetime) -> None:
@@ -176,9 +180,10 @@ async def refit(
     """
     previous: Clustering | None = None
     if not anew:
-        stored = [one.clustering for one in await newest_clusterings(database, space.model)]
-        which = (space.reference_digest, space.space)
-        previous = next((one for one in stored if (one.reference_digest, one.space) == which), None)
+        stored = await newest_clusterings(
+            database, space.model, digest=space.reference_digest, space=space.space
+        )
+        previous = stored[0].clustering if stored else None
     async with database.begin() as connection:
         vectors = await load_vectors(
             connection, space, most=config.clusters.most_vectors, learned=(CLUSTER_KEY, NOVELTY_KEY)

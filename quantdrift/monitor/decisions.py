@@ -1,11 +1,12 @@
 """What people decide about baselines: each decision is a row that the fold follows with its next batch."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.drift import bag
@@ -18,6 +19,7 @@ from storage.database import Database
 from storage.fold import load_catalog
 from storage.fold_rows import Source
 
+LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 
@@ -215,7 +217,7 @@ async def import_(
         There is no such model, version or slice, or a figure is no budget.
     """
     found = config.model(scope.model)
-    cap = found.budget.kl_cap if found else 0.0
+    cap = (found.budget if found else Budget()).kl_cap
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, sorted({one.slice for one in figures}))
@@ -225,10 +227,15 @@ async def import_(
             top = {Metric.FLIP: 1.0, Metric.KL: cap}.get(one.metric)
             if top is None:
                 raise OperatorError(f"`{one.metric}` has no budget: flip and kl have")
-            if one.upper is not None and not 0 < one.upper < top:
+            if one.upper is not None and not LEAST_BUDGET <= one.upper < top:
                 raise OperatorError(
-                    f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between 0 and {top:g}"
+                    f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between "
+                    f"{LEAST_BUDGET:g} and {top:g}"
                 )
+            if one.n < 0:
+                raise OperatorError(f"slice `{one.slice}`: n is {one.n}, which is no number of items")
+        if twice := [key for key, n in Counter((one.slice, one.metric) for one in wanted).items() if n > 1]:
+            raise OperatorError(f"slice `{twice[0][0]}` has two figures for {twice[0][1]}: give one")
         await decide(
             connection,
             [

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import Account, Directive, SliceShare, encode
+from quantdrift.core.directive import Account, Directive, SliceShare, encode, name_of
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
 from quantdrift.drift.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
 from quantdrift.drift.block import FloatArray
@@ -187,8 +187,9 @@ def surged(before: dict[int, float], now: dict[int, float]) -> bool:
 
 
 def _fits(policy: Policy) -> bool:
+    named = msgspec.structs.replace(policy, epoch=name_of(policy))
     try:
-        encode(Directive(policy=policy, issued_at=datetime(2000, 1, 1, tzinfo=UTC), valid_s=0.0))
+        encode(Directive(policy=named, issued_at=datetime(2000, 1, 1, tzinfo=UTC), valid_s=0.0))
     except ValueError:
         return False
     return True

@@ -23,7 +23,7 @@ from storage.database import Database
 from storage.discovery import last_searched
 
 _CONNECTIONS: Final = 2
-_LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search
+_LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search, or it failed
 _LOG = logging.getLogger(__name__)
 
 
@@ -87,6 +87,8 @@ class Discoverer:
 
     async def _round(self) -> None:
         begun_s, now = self._clock.monotonic_s(), self._clock.now()
+        # Whatever may go wrong, the record is not read again and again.
+        self._due_at = now + min(self._every(), _LOOK_AGAIN)
         try:
             found = await asyncio.to_thread(self._in_thread, now)
         except GivenUpError:
@@ -100,7 +102,8 @@ class Discoverer:
         except RetryError:
             self._due_at = None  # another process may have searched
             raise
-        self._due_at = now + (self._every() if found.searches else min(self._every(), _LOOK_AGAIN))
+        if found.searches:
+            self._due_at = now + self._every()
         self._time.record(self._clock.monotonic_s() - begun_s)
         self._tell(found)
 

@@ -182,11 +182,21 @@ class Roster:
         state = watch.states.get(signal)
         m, cap = budget_of(metric, budget), cap_of(metric, budget)
         imported = self._imported.get((*key, signal.metric))
-        if imported is not None:
+        # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
+        if imported is not None and imported < cap:
             m = imported / cap
         if state is None:
             self._grow(1)
         if state is None or (state[header.M], state[header.SCALE]) != (m, cap):
+            if imported is not None and imported >= cap:
+                _LOG.warning(
+                    "slice %d: the imported budget of %s, %g, is not below its cap of %g and does not hold: "
+                    "import another, or raise the cap",
+                    key[1],
+                    signal.metric,
+                    imported,
+                    cap,
+                )
             n_total = 0.0 if state is None else state[header.N_TOTAL]
             state = BUDGET.fresh(
                 budget=m, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us

@@ -13,6 +13,7 @@ from storage.fold_rows import ComparisonRow, SessionRow
 SessionKey = tuple[int, int, str]  # model_version_id, policy_id, group_key
 MOST_OPEN = 20_000
 MOST_ITEMS = 1_000  # of one session: it closes early then, which says nothing about its divergence
+MOST_HELD = 400_000  # of all of them, some 200 MB: the oldest close early then
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(list[ComparisonRow])
@@ -44,6 +45,7 @@ class Sessions:
             row.key: _Open(row.opened_us, _DECODER.decode(row.items))
             for row in sorted(stored, key=lambda row: (row.opened_us, row.key))
         }
+        self._n_held = sum(len(one.items) for one in self._open.values())
         self._stored = set(self._open)
         self._dirty: set[SessionKey] = set()
         self._closed: set[SessionKey] = set()
@@ -60,19 +62,23 @@ class Sessions:
         if found is None:
             found = self._open[key] = _Open(now_us, [])
         found.items += items
+        self._n_held += len(items)
         self._dirty.add(key)
 
     def due(self, now_us: int) -> list[tuple[ComparisonRow, ...]]:
         """Close and return the sessions whose time is over, and the oldest or longest where there are too many."""
         due = [key for key in self._dirty if len(self._open[key].items) >= MOST_ITEMS]
-        excess = len(self._open) - MOST_OPEN
+        excess, held = len(self._open) - MOST_OPEN, self._n_held
         for place, (key, one) in enumerate(self._open.items()):
-            if place >= excess and one.opened_us + self._length_us > now_us:
+            if place >= excess and held <= MOST_HELD and one.opened_us + self._length_us > now_us:
                 break
+            held -= len(one.items)
             due.append(key)
         found = []
         for key in sorted(set(due), key=lambda key: (self._open[key].opened_us, key)):
-            found.append(tuple(self._open.pop(key).items))
+            items = tuple(self._open.pop(key).items)
+            self._n_held -= len(items)
+            found.append(items)
             self._dirty.discard(key)
             if key in self._stored:
                 self._closed.add(key)

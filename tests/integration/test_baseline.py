@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections.abc import AsyncIterator, Iterable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,17 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
+from quantdrift.commands.options import user_name
 from quantdrift.core.config.schema import Budget, Model, Storage
 from quantdrift.monitor.fold import Fold
+from storage.baseline import Decision, decide, rows_since
 from storage.database import Database
 from storage.fold import claim, load_catalog, refold, resume
-from storage.fold_rows import BatchRows, DetectorRow, Position, Snapshot, TransitionRow
+from storage.fold_rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
 from storage.outcome import write
 from tests.fold_stream import (
     ALL_ID,
+    BEGIN,
     BEGIN_US,
     CONFIG,
     FAINT_ID,
@@ -55,9 +59,15 @@ async def database(postgres_dsn: str) -> AsyncIterator[Database]:
 
 
 async def stored(
-    record: asyncpg.Connection, n: int, *, first: int, version: int = 1, flips: float = 0.02
+    record: asyncpg.Connection,
+    n: int,
+    *,
+    first: int,
+    version: int = 1,
+    flips: float = 0.02,
+    slices: tuple[int, ...] = (ALL_ID, FAINT_ID),
 ) -> None:
-    """Store `n` exchanges of the faint scanner, 500 to a batch."""
+    """Store `n` exchanges of the faint scanner, or of other slices, 500 to a batch."""
     rng = random.Random(first)
     for begin in range(first, first + n, 500):
         rows = tuple(
@@ -67,7 +77,7 @@ async def stored(
                 item=0,
                 captured_us=BEGIN_US + number * SECOND_US,
                 model_version_id=version,
-                slice_ids=(ALL_ID, FAINT_ID),
+                slice_ids=slices,
                 pi1=1.0,
                 flip=float(rng.random() < flips),
                 kl=rng.expovariate(1 / 0.001),
@@ -177,6 +187,7 @@ async def test_the_life_of_a_baseline(
     code, out, err = await typed(postgres_dsn, tmp_path, "accept", "--model", "digits", "--version", "2")
     assert (code, "nothing was recorded" in err, "needs some" in out) == (2, True, True)
     await stored(record, 6000, first=6500, version=2, flips=0.04)
+    await folded(database)
     arguments = (
         "--model",
         "digits",
@@ -198,6 +209,11 @@ async def test_the_life_of_a_baseline(
     accepted = await record.fetchrow("select * from baseline where source = 'accepted'")
     assert accepted["fold_seq"] is not None
 
+    await decided(database, record, postgres_dsn, tmp_path)
+
+
+async def decided(database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path) -> None:
+    """Freeze, import a budget, and fold the whole record again."""
     code, _, err = await typed(postgres_dsn, tmp_path, "freeze", "--model", "digits", "--version", "2")
     assert code == 0, err
     figures = tmp_path / "offline.json"
@@ -224,7 +240,7 @@ async def test_the_life_of_a_baseline(
     [
         ('[{"slice": "nowhere", "metric": "flip", "upper": 0.1}]', "no slice `nowhere`"),
         ('[{"slice": "all", "metric": "js", "upper": 0.1}]', "`js` has no budget"),
-        ('[{"slice": "all", "metric": "flip", "upper": 1.5}]', "not between 0 and 1"),
+        ('[{"slice": "all", "metric": "flip", "upper": 1.5}]', "is not between"),
         ('[{"slice": "all", "metric": "flip", "uper": 0.1}]', "not a list of objects"),
         ("{}", "not a list of objects"),
     ],
@@ -251,9 +267,8 @@ async def test_a_tail_is_pooled_from_slices_that_have_one(
     arguments = ("accept", "--model", "digits", "--slice", "scanner=faint", "--pool", "all")
     code, _, err = await typed(postgres_dsn, tmp_path, *arguments)
     assert (code, "all cannot be pooled: a tail takes 10,000 exchanges" in err) == (2, True), err
-    await record.execute("update comparison set slice_ids = array[1] where exchange_id >= $1", f"{500:032x}")
-    await stored(record, 9500, first=1000)
-    await record.execute("update comparison set slice_ids = array[1] where exchange_id >= $1", f"{500:032x}")
+    await stored(record, 9500, first=1000, slices=(ALL_ID,))
+    await folded(database)
     code, out, err = await typed(postgres_dsn, tmp_path, *arguments)
     assert code == 0, err
     assert "1 of 2 signals have a new baseline" in out
@@ -271,3 +286,55 @@ async def test_what_is_not_there_is_named_with_what_is(postgres_dsn: str, tmp_pa
     ):
         code, _, err = await typed(postgres_dsn, tmp_path, "keep", *arguments)
         assert (code, says in err) == (2, True), err
+    code, out, err = await typed(postgres_dsn, tmp_path, "list", "--model", "digit")
+    assert (code, "No baselines of these yet" in out) == (0, True), err
+
+
+async def test_a_decision_about_the_baseline_in_force_has_no_content(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """As the schema says: null, not a JSON null, which `content is not null` would take for a baseline."""
+    decision = Decision(
+        model_version_id=1,
+        slice_id=ALL_ID,
+        metric="flip",
+        kind="change",
+        source=Source.FROZEN,
+        made_by="ada",
+        reason="",
+        from_at=None,
+        to_at=None,
+        n_groups=0,
+        from_version_id=None,
+        content=None,
+    )
+    async with database.begin() as connection:
+        await decide(connection, [decision])
+    assert await record.fetchval("select content is null from baseline")
+
+
+async def test_an_exchange_longer_than_a_page_is_read_whole(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """It comes in one part, as every exchange does, and no part is empty."""
+    rows = tuple(
+        msgspec.structs.replace(
+            TEMPLATE, exchange_id=f"{number:032x}", item=item, captured_us=BEGIN_US + number * SECOND_US
+        )
+        for number, n_items in ((1, 12_000), (2, 1))
+        for item in range(n_items)
+    )
+    await store_batch(record, BatchRows(fold_seq=0, stored_us=rows[-1].captured_us, comparisons=rows))
+    async with database.begin() as connection:
+        await claim(connection, 0, 10)
+        found = rows_since(connection, 1, [ALL_ID], BEGIN, BEGIN + timedelta(hours=1))
+        parts = [len(part) async for part in found]
+    assert parts == [12_001]
+
+
+def test_a_user_without_a_name_decides_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container may run as a user that the system has no entry for."""
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 123_456)
+    assert user_name() == "uid 123456"

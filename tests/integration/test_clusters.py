@@ -227,6 +227,25 @@ async def test_a_clustering_that_cannot_be_read_stops_nothing(config: Config, da
     assert stored.made_by == "somebody"
 
 
+async def test_what_cannot_be_read_of_another_reference_is_in_nobodys_way(
+    config: Config, database: Database
+) -> None:
+    """A former reference has no vectors any more, so nothing ever replaces its clustering: the rest goes on."""
+    worker = Worker(config, database)
+    for kind in range(4):
+        await worker.store(kind, 1)
+    await _refit(config, database)
+    await _scalar(
+        database,
+        "update clustering set content = '\\x00', reference_digest = 'former' where version = 1 returning 1",
+    )
+    await _refit(config, database)
+    await worker.in_force.look()
+    assert sum((await _shares(worker, 2))[0].values()) == 1.0
+    assert await _scalar(database, "select max((detail ->> 'clustering')::int) from comparison") == 2
+    assert await _refit(config, database) == 3
+
+
 async def test_a_worker_reads_the_newest_clustering_at_its_start_and_keeps_vectors(
     config: Config, database: Database, postgres_dsn: str, nats_url: str
 ) -> None:

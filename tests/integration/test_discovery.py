@@ -237,6 +237,41 @@ async def test_the_monitor_searches_when_it_leads_and_it_is_time(
         telemetry.close()
 
 
+async def test_a_round_that_fails_is_tried_again_in_an_hour_and_not_at_once(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is wrong with a round, it does not read the record again and again."""
+    await write_version(record)
+    clock, stop, begun = ManualClock(NOW), Stop(), []
+
+    async def fails(*_: object, **__: object) -> Round:
+        begun.append(clock.now())
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("quantdrift.monitor.discovery.discover", fails)
+    stop.set()  # a turn does not wait then
+    telemetry = Telemetry("test", {})
+    try:
+        one = Discoverer(
+            config=CONFIG,
+            dsn=postgres_dsn,
+            database=database,
+            telemetry=telemetry,
+            clock=clock,
+            stop=stop,
+            leads=lambda: True,
+        )
+        with pytest.raises(ZeroDivisionError):
+            await one.turn()
+        await one.turn()
+        assert len(begun) == 1
+        clock.advance(3600)
+        with pytest.raises(ZeroDivisionError):
+            await one.turn()
+    finally:
+        telemetry.close()
+
+
 async def test_a_round_that_is_told_to_end_writes_nothing(
     database: Database, record: asyncpg.Connection
 ) -> None:
@@ -275,12 +310,16 @@ async def test_the_command_line_lists_searches_and_shows(
     search = await asyncio.to_thread(quantdrift, "search")
     assert search.returncode == 0, search.stderr
     assert "x-scanner=faint" in search.stdout
+    assert "left out" not in search.stdout
     listed = await asyncio.to_thread(quantdrift, "list", "--json")
     kinds = {one["name"]: (one["kind"], one["status"]) for one in json.loads(listed.stdout)["slices"]}
     assert kinds == {"all": ("all", "active"), "x-scanner=faint": ("discovered", "candidate")}
     shown = await asyncio.to_thread(quantdrift, "show", "x-scanner=faint")
     assert "candidate" in shown.stdout
     assert "evidence" in shown.stdout
-    wrong = await asyncio.to_thread(quantdrift, "show", "typo")
-    assert wrong.returncode == 2
-    assert "quantdrift slices list" in wrong.stderr
+    for unknown in ("typo", "None"):
+        wrong = await asyncio.to_thread(quantdrift, "show", unknown)
+        assert wrong.returncode == 2
+        assert "quantdrift slices list" in wrong.stderr
+    nobody = await asyncio.to_thread(quantdrift, "list", "--model", "typo")
+    assert nobody.stdout == "no slices of model `typo`: nothing of it was compared\n"

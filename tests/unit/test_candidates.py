@@ -111,6 +111,22 @@ def test_a_session_is_one_observation_and_no_value_is_none() -> None:
     assert after(far_apart).n_groups == 2
 
 
+def test_another_cap_of_the_model_does_not_change_what_is_tested() -> None:
+    """Frozen as "the mean KL is above 0.1", under a cap of 5: 0.05 nats is no evidence, whatever the cap is now."""
+    row = discovery(metric=Metric.KL, null_mean=0.1, scale=5.0)
+    rows = [
+        msgspec.structs.replace(item(NOW + timedelta(seconds=index), flip=None), kl=0.05)
+        for index in range(2000)
+    ]
+    now = [Budget(kl_cap=cap) for cap in (0.5, 5.0)]
+    ends = [
+        with_traffic([row], rows, {1: POLICY}, one, session_us=SESSION_US, until=NOW + HOUR)[0] for one in now
+    ]
+    assert ends[0] == ends[1]
+    assert ends[0].n_groups == 2000
+    assert ends[0].log_evidence == 0.0
+
+
 def test_enough_evidence_confirms_and_stays_confirmed() -> None:
     """Flips all the time against a null of 2 % are soon shown; a later clean stretch takes nothing back."""
     row = after([item(NOW + timedelta(seconds=index)) for index in range(30)])

@@ -89,6 +89,21 @@ def test_another_cluster_of_the_model_never_gets_an_id_that_was_used() -> None:
     assert sorted(fitted.clustering.ids) == [7, 8]
 
 
+@pytest.mark.parametrize("far", [1e6, 1e15, 1e30])
+def test_one_vector_far_out_does_not_take_the_clusters_with_it(far: float) -> None:
+    """It is in the half that places centroids: ids stay as without it, and ordinary vectors keep their clusters."""
+    before = _fit((0, 1, 2, 3), 1).clustering
+    sample = _sample((0, 1, 2, 3), 2)
+    vectors = sample.vectors.copy()
+    vectors[: len(vectors) // 50] = far
+    odd = msgspec.structs.replace(sample, vectors=vectors)
+    fitted = fit_clusters(
+        odd, msgspec.structs.replace(NAMING, version=2), n_clusters=4, quantile=0.9, previous=before, seed=2
+    ).clustering
+    assert [_id_of(fitted, kind) for kind in range(4)] == [_id_of(before, kind) for kind in range(4)]
+    assert bool(np.isfinite(fitted.radii).all())
+
+
 def test_the_same_sample_and_seed_give_the_same_clustering() -> None:
     """Whoever asks."""
     one, other = _fit((0, 1, 2), 1).clustering, _fit((0, 1, 2), 1).clustering

@@ -13,8 +13,9 @@ from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.margin import EDGES
 from quantdrift.drift.state import dump_state
 from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
+from sidecar.directives import judged
 from storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
-from tests.policies import BEGIN, CONFIG
+from tests.policies import BEGIN, CONFIG, named
 
 pytestmark = pytest.mark.unit
 
@@ -187,3 +188,45 @@ def test_a_policy_has_as_many_strata_as_fit_into_a_directive() -> None:
     assert len(made.allocation.policy.body_strata) > 32
     wire = encode(Directive(policy=made.allocation.policy, issued_at=BEGIN, valid_s=900.0))
     assert len(wire) <= MAX_BYTES
+
+
+@pytest.mark.parametrize("before", [0.0, 0.25])
+def test_a_policy_is_not_kept_where_the_configuration_bars_or_admits_a_stratum(before: float) -> None:
+    """Sidecars would refuse the one for ever; of the other nothing would be taken, and so nothing be missed."""
+    strata = tuple(
+        msgspec.structs.replace(s, rate=before if s.name == "archive" else s.rate)
+        for s in CONFIG.sampling.header_strata
+    )
+    now = tuple(
+        msgspec.structs.replace(s, rate=0.25 - before if s.name == "archive" else s.rate)
+        for s in CONFIG.sampling.header_strata
+    )
+    then, later = (
+        msgspec.structs.replace(CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, header_strata=of))
+        for of in (strata, now)
+    )
+    first = draft(then, record(), None)
+    assert first
+    again = draft(then, record(), first.allocation.policy)
+    assert again
+    assert again.allocation.kept
+    changed = draft(later, record(), first.allocation.policy)
+    assert changed
+    assert not changed.allocation.kept
+    wire = encode(Directive(policy=named(changed.allocation.policy), issued_at=BEGIN, valid_s=900.0))
+    assert judged(wire, later.sampling, BEGIN.timestamp()).valid_s == 900.0
+    assert (changed.allocation.policy.header_strata[0].rate > 0) is (before == 0)
+
+
+def test_a_policy_with_more_strata_than_are_allowed_now_is_not_kept() -> None:
+    """Each exchange carries them: who lowers the option wants them gone."""
+    first = draft(CONFIG, record(), None)
+    assert first
+    n = len(first.allocation.policy.body_strata)
+    assert n > 2
+    fewer = msgspec.structs.replace(
+        CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, policy_strata=n - 1)
+    )
+    again = draft(fewer, record(), first.allocation.policy)
+    assert again
+    assert len(again.allocation.policy.body_strata) < n

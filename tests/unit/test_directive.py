@@ -1,6 +1,7 @@
 """The policy's wire form, and whose rates hold in a sidecar."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from quantdrift.core.directive import (
 )
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from sidecar.directives import MOST_KNOWN, Directives, judged
+from sidecar.notice import Notice
 from sidecar.policy import policy_at
 from tests.policies import BEGIN, CONFIG, directive, named
 
@@ -204,3 +206,24 @@ def test_epochs_on_their_way_are_told_a_bounded_few_back() -> None:
     local = policy_at(CONFIG.sampling, NOW_S)
     assert directives.of(local.epoch) == local
     assert len(directives.known) == MOST_KNOWN
+
+
+def test_a_notice_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
+    """Too few open files, say: what was followed goes on, and the next look finds it."""
+    path, poster = tmp_path / "policy", Directives(CONFIG.sampling)
+    given = directive(1.0, 0.5, 0.25, 0.125)
+    poster.follow(given)
+    reader, reads = Directives(CONFIG.sampling), Notice(path)
+    Notice(path).post(poster, follow=True)
+    reads.read(reader)
+    content = path.read_bytes()
+    path.unlink()
+    path.mkdir()  # there, and not to be read
+    reads.read(reader)
+    assert reader.in_force(NOW_S) == given
+    path.rmdir()
+    reads.read(reader)
+    assert reader.in_force(NOW_S) is None
+    path.write_bytes(content)
+    reads.read(reader)
+    assert reader.in_force(NOW_S) == given

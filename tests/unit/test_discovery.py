@@ -202,6 +202,13 @@ def test_edges_are_short_numbers_that_stay_when_the_data_move_a_little() -> None
     assert edges_of(np.array([1.0, 2.0]), 10) == []
 
 
+@pytest.mark.parametrize("odd", [[5e-324], [1.7e308, -1.7e308]])
+def test_one_odd_number_of_a_client_does_not_end_the_search(odd: list[float]) -> None:
+    """Numbers that differ by less than a step can be, or by more than a float can say, have no edges."""
+    assert edges_of(np.array([0.0] * 98 + odd), 10) == []
+    assert edges_of(np.linspace(-1.0, 1.0, 50) * odd[0], 10) == []
+
+
 def test_overlap_is_the_share_of_either_in_both() -> None:
     """1 for the same items, 0 for none in common."""
     one = np.array([True, True, False, False])

@@ -9,12 +9,14 @@ from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold import Fold
 from storage.fold_rows import (
+    BaselineRow,
     BatchRows,
     DetectorRow,
     Episode,
     Outcome,
     Position,
     Snapshot,
+    Source,
     TallyRow,
     TransitionRow,
     VerdictRow,
@@ -27,6 +29,7 @@ from tests.fold_stream import (
     CONFIG,
     FAINT_ID,
     SECOND_US,
+    WITH_REFERENCE,
     WITHOUT_REFERENCE,
     batches,
 )
@@ -315,6 +318,44 @@ def test_a_changed_budget_starts_the_evidence_anew() -> None:
     for kept in (("kl", "budget"), ("flip", "change"), ("kl", "tail")):
         assert found[ALL_ID, *kept].n_groups == before[ALL_ID, *kept].n_groups + 16
     assert next(row for row in fold.verdicts() if row.slice_id == ALL_ID).n_groups > 100
+
+
+def test_an_imported_budget_that_a_lowered_cap_leaves_no_room_for_does_not_hold(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The configuration's holds, the fold goes on, and the log says it once and not for every exchange."""
+    imported = BaselineRow(
+        model_version_id=WITH_REFERENCE,
+        slice_id=ALL_ID,
+        metric=Metric.KL.value,
+        kind="budget",
+        source=Source.IMPORTED,
+        made_by="ana",
+        reason="",
+        from_us=None,
+        to_us=None,
+        n_groups=0,
+        from_version_id=None,
+        content={"budget": 1.5},
+        fold_seq=1,
+    )
+    budgets = []
+    for cap in (2.0, 1.0):
+        budget = Budget(kl=0.02, kl_cap=cap)
+        fold = Fold(
+            msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=budget),)),
+            Snapshot(position=Position(), imported=(imported,)),
+        )
+        fold.learn(CATALOG)
+        for rows in batches(5):
+            fold.batch(rows)
+        found = {(row.slice_id, row.metric, row.kind): row.budget for row in fold.take().detectors}
+        budgets.append(found[ALL_ID, "kl", "budget"])
+    assert budgets == [0.75, 0.02]
+    (said,) = caplog.messages
+    assert said.startswith(
+        "slice 1: the imported budget of kl, 1.5, is not below its cap of 1 and does not hold"
+    )
 
 
 def test_batches_come_consecutively() -> None:

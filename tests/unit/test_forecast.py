@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quantdrift.core.config.schema import Capture, Config, Model, Slice
+from quantdrift.core.config.schema import Budget, Capture, Config, Model, Slice
 from quantdrift.core.config.schema import Sampling as SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceKey
@@ -63,6 +63,18 @@ def test_time_is_samples_over_rate_and_the_quantiles_are_in_order() -> None:
     assert faint.hours[0] < faint.hours[1] < faint.hours[2]  # type: ignore[operator]
     assert archive.hours[1] < faint.hours[1]  # type: ignore[operator]
     assert faint.optimum_samples < faint.samples.p50
+
+
+def test_a_shift_to_flips_all_the_time_is_found_within_a_few_samples() -> None:
+    """Three times a budget of 40 % is more than all: it is cut there, and the optimum is some samples too."""
+    for shift, budget in ((100.0, 0.01), (3.0, 0.4)):
+        model = Model(name="digits", budget=Budget(flip=budget))
+        config = msgspec.structs.replace(CONFIG, models=(model,))
+        found, by_name = _forecast(Question(shift=shift), config=config)
+        assert found.shifted == 1.0
+        median = by_name["all"].samples.p50
+        assert median is not None
+        assert 1 <= by_name["all"].optimum_samples <= median < 100
 
 
 def test_a_slice_that_cannot_be_observed_is_named_with_the_rate_that_it_needs() -> None:

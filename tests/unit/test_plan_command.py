@@ -102,6 +102,8 @@ def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
         (("--rps", "1", "--slice", "scanner=faint"), "is no NAME=SHARE"),
         (("--rps", "1", "--slice", "scanner=faint=2"), "is no NAME=SHARE"),
         (("--rps", "1", "--stratum", "rare=1%"), "no header stratum `rare`"),
+        (("--rps", "inf"), "no numbers to plan with"),
+        (("--rps", "1", "--shift", "nan"), "no numbers to plan with"),
         (("--rps", "1", "--allocate"), "--allocate gives out a budget"),
         (("--rps", "1", "--gpu-share", "0.1"), "--gpu-share goes with --gpu-ms-per-replay"),
         (("--from-record",), "QUANTDRIFT_DSN"),

@@ -123,6 +123,10 @@ def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(3):
         held.add([item(10 + n, "user 7", at_us=BEGIN_US)], BEGIN_US + 9)
     assert [len(rows) for rows in held.due(BEGIN_US + 9)] == [4]
+    monkeypatch.setattr(module, "MOST_HELD", 3)
+    assert [rows[0].group_key for rows in held.due(BEGIN_US + 9)] == ["user 3"]
+    monkeypatch.setattr(module, "MOST_HELD", 100)
+    held.add([item(3, "user 3", at_us=BEGIN_US)], BEGIN_US + 10)
     rows, closed = held.take(1)
     assert [row.group_key for row in rows] == ["user 3", "user 4", "user 5", "user 6"]
     assert closed == ()
