@@ -5,42 +5,31 @@ the same bits, however they are cut into folds, and whenever the process was kil
 added up in the store, where the order of additions may differ in the last bits.)
 """
 
-import math
 from collections.abc import Sequence
 
-import msgspec
-
 from quantdrift.core.config.schema import Config
-from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
-from quantdrift.drift.block import FloatArray
 from quantdrift.drift.clock import MICROSECONDS
-from quantdrift.drift.detector import BUDGET, DETECTORS
-from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.signal import N_TOTAL, SCALE, M, Moved
-from quantdrift.drift.watch import Change, Phase, SignalKey, advance
-from quantdrift.monitor.account import reason_of
+from quantdrift.drift.watch import Change, SignalKey, advance
 from quantdrift.monitor.appraisal import Appraisal
+from quantdrift.monitor.chronicle import Chronicle
 from quantdrift.monitor.entry import Entry, Key
 from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
-from quantdrift.monitor.judge import NO_REFERENCE, RETIRED, SUPERSEDED
+from quantdrift.monitor.judge import NO_REFERENCE, RETIRED
 from quantdrift.monitor.ledger import Ledger
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.rollup import HOUR_US, Rollup
 from quantdrift.monitor.roster import Roster
 from quantdrift.monitor.sessions import Sessions
 from quantdrift.monitor.signals import shown
-from quantdrift.monitor.story import tell
 from storage.fold_rows import (
     BatchRows,
     Catalog,
     ComparisonRow,
     DetectorRow,
-    Episode,
     Outcome,
     Position,
     Snapshot,
-    TransitionRow,
     VerdictRow,
 )
 
@@ -69,10 +58,9 @@ class Fold:
         self._ledger = Ledger(snapshot.baselines, snapshot.tallies)
         self._rates = Rates()
         self._appraisal = Appraisal(monitor, self._ledger, self._rates, self._roster.succession)
-        self._dirty: set[Key] = set()
+        self._chronicle = Chronicle(self._roster, self._appraisal)
         self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
         self._gone_verdicts: dict[Key, VerdictRow] = {}
-        self._transitions: list[TransitionRow] = []
         self._rollup = Rollup()
 
     @property
@@ -117,7 +105,7 @@ class Fold:
             if version.reference_digest or slice_id is None or (version.id, slice_id) in self._entries:
                 continue
             self._enter((version.id, slice_id), NO_REFERENCE, version.first_seen_us, version.first_seen_us)
-            self._dirty.add((version.id, slice_id))
+            self._chronicle.dirty.add((version.id, slice_id))
 
     def batch(self, rows: BatchRows) -> None:
         """Fold one batch; they come consecutively.
@@ -129,12 +117,12 @@ class Fold:
         """
         if rows.fold_seq != self._fold_seq + 1:
             raise ValueError(f"batch {rows.fold_seq} does not follow {self._fold_seq}")
-        self._fold_seq = rows.fold_seq
+        self._fold_seq = self._chronicle.fold_seq = rows.fold_seq
         before_us = self._roster.clock.at_us or 0
         for decision in rows.decisions:
             self._roster.decide(decision)
             if (decision.model_version_id, decision.slice_id) in self._entries:
-                self._dirty.add((decision.model_version_id, decision.slice_id))
+                self._chronicle.dirty.add((decision.model_version_id, decision.slice_id))
         touched, changes = self._compare(rows)
         for tally in rows.tallies:
             self._see(tally.at_us)
@@ -145,25 +133,26 @@ class Fold:
         self._ledger.forget(now_us)
         self._roster.tend(sorted(touched), self._fold_seq)
         for key, change in changes:
-            self._alert(key, change)
+            self._chronicle.alert(key, change)
         if now_us // HOUR_US > before_us // HOUR_US:
             self._ledger.trim(now_us)
             self._retire(now_us)
         # Time and loss concern everybody: looked at by the clock, or a large fleet's tallies would cost more than they tell.
         all_due = now_us // SETTLE_US > before_us // SETTLE_US
         for key in sorted(self._entries if all_due else touched & self._entries.keys()):
-            self._settle(key, touched=key in touched)
+            self._chronicle.settle(key, touched=key in touched)
 
     def take(self) -> Outcome:
         """Return what is to be written for the batches since the last call, and forget it."""
         # What was retired and came back is written once, as it stands.
         detectors, verdicts = self._gone_detectors, self._gone_verdicts
-        for key in self._dirty:
+        for key in self._chronicle.dirty:
             entry = self._entries[key]
             detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in entry.rows()}
             verdicts[key] = entry.verdict
-        self._dirty, self._gone_detectors, self._gone_verdicts = set(), {}, {}
-        transitions, self._transitions = self._transitions, []
+        self._gone_detectors, self._gone_verdicts = {}, {}
+        transitions, self._chronicle.transitions = self._chronicle.transitions, []
+        self._chronicle.dirty = set()
         rollups, self._rollup = self._rollup.rows(), Rollup()
         sessions, closed = self._sessions.take(self._fold_seq)
         return Outcome(
@@ -249,161 +238,15 @@ class Fold:
                 continue
             ends = len(silent) == len(entry.watch.states)
             if ends:
-                self._end(key, RETIRED)
+                self._chronicle.end(key, RETIRED)
             self._roster.forget(key, silent)
             rows = entry.retire(silent, self._fold_seq)
             self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
-            self._dirty.add(key)
+            self._chronicle.dirty.add(key)
             if ends:
                 self._gone_verdicts[key] = self._entries.pop(key).verdict
-                self._dirty.remove(key)
+                self._chronicle.dirty.remove(key)
         self._roster.succession.recount(self._entries.values())
-
-    # --- verdicts
-
-    def _settle(self, key: Key, *, touched: bool) -> None:
-        """Judge a slice again; an alert of a version that another one has replaced ends."""
-        entry = self._entries[key]
-        if not entry.watch.states:
-            return
-        if entry.watch.phase is not Phase.WATCHING and self._appraisal.superseded(key):
-            self._end(key, SUPERSEDED)
-        self._say(key, *self._judge(entry, entry.watch.phase), touched=touched)
-
-    def _say(self, key: Key, verdict: Verdict, reason: str, *, touched: bool) -> None:
-        """Note the verdict; where it changed between `ok` and `unknown`, as a transition."""
-        entry = self._entries[key]
-        before = entry.verdict
-        changed = verdict is not before.verdict
-        if changed:
-            self._transitions.append(
-                TransitionRow(
-                    model_version_id=key[0],
-                    slice_id=key[1],
-                    from_verdict=before.verdict,
-                    to_verdict=verdict,
-                    at_us=self._roster.now_us,
-                    fold_seq=self._fold_seq,
-                    episode=Episode.NONE,
-                    metric=Metric(entry.loudest().metric),
-                    onset_us=self._roster.now_us,
-                    details={"reason": reason},
-                )
-            )
-        if touched or changed or reason != before.reason:
-            evidence, threshold = entry.weight(verdict, self._appraisal.thresholds)
-            entry.verdict = msgspec.structs.replace(
-                before,
-                verdict=verdict,
-                reason=reason,
-                since_us=self._roster.now_us if changed else before.since_us,
-                n_groups=entry.n_groups,
-                evidence=evidence,
-                threshold=threshold,
-                estimate=entry.estimates(),
-                last_us=entry.last_us,
-                updated_us=self._roster.now_us,
-                fold_seq=self._fold_seq,
-            )
-            self._dirty.add(key)
-
-    def _alert(self, key: Key, change: Change) -> None:
-        """Tell of an alarm or of its end."""
-        entry = self._entries[key]
-        verdict, reason = self._judge(entry, change.after)
-        signals = sorted(change.evidence)
-        if change.after is Phase.WATCHING:
-            episode, moved = Episode.CLOSE, None
-            signal = min(signals, key=lambda one: change.evidence[one])
-            evidence = change.evidence[signal]
-        else:
-            episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
-            signal = max(signals, key=lambda one: change.evidence[one])
-            reason = reason_of(signal.kind, page=verdict is Verdict.FIRING)
-            evidence = math.fsum(change.evidence.values())
-            moved = DETECTORS[signal.kind].moved(change.states[signal])
-        self._tell(
-            key,
-            verdict,
-            reason,
-            at_us=change.at_us,
-            episode=episode,
-            signal=signal,
-            states=change.states,
-            moved=moved,
-            evidence=evidence,
-            threshold=change.threshold,
-        )
-
-    def _tell(
-        self,
-        key: Key,
-        verdict: Verdict,
-        reason: str,
-        *,
-        at_us: int,
-        episode: Episode,
-        signal: SignalKey,
-        states: dict[SignalKey, FloatArray],
-        moved: Moved | None,
-        evidence: float,
-        threshold: float,
-    ) -> None:
-        entry, metric = self._entries[key], Metric(signal.metric)
-        accepted = states.get(SignalKey(signal.metric, BUDGET.kind))
-        row = tell(
-            version=self.catalog.versions[key[0]],
-            place=self.catalog.slices[key[1]],
-            change=(entry.verdict.verdict, verdict),
-            reason=reason,
-            metric=metric,
-            kind=signal.kind,
-            state=states[signal],
-            budget=None if accepted is None else float(accepted[M] * accepted[SCALE]),
-            n_groups=max(int(state[N_TOTAL]) for state in states.values()),
-            moved=moved,
-            evidence=evidence,
-            threshold=threshold,
-            aggregate=self._appraisal.aggregate(self._entries, key[0], metric, self._roster.now_us),
-            episode=episode,
-            at_us=at_us,
-            fold_seq=self._fold_seq,
-        )
-        self._transitions.append(row)
-        entry.verdict = msgspec.structs.replace(
-            entry.verdict,
-            verdict=verdict,
-            reason=reason,
-            since_us=at_us,
-            evidence=evidence,
-            threshold=threshold,
-        )
-
-    def _end(self, key: Key, reason: str) -> None:
-        """Call what is compared no more `unknown`, also where it alerts: nothing has shown it to be well."""
-        entry = self._entries[key]
-        if entry.watch.phase is Phase.WATCHING:
-            self._say(key, Verdict.UNKNOWN, reason, touched=False)
-            return
-        watch = entry.watch
-        signal = entry.loudest()
-        self._tell(
-            key,
-            Verdict.UNKNOWN,
-            reason,
-            at_us=self._roster.now_us,
-            episode=Episode.CLOSE,
-            signal=signal,
-            states=watch.states,
-            moved=None,
-            evidence=0.0,
-            threshold=RESOLVED,
-        )
-        watch.stand_down(mass=self._roster.clock.mass, at_us=self._roster.now_us)
-        self._say(key, Verdict.UNKNOWN, reason, touched=True)
-
-    def _judge(self, entry: Entry, phase: Phase) -> tuple[Verdict, str]:
-        return self._appraisal.verdict(entry, phase, self._roster.now_us)
 
     @property
     def _entries(self) -> dict[Key, Entry]:

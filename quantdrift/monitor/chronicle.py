@@ -1,0 +1,195 @@
+"""What is said of each slice: its verdict, every change of it, and the story of each alert."""
+
+import math
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.detector import BUDGET, DETECTORS
+from quantdrift.drift.resolve import RESOLVED
+from quantdrift.drift.signal import N_TOTAL, SCALE, M, Moved
+from quantdrift.drift.watch import Change, Phase, SignalKey
+from quantdrift.monitor.account import reason_of
+from quantdrift.monitor.appraisal import Appraisal
+from quantdrift.monitor.entry import Entry, Key
+from quantdrift.monitor.judge import SUPERSEDED
+from quantdrift.monitor.roster import Roster
+from quantdrift.monitor.story import tell
+from storage.fold_rows import Episode, TransitionRow
+
+
+class Chronicle:
+    """Says what follows from the evidence, and remembers what must be written of it.
+
+    Parameters
+    ----------
+    roster
+        What is watched.
+    appraisal
+        What else is known of it.
+
+    Attributes
+    ----------
+    fold_seq
+        The batch that is folded.
+    dirty
+        Slices whose rows are to be written.
+    transitions
+        Changes of verdict that are.
+    """
+
+    def __init__(self, roster: Roster, appraisal: Appraisal) -> None:
+        self._roster = roster
+        self._appraisal = appraisal
+        self.fold_seq = 0
+        self.dirty: set[Key] = set()
+        self.transitions: list[TransitionRow] = []
+
+    def settle(self, key: Key, *, touched: bool) -> None:
+        """Judge a slice again; an alert of a version that another one has replaced ends."""
+        entry = self._entries[key]
+        if not entry.watch.states:
+            return
+        if entry.watch.phase is not Phase.WATCHING and self._appraisal.superseded(key):
+            self.end(key, SUPERSEDED)
+        self._say(key, *self._judge(entry, entry.watch.phase), touched=touched)
+
+    def _say(self, key: Key, verdict: Verdict, reason: str, *, touched: bool) -> None:
+        """Note the verdict; where it changed between `ok` and `unknown`, as a transition."""
+        entry = self._entries[key]
+        before = entry.verdict
+        changed = verdict is not before.verdict
+        if changed:
+            self.transitions.append(
+                TransitionRow(
+                    model_version_id=key[0],
+                    slice_id=key[1],
+                    from_verdict=before.verdict,
+                    to_verdict=verdict,
+                    at_us=self._roster.now_us,
+                    fold_seq=self.fold_seq,
+                    episode=Episode.NONE,
+                    metric=Metric(entry.loudest().metric),
+                    onset_us=self._roster.now_us,
+                    details={"reason": reason},
+                )
+            )
+        if touched or changed or reason != before.reason:
+            evidence, threshold = entry.weight(verdict, self._appraisal.thresholds)
+            entry.verdict = msgspec.structs.replace(
+                before,
+                verdict=verdict,
+                reason=reason,
+                since_us=self._roster.now_us if changed else before.since_us,
+                n_groups=entry.n_groups,
+                evidence=evidence,
+                threshold=threshold,
+                estimate=entry.estimates(),
+                last_us=entry.last_us,
+                updated_us=self._roster.now_us,
+                fold_seq=self.fold_seq,
+            )
+            self.dirty.add(key)
+
+    def alert(self, key: Key, change: Change) -> None:
+        """Tell of an alarm or of its end."""
+        entry = self._entries[key]
+        verdict, reason = self._judge(entry, change.after)
+        signals = sorted(change.evidence)
+        if change.after is Phase.WATCHING:
+            episode, moved = Episode.CLOSE, None
+            signal = min(signals, key=lambda one: change.evidence[one])
+            evidence = change.evidence[signal]
+        else:
+            episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
+            signal = max(signals, key=lambda one: change.evidence[one])
+            reason = reason_of(signal.kind, page=verdict is Verdict.FIRING)
+            evidence = math.fsum(change.evidence.values())
+            moved = DETECTORS[signal.kind].moved(change.states[signal])
+        self._tell(
+            key,
+            verdict,
+            reason,
+            at_us=change.at_us,
+            episode=episode,
+            signal=signal,
+            states=change.states,
+            moved=moved,
+            evidence=evidence,
+            threshold=change.threshold,
+        )
+
+    def _tell(
+        self,
+        key: Key,
+        verdict: Verdict,
+        reason: str,
+        *,
+        at_us: int,
+        episode: Episode,
+        signal: SignalKey,
+        states: dict[SignalKey, FloatArray],
+        moved: Moved | None,
+        evidence: float,
+        threshold: float,
+    ) -> None:
+        entry, metric = self._entries[key], Metric(signal.metric)
+        accepted = states.get(SignalKey(signal.metric, BUDGET.kind))
+        row = tell(
+            version=self._appraisal.catalog.versions[key[0]],
+            place=self._appraisal.catalog.slices[key[1]],
+            change=(entry.verdict.verdict, verdict),
+            reason=reason,
+            metric=metric,
+            kind=signal.kind,
+            state=states[signal],
+            budget=None if accepted is None else float(accepted[M] * accepted[SCALE]),
+            n_groups=max(int(state[N_TOTAL]) for state in states.values()),
+            moved=moved,
+            evidence=evidence,
+            threshold=threshold,
+            aggregate=self._appraisal.aggregate(self._entries, key[0], metric, self._roster.now_us),
+            episode=episode,
+            at_us=at_us,
+            fold_seq=self.fold_seq,
+        )
+        self.transitions.append(row)
+        entry.verdict = msgspec.structs.replace(
+            entry.verdict,
+            verdict=verdict,
+            reason=reason,
+            since_us=at_us,
+            evidence=evidence,
+            threshold=threshold,
+        )
+
+    def end(self, key: Key, reason: str) -> None:
+        """Call what is compared no more `unknown`, also where it alerts: nothing has shown it to be well."""
+        entry = self._entries[key]
+        if entry.watch.phase is Phase.WATCHING:
+            self._say(key, Verdict.UNKNOWN, reason, touched=False)
+            return
+        watch = entry.watch
+        signal = entry.loudest()
+        self._tell(
+            key,
+            Verdict.UNKNOWN,
+            reason,
+            at_us=self._roster.now_us,
+            episode=Episode.CLOSE,
+            signal=signal,
+            states=watch.states,
+            moved=None,
+            evidence=0.0,
+            threshold=RESOLVED,
+        )
+        watch.stand_down(mass=self._roster.clock.mass, at_us=self._roster.now_us)
+        self._say(key, Verdict.UNKNOWN, reason, touched=True)
+
+    def _judge(self, entry: Entry, phase: Phase) -> tuple[Verdict, str]:
+        return self._appraisal.verdict(entry, phase, self._roster.now_us)
+
+    @property
+    def _entries(self) -> dict[Key, Entry]:
+        return self._roster.entries
