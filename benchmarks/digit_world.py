@@ -18,8 +18,7 @@ import numpy as np
 
 from benchmarks.pools import Pool, balance, compare
 from benchmarks.shifts import Case, Source, Stage, World
-from examples.digits.model import INPUT, OUTPUT, REFERENCE
-from examples.digits.model import _quantise as quantise
+from examples.digits.model import INPUT, OUTPUT, REFERENCE, quantise
 from examples.digits.scans import Images, Labels, Scanner, Scans
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Budget, Model, Provider, Slice

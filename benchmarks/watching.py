@@ -1,6 +1,8 @@
 """The shipped fold along a shift: what it says of which slice, when, and which detector saw it."""
 
+import asyncio
 import copy
+from collections.abc import Sequence
 
 import msgspec
 
@@ -17,9 +19,9 @@ from benchmarks.shifts import (
     batches,
 )
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.explanation import BEFORE_US
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.scene import Scene, damaged, measure_of, mixed
+from quantdrift.monitor.yardstick import yardstick
 from storage.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 from storage.fold_rows import ComparisonRow, Episode, Position, Snapshot, TransitionRow
 
@@ -53,6 +55,8 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
         What the explanation makes of the slice's own move: `damage` at equal margins, `input_shift`, or neither.
     moved
         What it makes of the move of all traffic: `within` its slices, by their `mix`, or neither.
+    held_against
+        Which window is the before of both.
     """
 
     slice: str
@@ -65,6 +69,7 @@ class Alarm(msgspec.Struct, frozen=True, kw_only=True):
     aggregate: str
     cause: str
     moved: str
+    held_against: str
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,6 +134,7 @@ class _Watcher:
         self._fold = Fold(world.config, Snapshot(position=Position()))
         self._fold.learn(world.catalog())
         self._items: list[tuple[int, EvidenceItem]] = []
+        self._first_us: dict[int, int] = {}  # version to its first item
         self._sums: dict[str, list[float]] = {}
         self.alarms: list[Alarm] = []
         self.points: list[Point] = []
@@ -139,6 +145,7 @@ class _Watcher:
         other = _Watcher(self._world, self._seed, self._onset_us)
         other._fold = copy.deepcopy(self._fold)
         other._items = self._items[-MOST_SCANNED:]
+        other._first_us = dict(self._first_us)
         other.alarms, other.points = list(self.alarms), list(self.points)
         other.live = {name: set(found) for name, found in self.live.items()}
         return other
@@ -146,6 +153,7 @@ class _Watcher:
     def take(self, batch: Batch, items: Items) -> None:
         """Fold one batch, drawn from `items`."""
         for row in batch.rows.comparisons:
+            self._first_us.setdefault(row.model_version_id, row.captured_us)
             self._items.append((row.model_version_id, _evidence(row, batch.margins[row.exchange_id])))
             for slice_id in row.slice_ids:
                 sums = self._sums.setdefault(self._names[slice_id], [0.0, 0.0])
@@ -174,8 +182,20 @@ class _Watcher:
         error_s = (row.onset_us - self._onset_us) / SECOND_US
         since = self._window(row.model_version_id, row.slice_id, self._onset_us, row.at_us + 1)
         measure = measure_of({**row.details, "metric": row.metric.value}, self._budget.kl_cap)
-        own = damaged(*self._windows(row, row.slice_id), measure)
-        whole = mixed(*self._windows(row, EVERYTHING), measure)
+        versions = {
+            number: msgspec.structs.replace(version, first_seen_us=self._first_us[number])
+            for number, version in self._world.catalog().versions.items()
+            if number in self._first_us
+        }
+        before = asyncio.run(yardstick(self, row, versions))
+        span = (before.begin_us, before.end_us)
+        now = (row.onset_us, row.at_us + 1)
+        own = damaged(Scene(before.items), self._scene(row.model_version_id, row.slice_id, *now), measure)
+        whole = mixed(
+            self._scene(before.version, EVERYTHING, *span),
+            self._scene(row.model_version_id, EVERYTHING, *now),
+            measure,
+        )
         return Alarm(
             slice=self._names[row.slice_id],
             verdict=row.to_verdict.value,
@@ -187,14 +207,32 @@ class _Watcher:
             aggregate=str(row.details["aggregate_verdict"]),
             cause=own.cause.value if own else "",
             moved=whole.cause.value if whole else "",
+            held_against=before.words,
         )
 
-    def _windows(self, row: TransitionRow, slice_id: int) -> tuple[Scene, Scene]:
-        """Return what the explanation of an alert reads: the slice before and since its estimated onset."""
-        version, onset_us = row.model_version_id, row.onset_us
-        before = self._window(version, slice_id, onset_us - BEFORE_US, onset_us)
-        after = self._window(version, slice_id, onset_us, row.at_us + 1)
-        return Scene(before[-MOST_ROWS:]), Scene(after[-MOST_ROWS:])
+    async def items(
+        self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> list[EvidenceItem]:
+        """Answer as the record does; everything that is known was folded up to `fold_seq`."""
+        del fold_seq
+        return self._window(version, slice_id, begin_us, end_us)[-MOST_ROWS:][::-1]
+
+    async def last_compared(
+        self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> int | None:
+        """Answer as the record does."""
+        del fold_seq
+        return next(
+            (
+                of
+                for of, item in reversed(self._items)
+                if of in versions and begin_us <= item.captured_us < end_us and slice_id in item.slice_ids
+            ),
+            None,
+        )
+
+    def _scene(self, version: int, slice_id: int, begin_us: int, end_us: int) -> Scene:
+        return Scene(self._window(version, slice_id, begin_us, end_us)[-MOST_ROWS:][::-1])
 
     def _window(self, version: int, slice_id: int, begin_us: int, end_us: int) -> list[EvidenceItem]:
         return [

@@ -33,6 +33,17 @@ _ITEMS: Final = text("""
     where newest.slice_ids @> array[cast(:slice as int)]
     order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
 """)
+_NEWEST: Final = text("""
+    select newest.model_version_id from (
+        select c.captured_at, c.exchange_id, c.item, c.slice_ids, c.model_version_id
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at >= :begin and c.captured_at < :end
+            and c.model_version_id = any(cast(:versions as int[])) and b.fold_seq <= :fold_seq
+        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
+    ) newest
+    where newest.slice_ids @> array[cast(:slice as int)]
+    order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit 1
+""")
 _PROVENANCE: Final = text("select id, provenance from batch where id = any(cast(:batches as bigint[]))")
 _STORED: Final = text("select stored_at from batch where fold_seq = :fold_seq")
 _ALERTING: Final = text("""
@@ -123,6 +134,23 @@ class Evidence:
             )
             for captured_at, exchange, _, group, slice_ids, pi, flip, kl, margin, source, batch_id in found
         ]
+
+    async def last_compared(
+        self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> int | None:
+        """Return which of some versions had the slice's newest item captured in [begin, end), or None."""
+        found: int | None = await self._connection.scalar(
+            _NEWEST,
+            {
+                "begin": from_us(begin_us),
+                "end": from_us(end_us),
+                "versions": list(versions),
+                "slice": slice_id,
+                "fold_seq": fold_seq,
+                "scanned": MOST_SCANNED,
+            },
+        )
+        return found
 
     async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
         """Return per batch what replayed it: runtime, version, provider, device; empty where it is not known."""

@@ -38,7 +38,10 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     explains_ids: Annotated[tuple[int, ...], Meta(description="Their slice ids.")] = ()
     cause: Annotated[
         str | None,
-        Meta(description="damage (at equal margins), input_shift (other margins), both or undecided."),
+        Meta(
+            description="damage (at equal margins), input_shift (other margins), unseen (margins that were not there"
+            " before), both (more than one), undecided, or too_few (exchanges before or since)."
+        ),
     ] = None
     damage: Annotated[
         float | None, Meta(description="Part of the slice's move at equal margins of the reference.")
@@ -46,12 +49,21 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     shift: Annotated[float | None, Meta(description="Part of it by other margins than before.")] = None
     shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    unseen: Annotated[
+        float | None,
+        Meta(description="Part of it at margins that were not there before: neither of the two."),
+    ] = None
+    unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     kl_damage: Annotated[
         float | None, Meta(description="The same of mean KL in nats, where another measure decided.")
     ] = None
     kl_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     kl_shift: Annotated[float | None, Meta(description="The same of mean KL by other margins.")] = None
     kl_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    kl_unseen: Annotated[
+        float | None, Meta(description="The same of mean KL at margins that were not there before.")
+    ] = None
+    kl_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     low_margin_before: Annotated[
         float | None, Meta(description="Share of the slice with a margin below 0.1 before the onset.")
     ] = None
@@ -59,8 +71,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_cause: Annotated[
         str | None,
         Meta(
-            description="Why the aggregate moved since the onset: within (its slices), mix (of traffic), both or"
-            " undecided."
+            description="Why the aggregate moved since the onset: within (its slices), mix (of traffic), unseen"
+            " (traffic that was not there before), both (more than one), undecided or too_few."
         ),
     ] = None
     aggregate_move: Annotated[
@@ -72,10 +84,21 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_within_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     aggregate_mix: Annotated[float | None, Meta(description="Part of it by another mix of slices.")] = None
     aggregate_mix_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    aggregate_unseen: Annotated[
+        float | None, Meta(description="Part of it by traffic that was not there before: neither of the two.")
+    ] = None
+    aggregate_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     changes: Annotated[
         tuple[str, ...],
         Meta(description="Candidate version, replay engine, provider, device or sidecar that are new."),
     ] = ()
+    compared_with: Annotated[
+        str | None, Meta(description="Which window is the before of all of this, in words.")
+    ] = None
+    compared_version: Annotated[
+        str | None,
+        Meta(description="The version it is of, where this one has too little of its own before the onset."),
+    ] = None
     n_window_before: Annotated[
         int | None, Meta(description="Exchanges of the slice that were looked at before the onset.")
     ] = None

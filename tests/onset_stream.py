@@ -11,7 +11,7 @@ from storage.fold_rows import from_us
 from tests.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
 
 ALL, FAINT, DARK, CLEAR = 1, 2, 3, 4
-VERSION = 1
+VERSION, SUCCESSOR = 1, 2
 NAMES = {ALL: "all", FAINT: "faint", DARK: "dark", CLEAR: "clear"}
 ONSET_S = 400
 CPU = {"runtime": "onnxruntime", "version": "1.31.0", "provider": "CPUExecutionProvider", "device": "cpu"}
@@ -115,14 +115,34 @@ async def store_names(connection: asyncpg.Connection) -> None:
     )
 
 
+async def store_successor(connection: asyncpg.Connection) -> None:
+    """Insert the version that is first seen at the onset."""
+    await connection.execute(
+        "insert into model_version (id, model, candidate_version, reference_digest, first_seen_at)"
+        " overriding system value values ($1, 'digits', '2', repeat('d', 64), $2)",
+        SUCCESSOR,
+        from_us(BEGIN_US + ONSET_S * SECOND_US),
+    )
+
+
 async def store_items(
-    connection: asyncpg.Connection, stream: list[Item], *, per_batch: int = 50, engine: bool = False
+    connection: asyncpg.Connection,
+    stream: list[Item],
+    *,
+    per_batch: int = 50,
+    engine: bool = False,
+    successor: bool = False,
 ) -> int:
-    """Insert the stream in batches; return how many. With `engine` another provider replays since the onset."""
+    """Insert the stream in batches; return how many.
+
+    With `engine` another provider replays since the onset, with `successor` another version answers.
+    """
     onset_us = BEGIN_US + ONSET_S * SECOND_US
     for first in range(0, len(stream), per_batch):
         part = stream[first : first + per_batch]
-        provenance = CUDA if engine and part[0].at_us >= onset_us else CPU
+        since = part[0].at_us >= onset_us
+        provenance = CUDA if engine and since else CPU
+        version = SUCCESSOR if successor and since else VERSION
         batch = await connection.fetchval(
             "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, provenance)"
             " values ('comparison', 'w', $2, $1, $2, $3, $4) returning id",
@@ -136,7 +156,7 @@ async def store_items(
             columns=_COLUMNS,
             records=[
                 (
-                    *(from_us(one.at_us), one.exchange, 0, batch, VERSION, 1, list(one.slices), 1, "pod"),
+                    *(from_us(one.at_us), one.exchange, 0, batch, version, 1, list(one.slices), 1, "pod"),
                     *("default", "default", 1.0, 1.0, 0.0, 0.0, "", one.flip, 0.0, one.kl, one.margin),
                     *(one.margin, "{}", "{}", ""),
                 )

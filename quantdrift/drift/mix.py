@@ -35,10 +35,8 @@ import numpy as np
 from quantdrift.drift.block import BoolArray, FloatArray, IntArray
 
 LEAST = 20  # items of a cell in the earlier window: below it the cell has no mean to compare with
-FEWEST_BEFORE = (
-    30  # exchanges or sessions of a window: below it no standard error is to be trusted, and none is
-)
-FEWEST_AFTER = 20
+FEWEST_BEFORE = 30  # exchanges or sessions of the earlier window: its means are what all is held against
+FEWEST_AFTER = 10  # of the later one: plain damage pages within a dozen, of which standard errors still tell
 Z = 1.96
 _DOMINANT = 0.8
 

@@ -2,9 +2,10 @@
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift.detector import CHANGE, TAIL
+from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE
 from storage.explained import Explanation
 
-INPUT_SHIFT = "input_shift"
+INPUT_SHIFT, UNSEEN, TOO_FEW = "input_shift", "unseen", "too_few"
 _REASONS = {
     (True, CHANGE.kind): "the flip rate is above its learned baseline",
     (True, TAIL.kind): "the upper tail of the divergence is above its learned baseline",
@@ -16,9 +17,11 @@ _REASONS = {
 _CAUSES = {
     "damage": "Numeric damage: {subject} rose by {damage} on inputs that are as hard as before, "
     "and by {shift} because of other margins",
-    INPUT_SHIFT: "Input shift: {subject} rose by {shift} because there are more close calls or margins that were "
-    "not seen before, and by {damage} on inputs that are as hard as before",
-    "both": "Numeric damage and input shift: {subject} rose by {damage} on inputs that are as hard as before, "
+    INPUT_SHIFT: "Input shift: {subject} rose by {shift} because there are more close calls, and by {damage} on "
+    "inputs that are as hard as before",
+    UNSEEN: "Inputs at margins that were not there before: {subject} moved by {damage} on inputs that are as hard as "
+    "before and by {shift} because of other margins",
+    "both": "More than one cause: {subject} rose by {damage} on inputs that are as hard as before, "
     "and by {shift} because of other margins",
     "undecided": "Damage or input shift cannot be told apart yet: {subject} moved by {damage} at equal margins "
     "and by {shift} by other margins",
@@ -26,6 +29,8 @@ _CAUSES = {
 _AGGREGATE = {
     "within": "Over all traffic it moved by {move}: its slices changed ({within}), the mix of traffic did not "
     "({mix})",
+    UNSEEN: "Over all traffic it moved by {move}: by traffic that is new, while its slices changed by {within} and the "
+    "mix of the others moved it by {mix}",
     "mix": "Over all traffic it moved by {move}: the traffic is spread over the slices in another way ({mix}), "
     "while within them it moved by {within}",
     "both": "Over all traffic it moved by {move}: {within} within its slices and {mix} by another mix of traffic",
@@ -34,17 +39,23 @@ _AGGREGATE = {
 }
 _ADVICE = {
     "damage": "It is numeric damage: these inputs reach a range or need a resolution that quantisation gave away. "
-    "Calibrate again with them, or keep the sensitive layers in higher precision.",
+    "Calibrate again with them, or use finer (per-channel) quantisation or higher precision in the sensitive layers: "
+    "calibration alone moves ranges and adds no resolution. Measure with labels which of them helps.",
     INPUT_SHIFT: "It is input shift: the inputs moved towards the decision boundary and the model does there what it "
     "always did. Ask who sends them; a flip on a close call is not by itself an error, so label a handful.",
-    "both": "Part of it is numeric damage, part are more close calls: look at who sends these inputs, and "
-    "calibrate again with them.",
+    UNSEEN: "It shows on inputs that were not there before, so nothing tells what the model always did on them. Ask "
+    "who sends them, label a handful, and have them in the calibration set and the evaluation.",
+    "both": "It has more than one cause: look at who sends these inputs, calibrate again with them or use finer "
+    "(per-channel) quantisation, and measure with labels.",
 }
 _GUESS = {
     Metric.KL: "Divergence of the whole output distribution points to numeric damage (range or resolution lost).",
     Metric.FLIP: "Flips with little divergence are inputs near the decision boundary; with it, numeric damage.",
 }
-_MEND = "Most often the calibration set lacked this slice: calibrate again with it."
+_MEND = (
+    "Most often the calibration set lacked this slice: calibrate again with it, or use finer (per-channel) "
+    "quantisation; measure with labels."
+)
 
 
 def reason_of(kind: str, *, page: bool) -> str:
@@ -79,7 +90,7 @@ def advice(
     onset
         Its estimate, ISO 8601.
     cause
-        Damage or input shift, where it is known and decided.
+        Damage, input shift or inputs that are new, where it is known and decided.
     explained_by
         A smaller slice that alerts and explains this alert.
     """
@@ -115,14 +126,19 @@ def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
                 damage=_amount(found.damage, found.damage_se, share=share),
                 shift=_amount(found.shift, found.shift_se, share=share),
             )
+            + _unseen(found.unseen, found.unseen_se, "at margins that were not there before", share=share)
             + _margins(found)
         )
-    elif found.n_window_before == 0:
-        said.append("Nothing of this slice was compared in the day before the onset: there is no before.")
+    elif found.cause == TOO_FEW:
+        said.append(_too_few(found))
     if found.kl_damage is not None and found.kl_shift is not None:
         said.append(
             f"Mean KL moved by {_amount(found.kl_damage, found.kl_damage_se, share=False)} at equal margins and by "
-            f"{_amount(found.kl_shift, found.kl_shift_se, share=False)} by other margins."
+            f"{_amount(found.kl_shift, found.kl_shift_se, share=False)} by other margins"
+            + _unseen(
+                found.kl_unseen, found.kl_unseen_se, "at margins that were not there before", share=False
+            )
+            + "."
         )
     if found.aggregate_cause and found.aggregate_within is not None and found.aggregate_mix is not None:
         said.append(
@@ -131,9 +147,36 @@ def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
                 within=_amount(found.aggregate_within, found.aggregate_within_se, share=share),
                 mix=_amount(found.aggregate_mix, found.aggregate_mix_se, share=share),
             )
+            + _unseen(
+                found.aggregate_unseen,
+                found.aggregate_unseen_se,
+                "traffic that was not there before",
+                share=share,
+            )
             + "."
         )
+    elif found.aggregate_cause == TOO_FEW:
+        said.append("Of all traffic there are too few exchanges before or since the onset to split its move.")
+    if found.compared_with:
+        since = f"{found.n_window_after or 0:,} since"
+        said.append(
+            f"Held against {found.compared_with} ({found.n_window_before or 0:,} exchanges, {since})."
+        )
     return tuple(said)
+
+
+def _too_few(found: Explanation) -> str:
+    """Return why nothing is named."""
+    return (
+        f"Too few to tell damage from input shift: {found.n_window_before or 0} exchanges of the slice before the "
+        f"onset and {found.n_window_after or 0} since; {FEWEST_BEFORE} and {FEWEST_AFTER} independent ones "
+        "with a margin are needed."
+    )
+
+
+def _unseen(value: float | None, se: float | None, what: str, *, share: bool) -> str:
+    """Return what is neither; nothing where there was no such traffic."""
+    return "" if not value else f"; {what}: {_amount(value, se, share=share)}"
 
 
 def _folded(found: Explanation) -> list[str]:

@@ -1,5 +1,7 @@
 """Explains alerts as they open and escalate, from what was compared before and since the onset.
 
+What before is, `quantdrift.monitor.yardstick` decides.
+
 It belongs to the leader's transaction, between the fold and the writing, and must neither break nor delay it: reads
 are bounded in rows and time and undone alone, only so many alerts of one fold are explained, pages first, and an alert
 that is not explained says so and goes out.
@@ -19,8 +21,9 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
-from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.damage import DamageCause
 from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.mix import Cause
 from quantdrift.monitor.account import advice, sentences
 from quantdrift.monitor.entry import Key
 from quantdrift.monitor.relation import Standing, explains, smallest
@@ -34,6 +37,7 @@ from quantdrift.monitor.scene import (
     new_sidecars,
     new_versions,
 )
+from quantdrift.monitor.yardstick import Yardstick, yardstick
 from storage.evidence import Evidence
 from storage.explained import Explanation
 from storage.fold_rows import Catalog, Episode, Outcome, TransitionRow
@@ -42,7 +46,6 @@ MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0
 FOLD_S = 3.0
 MOST_LARGER = 4  # larger alerting slices that a new alert is held against
-BEFORE_US = DAY_US
 _EPISODES = (Episode.OPEN, Episode.ESCALATE)
 _LOG = logging.getLogger(__name__)
 
@@ -143,16 +146,19 @@ class Explainer:
         )
         cap = self._budget(version.model).kl_cap
         measure = measure_of(row.details, cap)
-        before, after = await _around(evidence, row, row.slice_id)
+        held_against = await yardstick(evidence, row, catalog.versions)
+        before, past = Scene(held_against.items), Scene(held_against.past)
+        after = await _since(evidence, row, row.slice_id)
         whole_before, whole_after = before, after
         if row.slice_id != everything:
-            whole_before, whole_after = await _around(evidence, row, everything)
+            whole_before = await _before(evidence, row, held_against, everything)
+            whole_after = await _since(evidence, row, everything)
 
-        batches = {item.batch_id for scene in (before, after) for item in scene.items}
+        batches = {item.batch_id for scene in (past, after) for item in scene.items}
         changes = [
             *new_versions(catalog, row, await evidence.stored_at_us(row.fold_seq)),
-            *new_engines(before, after, row.onset_us, await evidence.provenance(sorted(batches))),
-            *new_sidecars(before, after, row.onset_us),
+            *new_engines(past, after, row.onset_us, await evidence.provenance(sorted(batches))),
+            *new_sidecars(past, after, row.onset_us),
         ]
         tolerance = self._config.monitor.tolerance
         others = standing.at(row)
@@ -167,19 +173,12 @@ class Explainer:
                 scene, others, sizes, mine=row.slice_id, larger=larger, kl_cap=cap, tolerance=tolerance
             ):
                 explained.append(larger)
-        explanation = _findings(before, after, measure, cap)
-        if found := mixed(whole_before, whole_after, measure):
-            explanation = msgspec.structs.replace(
-                explanation,
-                aggregate_cause=found.cause.value,
-                aggregate_move=found.move.value,
-                aggregate_within=found.within.value,
-                aggregate_within_se=found.within.se,
-                aggregate_mix=found.mix.value,
-                aggregate_mix_se=found.mix.se,
-            )
+        explanation = _aggregate(_findings(before, after, measure, cap), whole_before, whole_after, measure)
+        other = held_against.version != row.model_version_id
         explanation = msgspec.structs.replace(
             explanation,
+            compared_with=held_against.words,
+            compared_version=catalog.versions[held_against.version].candidate_version if other else None,
             changes=tuple(changes),
             explained_by=None if by is None else catalog.slices[by].name,
             explained_by_id=by,
@@ -193,15 +192,15 @@ class Explainer:
         return found.budget if found else Budget()
 
 
-async def _around(evidence: Evidence, row: TransitionRow, slice_id: int) -> tuple[Scene, Scene]:
+async def _before(evidence: Evidence, row: TransitionRow, held_against: Yardstick, slice_id: int) -> Scene:
     items = await evidence.items(
-        version=row.model_version_id,
+        version=held_against.version,
         slice_id=slice_id,
-        begin_us=row.onset_us - BEFORE_US,
-        end_us=row.onset_us,
+        begin_us=held_against.begin_us,
+        end_us=held_against.end_us,
         fold_seq=row.fold_seq,
     )
-    return Scene(items), await _since(evidence, row, slice_id)
+    return Scene(items)
 
 
 async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene:
@@ -218,17 +217,22 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene
 def _findings(before: Scene, after: Scene, measure: Measure, kl_cap: float) -> Explanation:
     """Return what the slice's own windows tell."""
     explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
-    if found := damaged(before, after, measure):
-        explanation = msgspec.structs.replace(
-            explanation,
-            cause=found.cause.value,
-            damage=found.at_equal_margins.value,
-            damage_se=found.at_equal_margins.se,
-            shift=found.by_margins.value,
-            shift_se=found.by_margins.se,
-            low_margin_before=found.low_margin_before,
-            low_margin_after=found.low_margin_after,
-        )
+    found = damaged(before, after, measure)
+    if found is None or found.cause is DamageCause.TOO_FEW:
+        # Figures of a handful would be taken for findings.
+        return msgspec.structs.replace(explanation, cause=DamageCause.TOO_FEW.value)
+    explanation = msgspec.structs.replace(
+        explanation,
+        cause=found.cause.value,
+        damage=found.at_equal_margins.value,
+        damage_se=found.at_equal_margins.se,
+        shift=found.by_margins.value,
+        shift_se=found.by_margins.se,
+        unseen=found.unseen.value,
+        unseen_se=found.unseen.se,
+        low_margin_before=found.low_margin_before,
+        low_margin_after=found.low_margin_after,
+    )
     mean_kl = Measure(metric=Metric.KL, kind=BUDGET.kind, cap=kl_cap)
     decided_by_it = measure.metric is Metric.KL and measure.above is None
     if not decided_by_it and (kl := damaged(before, after, mean_kl)):
@@ -238,8 +242,28 @@ def _findings(before: Scene, after: Scene, measure: Measure, kl_cap: float) -> E
             kl_damage_se=kl.at_equal_margins.se,
             kl_shift=kl.by_margins.value,
             kl_shift_se=kl.by_margins.se,
+            kl_unseen=kl.unseen.value,
+            kl_unseen_se=kl.unseen.se,
         )
     return explanation
+
+
+def _aggregate(explanation: Explanation, before: Scene, after: Scene, measure: Measure) -> Explanation:
+    """Return an explanation with what the windows of all traffic tell."""
+    found = mixed(before, after, measure)
+    if found is None or found.cause is Cause.TOO_FEW:
+        return msgspec.structs.replace(explanation, aggregate_cause=Cause.TOO_FEW.value)
+    return msgspec.structs.replace(
+        explanation,
+        aggregate_cause=found.cause.value,
+        aggregate_move=found.move.value,
+        aggregate_within=found.within.value,
+        aggregate_within_se=found.within.se,
+        aggregate_mix=found.mix.value,
+        aggregate_mix_se=found.mix.se,
+        aggregate_unseen=found.unseen.value,
+        aggregate_unseen_se=found.unseen.se,
+    )
 
 
 def _told(outcome: Outcome, found: dict[int, _Found], standing: Standing, catalog: Catalog) -> Outcome:

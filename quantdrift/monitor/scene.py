@@ -126,7 +126,7 @@ def damaged(before: Scene, after: Scene, measure: Measure) -> Damage | None:
 
 
 def mixed(before: Scene, after: Scene, measure: Measure) -> Split | None:
-    """Return how the mean over all traffic moved: within its slices, or by their mix.
+    """Return how the mean over all traffic moved: within its slices, by their mix, or by slices that are new.
 
     Slices overlap: the cells of the partition are the sets of slices that an item lies in. Rare ones are one cell.
     """

@@ -55,8 +55,8 @@ def advise(
         )
     if episode.resolved_at is None:
         steps.append(
-            f"Calibrate {version.model} again with inputs of {slice_name.name}, compare on it, and send the"
-            " slice to the reference until then."
+            f"Calibrate {version.model} again with inputs of {slice_name.name}, or use finer (per-channel)"
+            " quantisation, measure with labels, and send the slice to the reference until then."
         )
     else:
         steps.append("It has recovered: find what changed at that time, so that it does not come back.")
@@ -73,6 +73,11 @@ def _cause(
         )
     if budget is not None and (before.low or 0.0) > budget:
         return "The slice was above its budget before the estimated onset already: the fault is older than the alert."
+    if cause == "unseen":
+        return (
+            f"The version did not change ({version.candidate_version}): its inputs are of a kind that was not there"
+            " before, so nothing tells what it always did on them. Ask who sends them."
+        )
     if cause == "input_shift":
         return (
             f"The version did not change ({version.candidate_version}) and does what it always did: its inputs moved"

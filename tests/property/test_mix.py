@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.damage import strata
 from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.mix import LEAST, Cause, Part, Sample, Split, split
+from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE, LEAST, Cause, Part, Sample, Split, split
 
 pytestmark = pytest.mark.property
 CELLS = 4
@@ -33,9 +33,10 @@ def test_the_parts_add_up_to_the_move(before: Sample, after: Sample) -> None:
     """Nothing is left over, and no error is negative or not a number."""
     found = split(before, after, CELLS)
     assert found is not None
-    assert found.within.value + found.mix.value == pytest.approx(found.move.value, abs=1e-9)
+    parts = (found.within, found.mix, found.unseen)
+    assert sum(part.value for part in parts) == pytest.approx(found.move.value, abs=1e-9)
     assert found.after - found.before == pytest.approx(found.move.value, abs=1e-9)
-    assert all(part.se >= 0 for part in (found.move, found.within, found.mix))
+    assert all(part.se >= 0 for part in (found.move, *parts))
     assert -1e-9 <= found.unmatched <= 1 + 1e-9
 
 
@@ -46,6 +47,7 @@ def test_a_window_has_not_moved_from_itself(window: Sample) -> None:
     assert found is not None
     assert found.within.value == pytest.approx(0, abs=1e-9)
     assert found.mix.value == pytest.approx(0, abs=1e-9)
+    assert found.unseen.value == pytest.approx(0, abs=1e-9)
 
 
 @given(before=samples(), after=samples(), scale=st.floats(0.1, 10))
@@ -60,37 +62,61 @@ def test_neither_the_names_of_the_cells_nor_the_scale_of_the_weights_matter(
     one, two = split(before, after, CELLS), split(other[0], other[1], CELLS)
     assert one is not None
     assert two is not None
-    for name in ("move", "within", "mix"):
+    for name in ("move", "within", "mix", "unseen"):
         first, second = getattr(one, name), getattr(two, name)
         assert first.value == pytest.approx(second.value, rel=1e-6, abs=1e-9)
         if math.isfinite(first.se):
             assert first.se == pytest.approx(second.se, rel=1e-6, abs=1e-9)
 
 
-def _split(within: tuple[float, float], mix: tuple[float, float]) -> Split:
-    parts = [Part(value=value, se=se) for value, se in (within, mix)]
-    move = Part(value=within[0] + mix[0], se=0.1)
-    return Split(before=0, after=move.value, move=move, within=parts[0], mix=parts[1], unmatched=0)
+def _split(*figures: tuple[float, float], n: tuple[int, int] = (FEWEST_BEFORE, FEWEST_AFTER)) -> Split:
+    """Return a split with these parts, within, mix and unseen, and their errors."""
+    within, mix, unseen = (Part(value=value, se=se) for value, se in figures)
+    move = Part(value=within.value + mix.value + unseen.value, se=0.1)
+    return Split(
+        before=0,
+        after=move.value,
+        move=move,
+        within=within,
+        mix=mix,
+        unseen=unseen,
+        unmatched=0,
+        n_before=n[0],
+        n_after=n[1],
+    )
+
+
+NONE = (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("within", "mix", "cause"),
+    ("within", "mix", "unseen", "cause"),
     [
-        ((1.0, 0.1), (0.0, 0.1), Cause.WITHIN),
-        ((0.0, 0.1), (1.0, 0.1), Cause.MIX),
-        ((1.0, 0.1), (0.9, 0.1), Cause.BOTH),
-        ((1.0, 0.1), (0.2, 0.05), Cause.WITHIN),
-        ((1.0, 0.9), (0.5, 0.9), Cause.UNDECIDED),
-        ((1.0, 0.1), (1.5, 0.9), Cause.UNDECIDED),
-        ((1.0, math.inf), (0.0, 0.0), Cause.UNDECIDED),
-        ((-1.0, 0.1), (-1.0, 0.1), Cause.UNDECIDED),
+        ((1.0, 0.1), (0.0, 0.1), NONE, Cause.WITHIN),
+        ((0.0, 0.1), (1.0, 0.1), NONE, Cause.MIX),
+        (NONE, (0.1, 0.1), (1.0, 0.1), Cause.UNSEEN),
+        ((1.0, 0.1), (0.9, 0.1), NONE, Cause.BOTH),
+        ((1.0, 0.1), NONE, (0.9, 0.1), Cause.BOTH),
+        ((1.0, 0.1), (0.2, 0.05), NONE, Cause.WITHIN),
+        ((1.0, 0.9), (0.5, 0.9), NONE, Cause.UNDECIDED),
+        ((1.0, 0.1), (1.5, 0.9), NONE, Cause.UNDECIDED),
+        ((1.0, 0.1), NONE, (1.5, 0.9), Cause.UNDECIDED),
+        ((1.0, math.inf), NONE, NONE, Cause.UNDECIDED),
+        ((1.0, 0.0), NONE, NONE, Cause.UNDECIDED),
+        ((-1.0, 0.1), (-1.0, 0.1), NONE, Cause.UNDECIDED),
     ],
 )
 def test_a_cause_is_named_where_a_part_has_surely_risen(
-    within: tuple[float, float], mix: tuple[float, float], cause: Cause
+    within: tuple[float, float], mix: tuple[float, float], unseen: tuple[float, float], cause: Cause
 ) -> None:
-    """Also a larger part that is not sure keeps the other from being the cause."""
-    assert _split(within, mix).cause is cause
+    """Also a larger part that is not sure keeps the other from being the cause, and no error of 0 is believed."""
+    assert _split(within, mix, unseen).cause is cause
+
+
+@pytest.mark.parametrize("n", [(FEWEST_BEFORE - 1, 1000), (1000, FEWEST_AFTER - 1)])
+def test_a_handful_on_one_side_names_no_cause(n: tuple[int, int]) -> None:
+    """However sure the figures look."""
+    assert _split((1.0, 0.01), NONE, NONE, n=n).cause is Cause.TOO_FEW
 
 
 @given(st.lists(st.integers(0, 100), min_size=N_BINS, max_size=N_BINS), st.integers(0, 2**32 - 1))
@@ -111,3 +137,15 @@ def test_close_calls_that_were_never_seen_stay_apart_from_sure_ones() -> None:
     after[0] = 0.001
     together = strata(before, after)
     assert together[0] == together[-1]
+
+
+def test_close_calls_that_were_few_go_with_those_beside_them_and_never_with_sure_ones() -> None:
+    """Across a gap a few of them stay apart; beside others that were seen they share their stratum."""
+    before, after = np.zeros(N_BINS, dtype=np.int64), np.zeros(N_BINS)
+    before[3], before[-1] = LEAST - 5, 10 * LEAST
+    after[3], after[-1] = 0.5, 0.5
+    apart = strata(before, after)
+    assert apart[3] != apart[-1]
+    before[1], after[1] = LEAST, 0.2
+    beside = strata(before, after)
+    assert beside[1] == beside[3] != beside[-1]

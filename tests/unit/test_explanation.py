@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
@@ -222,18 +223,58 @@ def test_sentences_tell_everything_the_most_telling_first() -> None:
     assert "points" in sentences(FOUND, Metric.KL, TAIL.kind)[3]
     (why,) = sentences(Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind)
     assert why.startswith("Not explained: the record did not answer in time")
-    assert "no before" in sentences(Explanation(n_window_before=0), Metric.FLIP, BUDGET.kind)[0]
+
+
+def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> None:
+    """A cause or a move of eight exchanges would be taken for a finding."""
+    found = Explanation(
+        cause="too_few",
+        aggregate_cause="too_few",
+        n_window_before=8,
+        n_window_after=45,
+        compared_with="the week before the onset",
+    )
+    slice_, aggregate, window = sentences(found, Metric.KL, BUDGET.kind)
+    assert slice_.startswith(
+        "Too few to tell damage from input shift: 8 exchanges of the slice before the onset"
+    )
+    assert aggregate.startswith("Of all traffic there are too few")
+    assert window == "Held against the week before the onset (8 exchanges, 45 since)."
+    assert "nat" not in slice_ + aggregate
+
+
+def test_what_was_not_there_before_is_told_apart() -> None:
+    """As the cause of its own, or beside another one; nothing is said of it where there was no such traffic."""
+    new = msgspec.structs.replace(
+        FOUND,
+        cause="unseen",
+        unseen=0.08,
+        unseen_se=0.01,
+        aggregate_cause="unseen",
+        aggregate_unseen=0.02,
+        aggregate_unseen_se=0.005,
+    )
+    *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind)
+    assert slice_.startswith("Inputs at margins that were not there before")
+    assert "at margins that were not there before: +8 points (standard error 1)" in slice_
+    assert aggregate.endswith("; traffic that was not there before: +2 points (standard error 0.5).")
+    beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
+    assert "traffic that was not there before: +2 points" in sentences(beside, Metric.FLIP, BUDGET.kind)[-1]
+    assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind))
 
 
 def test_advice_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
     told = {
         cause: advice(Metric.FLIP, Verdict.OK, "now", cause=cause)
-        for cause in ("damage", "input_shift", "both", "undecided", None)
+        for cause in ("damage", "input_shift", "unseen", "both", "undecided", "too_few", None)
     }
     assert "Calibrate" in told["damage"]
     assert "alibrate" not in told["input_shift"]
-    assert told["undecided"] == told[None]
+    assert "per-channel" in told["damage"]
+    assert "label" in told["unseen"]
+    assert told["undecided"] == told["too_few"] == told[None]
+    assert "per-channel" in told[None]
     assert advice(Metric.KL, Verdict.FIRING, "now", explained_by="small").startswith("Look at small first")
 
 
