@@ -137,7 +137,7 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
     def __init__(self, receiver: OtlpReceiver) -> None:
         self._receiver = receiver
 
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the generated interface
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the generated interface
         events = [
             Event(
                 name=record.event_name,
@@ -159,7 +159,7 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
     def __init__(self, receiver: OtlpReceiver) -> None:
         self._receiver = receiver
 
-    def Export(self, request: Any, context: Any) -> Any:  # noqa: ARG002, N802 - the generated interface
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the generated interface
         points = [
             Point(
                 name=metric.name,

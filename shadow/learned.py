@@ -144,7 +144,11 @@ class LearnedSlices:
     def _rule(self, model: str, attribute: str) -> str:
         """Return the name of the first rule that slices by `attribute`, empty where none does any more."""
         for rule in self._config.slices:
-            if not (rule.feature or rule.cross) and rule.model in {"", model} and attribute_key(rule) == attribute:
+            if (
+                not (rule.feature or rule.cross)
+                and rule.model in {"", model}
+                and attribute_key(rule) == attribute
+            ):
                 return rule.name
         return ""
 

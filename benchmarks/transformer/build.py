@@ -108,7 +108,7 @@ class _Words:
 
 def _network(model: Path) -> Any:
     """Return the embedding with an untrained head."""
-    import torch  # noqa: PLC0415 - for the build alone
+    import torch
 
     transformer = import_module("transformers").AutoModel.from_pretrained(model, attn_implementation="eager")
 
@@ -132,8 +132,8 @@ def _network(model: Path) -> Any:
 
 
 def _train_head(network: Any, words: _Words, passages: Sequence[Passage]) -> None:
-    import torch  # noqa: PLC0415 - as in _network
-    from sklearn.linear_model import LogisticRegression  # noqa: PLC0415 - as in _network
+    import torch
+    from sklearn.linear_model import LogisticRegression
 
     tokens = words.of([passage.text for passage in passages])
     vectors = np.empty((len(tokens), network.head.in_features), dtype=np.float32)
@@ -163,8 +163,8 @@ def _batches(
 
 
 def _export(network: Any, tokens: Tokens, path: Path) -> None:
-    import onnx  # noqa: PLC0415 - as in _network
-    import torch  # noqa: PLC0415 - as in _network
+    import onnx
+    import torch
 
     _, ids, mask = next(iter(_batches(tokens)))
     items, length = torch.export.Dim("items"), torch.export.Dim("tokens", max=MOST_TOKENS)
@@ -187,7 +187,7 @@ def _export(network: Any, tokens: Tokens, path: Path) -> None:
 
 
 def _quantise(models: dict[str, Path]) -> None:
-    from onnxruntime.quantization import QuantType, quantize_dynamic  # noqa: PLC0415 - as in _network
+    from onnxruntime.quantization import QuantType, quantize_dynamic
 
     for name, per_channel in ((CURRENT, True), (REBUILT, False)):
         quantize_dynamic(
@@ -197,8 +197,8 @@ def _quantise(models: dict[str, Path]) -> None:
 
 def _replayed(path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
     """Return the reference's logits, (n, classes), as a shadow worker gets them: in batches."""
-    from quantdrift.core.config.schema import Provider  # noqa: PLC0415 - as in _network
-    from shadow.onnx_runtime import OnnxRuntime  # noqa: PLC0415 - as in _network
+    from quantdrift.core.config.schema import Provider
+    from shadow.onnx_runtime import OnnxRuntime
 
     runtime = OnnxRuntime(path, provider=Provider.CPU)
     logits = np.empty((len(tokens), len(AREAS)), dtype=np.float32)
@@ -209,7 +209,7 @@ def _replayed(path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
 
 def _served(path: Path, tokens: Tokens) -> npt.NDArray[np.float32]:
     """Return a candidate's logits, (n, classes), each passage served alone: its ranges are those of one request."""
-    import onnxruntime  # noqa: PLC0415 - as in _network
+    import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     rows = []

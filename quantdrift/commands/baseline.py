@@ -217,59 +217,47 @@ def accept(
         raise OperatorError("no signal has enough comparisons for a baseline: nothing was recorded")
 
 
-@baseline.command()
-@CONFIG
-@DATA
-@_MODEL
-@_VERSION
-@_SLICE
-@_METRIC
-@_BY
-@_REASON
-@JSON
-def freeze(
-    config_path: Path,
-    data: Path | None,
-    model: str,
-    version: str,
-    slices: tuple[str, ...],
-    metrics: tuple[str, ...],
-    by: str,
-    reason: str,
-    as_json: bool,
-) -> None:
+def _settling(name: str, source: str, text: str) -> None:
+    """Add a command that decides about the baselines in force."""
+
+    @baseline.command(name, help=text)
+    @CONFIG
+    @DATA
+    @_MODEL
+    @_VERSION
+    @_SLICE
+    @_METRIC
+    @_BY
+    @_REASON
+    @JSON
+    def _decide(
+        config_path: Path,
+        data: Path | None,
+        model: str,
+        version: str,
+        slices: tuple[str, ...],
+        metrics: tuple[str, ...],
+        by: str,
+        reason: str,
+        as_json: bool,
+    ) -> None:
+        scope = _scope(model, version, slices, metrics, by=by, reason=reason)
+        _settle(source, config_path, data, scope, as_json)
+
+
+_settling(
+    "freeze",
+    "frozen",
     """Let the baselines in force learn nothing more, until one is accepted.
 
     \b
     Example:
       quantdrift baseline freeze --model digits --reason "validated on 2026-11-21"
-    """
-    _settle(
-        "frozen", config_path, data, _scope(model, version, slices, metrics, by=by, reason=reason), as_json
-    )
-
-
-@baseline.command()
-@CONFIG
-@DATA
-@_MODEL
-@_VERSION
-@_SLICE
-@_METRIC
-@_BY
-@_REASON
-@JSON
-def keep(
-    config_path: Path,
-    data: Path | None,
-    model: str,
-    version: str,
-    slices: tuple[str, ...],
-    metrics: tuple[str, ...],
-    by: str,
-    reason: str,
-    as_json: bool,
-) -> None:
+    """,
+)
+_settling(
+    "keep",
+    "kept",
     """Judge an alert false: what was seen while it lasted is learned after all.
 
     While a slice alerts nothing is learned, and when it is over its baseline goes back to before the onset.
@@ -277,8 +265,8 @@ def keep(
     \b
     Example:
       quantdrift baseline keep --model digits --slice scanner=archive --reason "a new batch of scans, labels agree"
-    """
-    _settle("kept", config_path, data, _scope(model, version, slices, metrics, by=by, reason=reason), as_json)
+    """,
+)
 
 
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
