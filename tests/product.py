@@ -1,6 +1,7 @@
 """The product as a user runs it: a quantised model behind the sidecar, `quantdrift up`, real traffic."""
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -56,17 +57,22 @@ class Product:
         )
 
     def process(self, *words: str) -> psutil.Process | None:
-        """Return the process of this product whose command line has all `words`, the oldest first, or None."""
+        """Return the process of this product whose command line has all `words`, the oldest first, or None.
+
+        It is this product's where its command line, or that of one it descends from, names its files.
+        """
         data, config = str(self.running.data), str(self.running.config)
         found = []
         for process in psutil.process_iter(["cmdline", "create_time", "status"]):
             line = process.info["cmdline"] or []
             if process.info["status"] == psutil.STATUS_ZOMBIE:
                 continue
-            if all(any(word in part for part in line) for word in words) and any(
-                data in part or config in part for part in line
-            ):
-                found.append(process)
+            if not all(any(word in part for part in line) for word in words):
+                continue
+            with contextlib.suppress(psutil.Error):  # it may end while it is looked at
+                lines = [line, *(parent.cmdline() for parent in process.parents())]
+                if any(data in part or config in part for of_one in lines for part in of_one):
+                    found.append(process)
         return min(found, key=lambda process: float(process.info["create_time"])) if found else None
 
     async def until(self, condition: Callable[[], bool], what: str, within_s: float = 60.0) -> None:
