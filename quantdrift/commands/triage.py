@@ -59,7 +59,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         click.echo("Nothing is watched yet: no exchange was compared.")
         return
     if not found:
-        click.echo(f"None of {len(slices)} slices: no evidence stands out (alpha {alpha:g}).")
+        click.echo(
+            f"None of {len(slices)} slices: no evidence stands out (alpha {alpha:g}).{_firing(slices)}"
+        )
         return
     rows = [
         (
@@ -80,6 +82,11 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     click.echo(
         f"\n{len(found)} of {len(slices)} slices; at most {alpha:.0%} of such a list is expected to be chance."
     )
+
+
+def _firing(slices: "list[Watched]") -> str:
+    names = [one.slice for one in slices if one.verdict == "firing"]
+    return f"\nFiring already, by the bound on pages: {', '.join(names)}." if names else ""
 
 
 def _means(one: "Watched") -> str:
