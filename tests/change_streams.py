@@ -61,3 +61,16 @@ def first_passages(
         found = np.minimum(found, np.where(hit.any(axis=0), first + hit.argmax(axis=0) + 1.0, np.inf))
         states = path.stopped(np.full(len(states), STEPS - 1))
     return found
+
+
+def baseline_of(groups: FloatArray, *, since_us: int, until_us: int) -> Baseline:
+    """Return the baseline of observed groups, (n, width), with strata and bounds however few they are."""
+    sums = groups.sum(axis=0)
+    learning = Baseline(
+        share=tuple(map(float, sums[:N_BINS])),
+        total=tuple(map(float, sums[N_BINS:])),
+        n_groups=len(groups),
+        since_us=since_us,
+        until_us=until_us,
+    )
+    return learning.settled()

@@ -61,39 +61,6 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     until_us: int = 0
     fixed: bool = False
 
-    @classmethod
-    def of(
-        cls,
-        groups: FloatArray,
-        *,
-        since_us: int,
-        until_us: int,
-        tau: float = DEFAULT_TAU,
-        delta: float = DEFAULT_DELTA,
-    ) -> Self:
-        """Return the baseline of stored groups, with strata and bounds however few they are.
-
-        Parameters
-        ----------
-        groups
-            (n, 2 * N_BINS): what the detector observes of each group, see `quantdrift.drift.change`.
-        since_us, until_us
-            Event times of the first and last of them, microseconds since 1970.
-        tau, delta
-            See the class.
-        """
-        sums = np.asarray(groups, dtype=np.float64).sum(axis=0)
-        learning = cls(
-            share=tuple(map(float, sums[:N_BINS])),
-            total=tuple(map(float, sums[N_BINS:])),
-            n_groups=len(groups),
-            tau=tau,
-            delta=delta,
-            since_us=since_us,
-            until_us=until_us,
-        )
-        return learning.settled()
-
     @property
     def n_events(self) -> float:
         """Events in it: the sum of the groups' means of x, each at most 1, so for flips of single items their number.

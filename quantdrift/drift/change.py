@@ -2,7 +2,7 @@
 
 H0 "groups are exchangeable with the baseline's, given their margins, up to a factor of 1 + tau on the mean of x". A
 group is two numbers per margin bin b, 32 in all: the share of its items in b, and the sum of x in [0, 1] over these,
-divided by its items; shares sum to 1. Its items were thinned to one constant inclusion probability per (slice, bin).
+divided by its items; shares sum to 1. Its items were thinned to one constant inclusion probability of the slice.
 
 A signal learns until 5,000 groups with 50 events are in its baseline. Then margin bins are merged to at most five
 testing strata, upper bounds of their means are fixed at level delta (`quantdrift.drift.bound`), and it is live:

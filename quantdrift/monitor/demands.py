@@ -124,11 +124,7 @@ def recent_of(record: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
 
 
 def edges_of(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
-    """Return the edges of the margin bins: some of the grid that baselines are kept on.
-
-    A rate is then one in each bin of a baseline, so that a detector without weights, which sees a bin with its
-    smallest rate, loses nothing.
-    """
+    """Return the edges of the margin bins: some of the grid that baselines are kept on, so that they do not drift."""
     wanted = margin_edges(margin, weight)
     below = {max((edge for edge in EDGES if edge <= one), default=0.0) for one in wanted}
     return tuple(sorted(below - {0.0}))

@@ -13,7 +13,7 @@ from quantdrift.drift.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.quantile import quantile, shortfall, tail_bin
 from quantdrift.monitor.rollup import Rollup
 from storage.fold_rows import ComparisonRow
-from tests.change_streams import observed
+from tests.change_streams import baseline_of, observed
 
 pytestmark = pytest.mark.property
 
@@ -28,8 +28,8 @@ def test_baselines_of_change_add_up(seed: int, n_shards: int) -> None:
     x, bins = rng.random((400, 1)), rng.integers(0, N_BINS, (400, 1))
     groups = observed(x, bins)[:, 0]
     dealt = rng.integers(0, n_shards, 400)
-    whole = Baseline.of(groups, since_us=0, until_us=1)
-    parts = [Baseline.of(groups[dealt == one], since_us=0, until_us=1) for one in range(n_shards)]
+    whole = baseline_of(groups, since_us=0, until_us=1)
+    parts = [baseline_of(groups[dealt == one], since_us=0, until_us=1) for one in range(n_shards)]
     merged = Baseline(
         share=tuple(np.sum([one.share for one in parts], axis=0).tolist()),
         total=tuple(np.sum([one.total for one in parts], axis=0).tolist()),

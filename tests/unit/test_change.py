@@ -12,7 +12,7 @@ from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.signal import ALERTING, LAST_AT, N_TOTAL, PAGE_MASS, PAGING, TICKET_MASS, M
 from quantdrift.drift.state import dump_state, load_state
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
-from tests.change_streams import CHANGE, SURE, baseline, block, observed
+from tests.change_streams import CHANGE, SURE, baseline, baseline_of, block, observed
 
 pytestmark = pytest.mark.unit
 
@@ -209,7 +209,7 @@ def test_a_recorded_baseline_comes_back_as_it_was() -> None:
     x = np.array([float(step % 50 == 0) for step in range(5024)])
     learned = feed(CHANGE.fresh(scale=1.0, mass=0.0, at_us=0), list(x))
     content = CHANGE.content(learned)
-    stored = Baseline.of(observed(x[:, None])[:, 0], since_us=content.since_us, until_us=content.until_us)
+    stored = baseline_of(observed(x[:, None])[:, 0], since_us=content.since_us, until_us=content.until_us)
     assert stored == content
     with pytest.raises(ValueError, match="margin bins"):
         CHANGE.from_content(Baseline(share=(1.0,), total=(0.0,), n_groups=1), scale=1.0, mass=0.0, at_us=0)
