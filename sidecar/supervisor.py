@@ -86,7 +86,7 @@ class _Supervisor:
         ]
         self._capture = Child(
             "capture",
-            "sidecar.capture",
+            "sidecar.capture.process",
             [*common, "--handoff-fd", str(handoff.fileno()), "--boot", random.token_hex(16)],
             fds=(self._counters.fd, handoff.fileno()),
             environment=environment,
@@ -145,7 +145,7 @@ class _Supervisor:
         listen = self._listener.fileno()
         return Child(
             f"relay {index}",
-            "sidecar.worker",
+            "sidecar.relay.worker",
             [*common, "--listen-fd", str(listen), "--slot", str(index)],
             fds=(self._counters.fd, listen),
             environment=environment,

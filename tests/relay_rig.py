@@ -16,9 +16,9 @@ from quantdrift.core.config import Sampling, Sidecar
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
-from sidecar.observer import Offer, Scope
-from sidecar.relay import Relay
-from sidecar.sampler import Mint, Sampler
+from sidecar.relay.connection import Relay
+from sidecar.relay.observer import Offer, Scope
+from sidecar.relay.sampler import Mint, Sampler
 
 INFER = b"/v2/models/digits/infer"
 DEADLINE_S = 20.0

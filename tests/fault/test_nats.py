@@ -22,8 +22,8 @@ from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Loss, Policy, Tensor
 from quantdrift.core.records import Sampling as Taken
+from sidecar.capture.publisher import Publisher
 from sidecar.counters import Count, Counters, Gauge
-from sidecar.publisher import Publisher
 
 pytestmark = pytest.mark.fault
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from quantdrift.core.records import Loss
-from sidecar import observer as observing
 from sidecar.counters import Count, Gauge
-from sidecar.framing import Delimiter
-from sidecar.observer import Observer, Scope
-from sidecar.sampler import Sampler
+from sidecar.relay import observer as observing
+from sidecar.relay.framing import Delimiter
+from sidecar.relay.observer import Observer, Scope
+from sidecar.relay.sampler import Sampler
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
 
 pytestmark = pytest.mark.fault

@@ -68,7 +68,7 @@ class Capture:
         fds = (self.counters.fd, self._listener.fileno())
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sidecar.capture", "--config", str(self._config)),
+                *(sys.executable, "-m", "sidecar.capture.process", "--config", str(self._config)),
                 *("--counters-fd", str(fds[0]), "--handoff-fd", str(fds[1])),
                 *("--n-slots", "2", "--boot", "b" * 32),
             ],

@@ -11,7 +11,7 @@ import pytest
 from quantdrift.core.records import Loss
 from sidecar.counters import Counters, Gauge, Slot
 from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths
-from sidecar.handout import Handout
+from sidecar.relay.handout import Handout
 from tests.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
 
 pytestmark = pytest.mark.integration

@@ -100,9 +100,12 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [
-        ("sidecar.worker", {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes"}),
+        (
+            "sidecar.relay.worker",
+            {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes"},
+        ),
         ("sidecar.supervisor", {"nats", "numpy"}),
-        ("sidecar.capture", set()),
+        ("sidecar.capture.process", set()),
     ],
 )
 def test_processes_beside_the_pod_are_small(module: str, unwanted: set[str]) -> None:

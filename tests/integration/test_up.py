@@ -58,7 +58,14 @@ def test_it_gets_ready_and_ends_in_order(tmp_path: Path) -> None:
     with _up(_config(tmp_path), tmp_path / "data") as process:
         children = _family(process)
         names = " ".join(" ".join(child.cmdline()) for child in children)
-        for part in ("sidecar.worker", "sidecar.capture", "shadow", "monitor", "nats-server", "postgres"):
+        for part in (
+            "sidecar.relay.worker",
+            "sidecar.capture.process",
+            "shadow",
+            "monitor",
+            "nats-server",
+            "postgres",
+        ):
             assert part in names
         for child in children:
             if any(part.startswith("sidecar") for part in child.cmdline()):

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sidecar.lost import LostError
-from sidecar.message import Head, parse_head, read_body
-from sidecar.oip import decode_request, decode_response
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head, parse_head, read_body
+from sidecar.protocols.oip import decode_request, decode_response
 
 pytestmark = pytest.mark.property
 

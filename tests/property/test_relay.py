@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.counters import Gauge
-from sidecar.framing import Delimiter
-from sidecar.heads import parse_request, parse_response
-from sidecar.observer import Observer
-from sidecar.relay import Connection, Relay
+from sidecar.relay.connection import Connection, Relay
+from sidecar.relay.framing import Delimiter
+from sidecar.relay.heads import parse_request, parse_response
+from sidecar.relay.observer import Observer
 from tests.relay_rig import INFER, Bench
 
 pytestmark = pytest.mark.property

@@ -6,7 +6,7 @@ import hmac
 import pytest
 
 from quantdrift.core.config.schema import Capture
-from sidecar.attributes import Attributes, cut
+from sidecar.capture.attributes import Attributes, cut
 
 pytestmark = pytest.mark.unit
 

@@ -11,11 +11,11 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss
-from sidecar.capture import Desk, origin_of
+from sidecar.capture.process import Desk, origin_of
+from sidecar.capture.publisher import Publisher
+from sidecar.capture.recorder import Recorder
+from sidecar.capture.tallies import Tallies
 from sidecar.counters import Count, Counters, Gauge
-from sidecar.publisher import Publisher
-from sidecar.recorder import Recorder
-from sidecar.tallies import Tallies
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -44,7 +44,7 @@ MODELS = (Model(name="digits"),)
 
 def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""
-    code = "import sys, sidecar.capture; print(*sys.modules)"
+    code = "import sys, sidecar.capture.process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "msgspec" in loaded

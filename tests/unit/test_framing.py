@@ -2,8 +2,8 @@
 
 import pytest
 
-from sidecar.framing import TUNNEL, Delimiter
-from sidecar.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from sidecar.relay.framing import TUNNEL, Delimiter
+from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
 
 pytestmark = pytest.mark.unit
 

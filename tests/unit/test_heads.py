@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from sidecar.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
+from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
 
 pytestmark = pytest.mark.unit
 

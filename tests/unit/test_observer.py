@@ -5,7 +5,7 @@ import pytest
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
 from sidecar.counters import Count, Gauge
-from sidecar.observer import Observer
+from sidecar.relay.observer import Observer
 from tests.relay_rig import INFER, Bench, answer, post
 
 pytestmark = pytest.mark.unit

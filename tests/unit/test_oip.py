@@ -9,8 +9,8 @@ import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
 from quantdrift.core.records import Loss, Tensor
-from sidecar.lost import LostError
-from sidecar.oip import Target, decode_request, decode_response, parse_target
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.oip import Target, decode_request, decode_response, parse_target
 
 pytestmark = pytest.mark.unit
 

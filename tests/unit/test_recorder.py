@@ -10,10 +10,10 @@ import pytest
 
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
+from sidecar.capture.recorder import Origin, Recorder
 from sidecar.directives import Directives
-from sidecar.lost import LostError
 from sidecar.policy import policy_of
-from sidecar.recorder import Origin, Recorder
+from sidecar.protocols.lost import LostError
 from tests.policies import directive
 from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 

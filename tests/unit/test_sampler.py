@@ -7,10 +7,10 @@ import pytest
 
 from quantdrift.core.config import Capture, Sampling
 from quantdrift.core.records import HeaderStratum
-from sidecar.attributes import Attributes
-from sidecar.message import parse_head
+from sidecar.capture.attributes import Attributes
 from sidecar.policy import epoch_salt, uniform
-from sidecar.sampler import Draw, Mint, Sampler
+from sidecar.protocols.message import parse_head
+from sidecar.relay.sampler import Draw, Mint, Sampler
 
 pytestmark = pytest.mark.unit
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
-from sidecar.lost import LostError
+from sidecar.protocols.lost import LostError
 
 PROTOCOL = "oip-v2-rest"
 JSON_LENGTH = "inference-header-content-length"

@@ -6,12 +6,13 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling, Tensor
-from sidecar.attributes import Attributes, cut, keyed_hash
+from sidecar.capture.attributes import Attributes, cut, keyed_hash
+from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
-from sidecar.lost import LostError
-from sidecar.message import Head, parse_head, read_body
-from sidecar.oip import (
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head, parse_head, read_body
+from sidecar.protocols.oip import (
     JSON_LENGTH,
     PROTOCOL,
     Response,
@@ -20,7 +21,6 @@ from sidecar.oip import (
     decode_response,
     parse_target,
 )
-from sidecar.thinning import Thinning, candidate_margin, phase_salt
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
-from sidecar.framing import PIECE_BYTES
+from sidecar.relay.framing import PIECE_BYTES
 
 _LOG = logging.getLogger(__name__)
 

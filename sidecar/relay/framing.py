@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable
 from enum import IntEnum
 
-from sidecar.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
 
 PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more

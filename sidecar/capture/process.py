@@ -1,6 +1,6 @@
 """The capture process: takes raw exchanges from the relay workers, and publishes records and tallies.
 
-The supervisor starts it as `python -m sidecar.capture`. The serving path never waits for it: while it is gone or
+The supervisor starts it as `python -m sidecar.capture.process`. The serving path never waits for it: while it is gone or
 behind, the relay workers let go of their samples and count them.
 """
 
@@ -19,19 +19,19 @@ from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
+from sidecar.capture.follower import Follower
+from sidecar.capture.publisher import Publisher
+from sidecar.capture.reception import Reception
+from sidecar.capture.recorder import Origin, Recorder
+from sidecar.capture.tallies import Tallies
 from sidecar.counters import Count, Counters, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
-from sidecar.follower import Follower
 from sidecar.handoff import RawMeta
-from sidecar.lost import LostError
 from sidecar.notice import NAME, Notice
 from sidecar.policy import policy_of
-from sidecar.publisher import Publisher
-from sidecar.reception import Reception
-from sidecar.recorder import Origin, Recorder
+from sidecar.protocols.lost import LostError
 from sidecar.settled import settled
-from sidecar.tallies import Tallies
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
@@ -194,7 +194,7 @@ def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="sidecar.capture", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sidecar.capture.process", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int, required=True)

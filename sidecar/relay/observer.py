@@ -14,10 +14,10 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
-from sidecar.framing import PIECE_BYTES, TUNNEL, Delimiter
 from sidecar.handoff import RawMeta, frame
-from sidecar.heads import FramingError, RequestHead, parse_request, parse_response
-from sidecar.sampler import Draw, Sampler
+from sidecar.relay.framing import PIECE_BYTES, TUNNEL, Delimiter
+from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
+from sidecar.relay.sampler import Draw, Sampler
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
-from sidecar.bucket import Bucket
+from sidecar.capture.bucket import Bucket
 from sidecar.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)

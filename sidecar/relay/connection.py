@@ -15,7 +15,7 @@ from typing import cast
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Gauge
-from sidecar.observer import Observer, Scope
+from sidecar.relay.observer import Observer, Scope
 
 _LOG = logging.getLogger(__name__)
 

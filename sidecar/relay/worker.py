@@ -1,6 +1,6 @@
 """A relay worker's process: accepts on the socket it inherited, relays, observes, hands over.
 
-The supervisor starts it as `python -m sidecar.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
+The supervisor starts it as `python -m sidecar.relay.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
 """
 
 import argparse
@@ -20,11 +20,11 @@ from quantdrift.core.records import Loss
 from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
-from sidecar.handout import Handout
 from sidecar.notice import NAME, Notice
-from sidecar.observer import Scope
-from sidecar.relay import Relay
-from sidecar.sampler import Mint, Sampler
+from sidecar.relay.connection import Relay
+from sidecar.relay.handout import Handout
+from sidecar.relay.observer import Scope
+from sidecar.relay.sampler import Mint, Sampler
 from sidecar.settled import settled
 
 _TICK_S = 1.0
@@ -93,7 +93,7 @@ async def serve(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="sidecar.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="sidecar.relay.worker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)
