@@ -13,12 +13,13 @@ import uvloop
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Sampling, Sidecar
-from quantdrift.core.records import Loss
+from quantdrift.core.records import Loss, Protocol
 from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
 from sidecar.relay.connection import Relay
 from sidecar.relay.observer import Offer, Scope
 from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
 
 INFER = b"/v2/models/digits/infer"
 DEADLINE_S = 20.0
@@ -45,10 +46,11 @@ class Bench:
         self.sidecar = msgspec.structs.replace(Sidecar(), **bounds)
         self.scope = Scope(
             self.sidecar,
-            Sampler(sampling, b"secret", Mint(), 0.0),
-            offer or self._collect,
-            self.slot,
-            SystemClock(),
+            routes=Routes(Protocol),
+            sampler=Sampler(sampling, b"secret", Mint(), 0.0),
+            offer=offer or self._collect,
+            slot=self.slot,
+            clock=SystemClock(),
         )
 
     @property

@@ -29,6 +29,19 @@ class Metric(StrEnum):
     MARGIN = "margin"  # absolute change of the gap between the two top probabilities, in [0, 1]
 
 
+class Protocol(StrEnum):
+    """What is spoken between clients and an inference server, as far as it is understood."""
+
+    OIP_REST = "oip-v2-rest"  # Open Inference v2 over HTTP: JSON and the binary tensor extension
+    OIP_GRPC = "oip-v2-grpc"  # ModelInfer
+    OIP_GRPC_STREAM = "oip-v2-grpc-stream"  # ModelStreamInfer
+    KSERVE_V1 = "kserve-v1"
+    TORCHSERVE = "torchserve"
+    OPENAI_CHAT = "openai-chat"
+    OPENAI_COMPLETIONS = "openai-completions"
+    OPENAI_EMBEDDINGS = "openai-embeddings"
+
+
 class Loss(StrEnum):
     """Why a request that was offered and chosen by the sampler did not reach the stream.
 

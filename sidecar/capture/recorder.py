@@ -1,26 +1,21 @@
 """From a raw exchange to the record that leaves the pod, or to the reason why none does. No I/O."""
 
 from datetime import UTC, datetime
+from urllib.parse import unquote
 
 import msgspec
 
 from quantdrift.core.config.schema import Config, Model
-from quantdrift.core.records import Exchange, Loss, Policy, Sampling, Tensor
+from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from sidecar.capture.attributes import Attributes, cut, keyed_hash
 from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
+from sidecar.protocols import DECODERS
+from sidecar.protocols.decoder import Wire
 from sidecar.protocols.lost import LostError
 from sidecar.protocols.message import Head, parse_head, read_body
-from sidecar.protocols.oip import (
-    JSON_LENGTH,
-    PROTOCOL,
-    Response,
-    Target,
-    decode_request,
-    decode_response,
-    parse_target,
-)
+from sidecar.routes import Routes
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128
@@ -65,6 +60,8 @@ class Recorder:
     def __init__(self, config: Config, origin: Origin, directives: Directives | None = None) -> None:
         self._config = config
         self._origin = origin
+        self._limit = config.sidecar.max_exchange_bytes
+        self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._attributes = Attributes(config.capture, origin.hmac_key)
         self._directives = directives or Directives(config.sampling)
@@ -92,14 +89,22 @@ class Recorder:
         if not 200 <= answer.status < 300:
             raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
         asked = parse_head(bytes(request[: meta.request_head_bytes]))
-        target = parse_target(asked.method, asked.path)
-        if target is None:
-            raise LostError(Loss.DECODE, "no Open Inference request")
-        model = self._models.get(target.model)
-        if model is None:
-            raise LostError(Loss.UNKNOWN_MODEL, "no such model in the configuration")
-        inputs, attributes, n_bytes = self._request(asked, request[meta.request_head_bytes :])
-        reply = self._response(answer, response[meta.response_head_bytes :], n_bytes)
+        route = self._routes.named(asked.method, asked.path)
+        if route is None:
+            raise LostError(Loss.DECODE, "no inference request")
+        decoder = DECODERS[route.protocol]
+        wire = Wire(
+            max_bytes=self._limit,
+            max_values=self._limit // _BYTES_PER_VALUE,
+            model=self._model(unquote(route.model)) if route.model else None,
+        )
+        content = read_body(asked, bytes(request[meta.request_head_bytes :]), self._limit)
+        query = decoder.request(asked, content, wire)
+        model = wire.model or self._model(query.model)
+        attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
+        query = msgspec.structs.replace(query, document={})  # it is large
+        raw = bytes(response[meta.response_head_bytes :])
+        reply = decoder.response(answer, read_body(answer, raw, self._limit - len(content)), query, wire)
 
         group = self._group(asked)
         policy = self._policy_of(meta.epoch)
@@ -112,9 +117,9 @@ class Recorder:
             captured_at=datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC),
             source=self._origin.source,
             model=model.name,
-            version=self._version(reply.version, target, model),
-            protocol=PROTOCOL,
-            inputs=inputs,
+            version=self._version(reply.version or query.version or unquote(route.version), model),
+            protocol=route.protocol,
+            inputs=query.inputs,
             outputs=reply.outputs,
             attributes=attributes,
             sampling=Sampling(
@@ -130,18 +135,11 @@ class Recorder:
             trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
         )
 
-    def _request(self, head: Head, raw: bytes | memoryview) -> tuple[tuple[Tensor, ...], dict[str, str], int]:
-        """Return inputs, attributes and the content's length; the decoded document is gone by then: it is large."""
-        limit = self._config.sidecar.max_exchange_bytes
-        body = read_body(head, bytes(raw), limit)
-        query = decode_request(head.headers.get(JSON_LENGTH), body, limit // _BYTES_PER_VALUE)
-        attributes = self._attributes.pick(head.headers, query.parameters, query.document)
-        return query.inputs, attributes, len(body)
-
-    def _response(self, head: Head, raw: bytes | memoryview, n_request_bytes: int) -> Response:
-        limit = self._config.sidecar.max_exchange_bytes
-        body = read_body(head, bytes(raw), limit - n_request_bytes)
-        return decode_response(head.headers.get(JSON_LENGTH), body, limit // _BYTES_PER_VALUE)
+    def _model(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            raise LostError(Loss.UNKNOWN_MODEL, "no such model in the configuration")
+        return model
 
     def _policy_of(self, epoch: str) -> Policy:
         if self._policy is None or self._policy.epoch != epoch:
@@ -152,9 +150,9 @@ class Recorder:
             self._thinning = Thinning(policy.body_strata, phase_salt(self._origin.salt, epoch))
         return self._policy
 
-    def _version(self, answered: str, target: Target, model: Model) -> str:
-        """Return the first that is told: by the response, the path, the configuration, the environment."""
-        told = cut(answered or target.version, _VERSION_BYTES)
+    def _version(self, wired: str, model: Model) -> str:
+        """Return the first that is told: on the wire, by the configuration, by the environment."""
+        told = cut(wired, _VERSION_BYTES)
         return told or model.version or self._origin.version or UNVERSIONED
 
     def _group(self, asked: Head) -> str:

@@ -6,30 +6,26 @@ order, where `Inference-Header-Content-Length` is the JSON part's length. Both m
 
 import json
 import math
-import re
 import struct
 from collections.abc import Mapping
 from itertools import chain
 from typing import Any, TypeVar
-from urllib.parse import unquote
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
+from sidecar.protocols.decoder import Query, Reply, Wire
 from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head
 
-PROTOCOL = "oip-v2-rest"
-JSON_LENGTH = "inference-header-content-length"
+_JSON_LENGTH = "inference-header-content-length"
 
-_PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer/?")
 _LENGTH = struct.Struct("<I")
 _T = TypeVar("_T")
 _MAX_RANK = 32
 _MAX_SIZE = 2**63 - 1
-# A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
-MAX_JSON_VALUES = 2_000_000
 
 # BF16 comes only as bytes.
 _ITEM_BYTES: Mapping[str, int] = {"BF16": 2} | {name: dtype.itemsize for name, dtype in DTYPES.items()}
@@ -40,54 +36,6 @@ _JSON_TYPES: Mapping[str, frozenset[type]] = {
     "i": frozenset({int}),
     "f": frozenset({int, float, type(None)}),
 }
-
-
-class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request's path names.
-
-    Parameters
-    ----------
-    model
-        The model's name.
-    version
-        The version, or empty.
-    """
-
-    model: str
-    version: str
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded request.
-
-    Parameters
-    ----------
-    document
-        Its whole JSON part.
-    parameters
-        Its top-level parameters.
-    inputs
-        Its tensors.
-    """
-
-    document: Mapping[str, Any]
-    parameters: Mapping[str, Any]
-    inputs: tuple[Tensor, ...]
-
-
-class Response(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoded response.
-
-    Parameters
-    ----------
-    version
-        The version that answered, or empty where the response does not tell.
-    outputs
-        Its tensors.
-    """
-
-    version: str
-    outputs: tuple[Tensor, ...]
 
 
 class _WireTensor(msgspec.Struct):
@@ -113,63 +61,67 @@ class _WireResponse(msgspec.Struct):
     model_version: str | int | None = None
 
 
-def parse_target(method: str, path: str) -> Target | None:
-    """Return what an inference request names, or None where it is no inference."""
-    match = _PATH.fullmatch(path) if method == "POST" else None
-    if match is None:
-        return None
-    return Target(model=unquote(match[1]), version=unquote(match[2] or ""))
+class OipRest:
+    """Decoder of requests `POST /v2/models/NAME/infer` and their responses."""
+
+    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+        """Return the request.
+
+        Raises
+        ------
+        LostError
+            `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
+            stateful sequence cannot be replayed alone. `too_large`: more values than may be held.
+        """
+        part, tail = _split(head, body)
+        document = read_document(part, wire.max_values)
+        asked = _convert(document, _WireRequest)
+        parameters = asked.parameters or {}
+        refuse_sequence(parameters)
+        for output in asked.outputs or ():
+            refuse_shared_memory(output.parameters)
+        return Query(document=document, parameters=parameters, inputs=_tensors(asked.inputs, tail))
+
+    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+        """Return the response; errors as for a request."""
+        part, tail = _split(head, body)
+        answer = _convert(read_document(part, wire.max_values), _WireResponse)
+        version = "" if answer.model_version is None else str(answer.model_version)
+        return Reply(version=version, outputs=_tensors(answer.outputs, tail))
 
 
-def decode_request(json_length: str | None, body: bytes, max_values: int = MAX_JSON_VALUES) -> Request:
-    """Return the request in `body`.
-
-    Parameters
-    ----------
-    json_length
-        Value of `Inference-Header-Content-Length`, or None without that header.
-    body
-        De-chunked and decompressed.
-    max_values
-        Most values that its JSON part may hold.
-
-    Raises
-    ------
-    LostError
-        `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
-        stateful sequence cannot be replayed alone. `too_large`: more values than may be held.
-    """
-    part, tail = _split(json_length, body)
-    document = _document(part, max_values)
-    wire = _convert(document, _WireRequest)
-    parameters = wire.parameters or {}
+def refuse_sequence(parameters: Mapping[str, Any]) -> None:
+    """Raise where a request is a step of a stateful sequence: it cannot be replayed alone."""
     if parameters.get("sequence_id"):  # 0 and the empty string stand for none
         raise LostError(Loss.SEQUENCE, "it belongs to a sequence")
-    for output in wire.outputs or ():
-        _refuse_shared_memory(output.parameters)
-    return Request(document=document, parameters=parameters, inputs=_tensors(wire.inputs, tail))
 
 
-def decode_response(json_length: str | None, body: bytes, max_values: int = MAX_JSON_VALUES) -> Response:
-    """Return the response in `body`; parameters and errors as for a request."""
-    part, tail = _split(json_length, body)
-    wire = _convert(_document(part, max_values), _WireResponse)
-    version = "" if wire.model_version is None else str(wire.model_version)
-    return Response(version=version, outputs=_tensors(wire.outputs, tail))
+def refuse_shared_memory(parameters: Mapping[str, Any] | None) -> None:
+    """Raise where a tensor's parameters say that it did not travel."""
+    if parameters and "shared_memory_region" in parameters:
+        raise LostError(Loss.SHARED_MEMORY, "a tensor is in shared memory")
 
 
-def _split(json_length: str | None, body: bytes) -> tuple[bytes, memoryview]:
+def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:
+    json_length = head.headers.get(_JSON_LENGTH)
     if json_length is None:
         return body, memoryview(b"")
     length = int(json_length) if json_length.isdecimal() and len(json_length) < 12 else -1
     if length == 0:
         raise LostError(Loss.DECODE, "a raw request: its tensor's type and shape did not travel")
     if not 0 < length <= len(body):
-        raise LostError(Loss.DECODE, f"{JSON_LENGTH} does not fit the body")
+        raise LostError(Loss.DECODE, f"{_JSON_LENGTH} does not fit the body")
     return body[:length], memoryview(body)[length:]
 
 
-def _document(part: bytes, max_values: int) -> dict[str, Any]:
+def read_document(part: bytes, max_values: int) -> dict[str, Any]:
+    """Return the JSON object in `part`, which holds at most `max_values` values.
+
+    Raises
+    ------
+    LostError
+        `decode`: it is none. `too_large`: it holds more.
+    """
     if part.count(b",") + part.count(b"[") + part.count(b"{") > max_values:
         raise LostError(Loss.TOO_LARGE, f"the JSON part holds more than {max_values} values")
     try:
@@ -198,14 +150,9 @@ def _convert(document: dict[str, Any], kind: type[_T]) -> _T:
         raise LostError(Loss.DECODE, str(error)) from error
 
 
-def _refuse_shared_memory(parameters: Mapping[str, Any] | None) -> None:
-    if parameters and "shared_memory_region" in parameters:
-        raise LostError(Loss.SHARED_MEMORY, "a tensor is in shared memory")
-
-
 def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
     for wire in wires:
-        _refuse_shared_memory(wire.parameters)
+        refuse_shared_memory(wire.parameters)
     tensors: list[Tensor] = []
     position = 0
     for wire in wires:

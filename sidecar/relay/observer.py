@@ -5,7 +5,6 @@ raises, the relay goes on without it.
 """
 
 import logging
-import re
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
@@ -18,12 +17,10 @@ from sidecar.handoff import RawMeta, frame
 from sidecar.relay.framing import PIECE_BYTES, TUNNEL, Delimiter
 from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
 from sidecar.relay.sampler import Draw, Sampler
+from sidecar.routes import Routes
 
 _LOG = logging.getLogger(__name__)
 
-_INFER = re.compile(
-    rb"(?:https?://[^/?]*)?(/v2/models/[^/?]+(?:/versions/[^/?]+)?/infer)(?:\?.*)?", re.DOTALL
-)
 _MAX_PIPELINED = 1000
 _HELD_BYTES = 500  # what a held exchange costs beside its buffers
 Offer = Callable[[int, Sequence[bytes | memoryview]], None]
@@ -39,6 +36,8 @@ class Scope:
     ----------
     sidecar
         Bounds.
+    routes
+        What is inference.
     sampler
         First sampling phase.
     offer
@@ -61,14 +60,25 @@ class Scope:
         "max_header_bytes",
         "max_held_bytes",
         "offer",
+        "routes",
         "sampler",
         "slot",
     )
 
-    def __init__(self, sidecar: Sidecar, sampler: Sampler, offer: Offer, slot: Slot, clock: Clock) -> None:
+    def __init__(
+        self,
+        sidecar: Sidecar,
+        *,
+        routes: Routes,
+        sampler: Sampler,
+        offer: Offer,
+        slot: Slot,
+        clock: Clock,
+    ) -> None:
         self.max_header_bytes = sidecar.max_header_bytes
         self.max_exchange_bytes = sidecar.max_exchange_bytes
         self.max_held_bytes = sidecar.max_held_bytes
+        self.routes = routes
         self.sampler = sampler
         self.offer = offer
         self.slot = slot
@@ -212,12 +222,12 @@ class Observer:
         if len(self._answering) >= _MAX_PIPELINED:
             raise FramingError("too many requests wait for their responses")
         slot = self._scope.slot
-        infer = _INFER.fullmatch(head.target) if head.method == b"POST" else None
+        path = self._scope.routes.find(head.method, head.target)
         draw = None
-        if infer is None:
+        if path is None:
             slot.note(Gauge.IGNORED)
         else:
-            draw = self._scope.sampler.draw(head.method, infer[1], data, start, stop)
+            draw = self._scope.sampler.draw(head.method, path, data, start, stop)
             slot.add(draw.stratum, Count.OFFERED)
         if draw is not None and draw.taken:
             asked: _Asked = self._take(head, draw, data, start, stop)

@@ -25,6 +25,7 @@ from sidecar.relay.connection import Relay
 from sidecar.relay.handout import Handout
 from sidecar.relay.observer import Scope
 from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
 from sidecar.settled import settled
 
 _TICK_S = 1.0
@@ -62,7 +63,15 @@ async def serve(
     notice.read(directives)
     sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp(), directives)
     host, _, port = bounds.backend.rpartition(":")
-    relay = Relay(host.strip("[]"), int(port), Scope(bounds, sampler, handout.offer, slot, clock), loop)
+    scope = Scope(
+        bounds,
+        routes=Routes(config.capture.protocols),
+        sampler=sampler,
+        offer=handout.offer,
+        slot=slot,
+        clock=clock,
+    )
+    relay = Relay(host.strip("[]"), int(port), scope, loop)
     server = await loop.create_server(relay.accept, sock=listener, backlog=bounds.backlog)
 
     async def tick() -> None:

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from sidecar.protocols.lost import LostError
 from sidecar.protocols.message import Head, parse_head, read_body
-from sidecar.protocols.oip import decode_request, decode_response
+from tests.oip_messages import decode_request, decode_response
 
 pytestmark = pytest.mark.property
 

@@ -10,7 +10,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 
 from quantdrift.core.records import Loss, Tensor
 from sidecar.protocols.lost import LostError
-from sidecar.protocols.oip import Target, decode_request, decode_response, parse_target
+from tests.oip_messages import decode_request, decode_response
 
 pytestmark = pytest.mark.unit
 
@@ -246,19 +246,3 @@ def test_a_shape_that_no_record_can_hold_is_lost() -> None:
     with pytest.raises(LostError) as caught:
         decode_request(None, one_input(shape=[0, 2**63], data=[]))
     assert caught.value.loss is Loss.DECODE
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "target"),
-    [
-        ("POST", "/v2/models/a/infer", Target(model="a", version="")),
-        ("POST", "/v2/models/a%2Fb%20c/versions/1.2/infer", Target(model="a/b c", version="1.2")),
-        ("GET", "/v2/models/a/infer", None),
-        ("POST", "/v2/models/a/generate", None),
-        ("POST", "/v2/models//infer", None),
-        ("POST", "/v1/models/a:predict", None),
-    ],
-)
-def test_model_and_version_are_in_the_path(method: str, path: str, target: Target | None) -> None:
-    """Only the path names the model; anything but an inference request names none."""
-    assert parse_target(method, path) == target

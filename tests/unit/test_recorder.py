@@ -136,7 +136,7 @@ def test_requests_of_one_user_are_one_group() -> None:
         (Loss.ERROR_STATUS, {"status": "500 Oops", "response": b"oops"}),
         (Loss.ERROR_STATUS, {"status": "302 Found"}),
         (Loss.UNKNOWN_MODEL, {"path": "/v2/models/other/infer"}),
-        (Loss.DECODE, {"path": "/v1/models/digits:predict"}),
+        (Loss.DECODE, {"path": "/v2/models/digits/generate"}),
         (Loss.DECODE, {"request": b"{"}),
         (Loss.DECODE, {"response": b"{"}),
         (Loss.DECODE, {"headers": {"Inference-Header-Content-Length": "0"}}),

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
-from quantdrift.core.records import BodyStratum, HeaderStratum
+from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol
 
 
 class Stream(Section, frozen=True, kw_only=True):
@@ -111,6 +111,10 @@ class Sidecar(Section, frozen=True, kw_only=True):
 class Capture(Section, frozen=True, kw_only=True):
     """What is recorded about an exchange beside its tensors. Nothing else leaves the pod."""
 
+    protocols: Annotated[
+        tuple[Protocol, ...],
+        about("What the servers behind the sidecar speak. Other requests pass uncounted."),
+    ] = tuple(Protocol)
     headers: Annotated[
         tuple[str, ...],
         about("Request headers recorded as `header.NAME`, lower case. All others are dropped."),

@@ -1,0 +1,62 @@
+"""Which requests are inference: the relay and the capture process must agree."""
+
+import pytest
+
+from quantdrift.core.records import Protocol
+from sidecar.routes import Route, Routes
+
+pytestmark = pytest.mark.unit
+
+ALL = Routes(Protocol)
+
+
+@pytest.mark.parametrize(
+    ("path", "protocol", "model", "version"),
+    [
+        ("/v2/models/a/infer", Protocol.OIP_REST, "a", ""),
+        ("/v2/models/a%2Fb%20c/versions/1.2/infer", Protocol.OIP_REST, "a%2Fb%20c", "1.2"),
+        ("/inference.GRPCInferenceService/ModelInfer", Protocol.OIP_GRPC, "", ""),
+        ("/inference.GRPCInferenceService/ModelStreamInfer", Protocol.OIP_GRPC_STREAM, "", ""),
+        ("/v1/models/a:predict", Protocol.KSERVE_V1, "a", ""),
+        ("/predictions/a", Protocol.TORCHSERVE, "a", ""),
+        ("/predictions/a/2.0", Protocol.TORCHSERVE, "a", "2.0"),
+        ("/v1/chat/completions", Protocol.OPENAI_CHAT, "", ""),
+        ("/openai/v1/completions", Protocol.OPENAI_COMPLETIONS, "", ""),
+        ("/v1/embeddings", Protocol.OPENAI_EMBEDDINGS, "", ""),
+    ],
+)
+def test_an_inference_request_is_found_by_its_path(
+    path: str, protocol: Protocol, model: str, version: str
+) -> None:
+    """Query and authority are no part of it; both readers find the same."""
+    for target in (path, path + "?a=/v2/models/b/infer", "http://host:1" + path):
+        assert ALL.find(b"POST", target.encode()) == path.encode()
+    assert ALL.named("POST", path) == Route(protocol=protocol, model=model, version=version)
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v2/models/a/infer"),
+        ("POST", "/v2/models/a/generate"),
+        ("POST", "/v2/models//infer"),
+        ("POST", "/v1/models/a:explain"),
+        ("POST", "/predictions/"),
+        ("POST", "/predictions/a/1/2"),
+        ("POST", "/v1/chat"),
+        ("POST", "/"),
+    ],
+)
+def test_anything_else_is_not(method: str, path: str) -> None:
+    """It passes, and neither reader looks at it."""
+    assert ALL.find(method.encode(), path.encode()) is None
+    assert ALL.named(method, path) is None
+
+
+def test_a_protocol_that_is_not_configured_is_not_found() -> None:
+    """Where a server speaks one protocol, another one's path may mean anything."""
+    one = Routes([Protocol.KSERVE_V1])
+    assert one.find(b"POST", b"/v1/models/a:predict") == b"/v1/models/a:predict"
+    assert one.find(b"POST", b"/v2/models/a/infer") is None
+    assert one.named("POST", "/v2/models/a/infer") is None
+    assert Routes([]).find(b"POST", b"") is None
