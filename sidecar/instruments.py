@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from quantdrift.core import telemetry as t
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import Sidecar
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
 from sidecar.counters import REFUSED, Counters, Gauge
 
@@ -23,7 +23,7 @@ _TOTALS = {
 
 
 def observe(
-    telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], sidecar: Sidecar, clock: Clock
+    telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], config: Config, clock: Clock
 ) -> None:
     """Have every instrument of the sidecar read from `counters`.
 
@@ -35,11 +35,12 @@ def observe(
         Written by the relay workers and the capture process.
     strata
         Names of the header strata, in the policy's order.
-    sidecar
+    config
         Its bounds add up to what may be held and wait.
     clock
         For the age of the policy.
     """
+    sidecar, intake = config.sidecar, config.intake
     for instrument, gauge in _TOTALS.items():
         telemetry.observe(instrument, _total(counters, gauge))
 
@@ -57,6 +58,7 @@ def observe(
         ],
     )
     limit = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes) + sidecar.queue_bytes
+    limit += intake.max_pending_bytes + sidecar.handoff_bytes
     telemetry.observe(t.QUEUE_LIMIT, lambda: [(limit, {})])
     telemetry.observe(
         t.POLICY_REFUSED,

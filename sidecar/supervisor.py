@@ -12,7 +12,11 @@ import signal
 import socket
 import tempfile
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
 
 from quantdrift.core.admin import Admin
 from quantdrift.core.child import Child
@@ -21,13 +25,15 @@ from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import RESTARTS, Telemetry
-from sidecar.counters import Counters, Gauge, Slot
+from sidecar.counters import Counters, Gauge
 from sidecar.drain import Deadlines
 from sidecar.instruments import observe
 from sidecar.policy import policy_of
 from sidecar.settled import settle
 
 _LOG = logging.getLogger(__name__)
+_RELAY = "sidecar.relay.worker"
+_INTAKE = "sidecar.intake.process"
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
@@ -45,50 +51,75 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     OperatorError
         A port or a file cannot be opened.
     """
-    listener = _listen(config.sidecar.listen, config.sidecar.backlog)
-    directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
-    try:
-        handoff = _listen_unix(directory / "handoff")
-        try:
-            settled = _settle(config, directory)
-            return await _Supervisor(settled, config, secrets, listener, handoff).run(stop)
-        finally:
-            handoff.close()
-    finally:
-        listener.close()
-        shutil.rmtree(directory, ignore_errors=True)
+    with ExitStack() as stack:
+        relay = intake = None
+        if config.sidecar.listen:
+            relay = stack.enter_context(
+                _listen("sidecar.listen", config.sidecar.listen, config.sidecar.backlog)
+            )
+        if config.intake.listen:
+            intake = stack.enter_context(
+                _listen("intake.listen", config.intake.listen, config.sidecar.backlog)
+            )
+        directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        handoff = stack.enter_context(_listen_unix(directory / "handoff"))
+        settled = _settle(config, directory)
+        return await _Supervisor(settled, config, secrets, _Sockets(relay, intake, handoff)).run(stop)
+
+
+class _Sockets(NamedTuple):
+    """What listens already when the first child starts, and goes on listening when a child dies."""
+
+    relay: socket.socket | None
+    intake: socket.socket | None
+    handoff: socket.socket
 
 
 class _Supervisor:
-    def __init__(
-        self,
-        settled: Path,
-        config: Config,
-        secrets: Secrets,
-        listener: socket.socket,
-        handoff: socket.socket,
-    ) -> None:
+    def __init__(self, settled: Path, config: Config, secrets: Secrets, sockets: _Sockets) -> None:
         self._config = config
-        self._listener = listener
+        self._sockets = sockets
         strata = [stratum.name for stratum in policy_of(config.sampling, "").header_strata]
-        n_workers = config.sidecar.workers
-        self._counters = Counters.create(n_workers + 1, len(strata))
-        self._slots = [self._counters.slot(index) for index in range(n_workers)]
+        self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
+        self._counters = Counters.create(self._n_relays + 2, len(strata))
+        self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
         self._restarts = self._telemetry.counter(RESTARTS)
-        observe(self._telemetry, self._counters, strata, config.sidecar, SystemClock())
-        environment = {**os.environ, "QUANTDRIFT_SAMPLING_SALT": _salt(secrets)}
+        observe(self._telemetry, self._counters, strata, config, SystemClock())
+        environment = {**os.environ, **_told(secrets)}
         common = ["--config", str(settled), "--counters-fd", str(self._counters.fd)]
         common += ["--n-slots", str(self._counters.n_slots)]
-        self._workers = [
-            self._worker(index, slot, [*common, "--handoff", handoff.getsockname()], environment)
-            for index, slot in enumerate(self._slots)
-        ]
+        inward = [*common, "--handoff", sockets.handoff.getsockname()]
+        self._workers = []
+        if sockets.relay is not None:
+            self._workers = [
+                self._child(
+                    f"relay {index}",
+                    _RELAY,
+                    inward,
+                    index=index,
+                    listener=sockets.relay,
+                    environment=environment,
+                )
+                for index in range(self._n_relays)
+            ]
+        if any((config.intake.listen, config.intake.ext_proc, config.intake.tap)):
+            self._workers.append(
+                self._child(
+                    "intake",
+                    _INTAKE,
+                    inward,
+                    index=self._n_relays,
+                    listener=sockets.intake,
+                    environment=environment,
+                )
+            )
         self._capture = Child(
             "capture",
             "sidecar.capture.process",
-            [*common, "--handoff-fd", str(handoff.fileno()), "--boot", random.token_hex(16)],
-            fds=(self._counters.fd, handoff.fileno()),
+            [*common, "--handoff-fd", str(sockets.handoff.fileno()), "--boot", random.token_hex(16)],
+            fds=(self._counters.fd, sockets.handoff.fileno()),
             environment=environment,
             orphan=signal.SIGKILL,
             on_death=lambda: self._restarts.add(1, {"child": "capture"}),
@@ -106,8 +137,10 @@ class _Supervisor:
             ) from error
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
-        host, port = self._listener.getsockname()[:2]
-        _LOG.info("relaying %s:%d to %s", host, port, self._config.sidecar.backend)
+        if self._sockets.relay is not None:
+            _LOG.info("relaying %s to %s", _shown(self._sockets.relay), self._config.sidecar.backend)
+        if self._sockets.intake is not None:
+            _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
         try:
             await stop.wait()
             await self._end(workers, capture)
@@ -126,7 +159,9 @@ class _Supervisor:
         for worker in self._workers:
             worker.terminate()
         await asyncio.wait(workers, timeout=deadlines.accept_s)
-        self._listener.close()  # the workers close theirs now: the port is free once all have
+        for listener in (self._sockets.relay, self._sockets.intake):
+            if listener is not None:
+                listener.close()  # the children close theirs now: the port is free once all have
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
         for worker in self._workers:
             worker.kill()
@@ -134,20 +169,35 @@ class _Supervisor:
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
 
     def _is_ready(self) -> bool:
-        """Say whether clients are served. The backend, the stream and the capture process are not asked about."""
-        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in self._slots)
+        """Say whether clients, or without a relay those who tell of exchanges, are served. The backend, the stream and the capture process are not asked about."""
+        asked = self._slots[: self._n_relays] or self._slots
+        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in asked)
 
-    def _worker(self, index: int, slot: Slot, common: list[str], environment: Mapping[str, str]) -> Child:
+    def _child(
+        self,
+        name: str,
+        module: str,
+        arguments: list[str],
+        *,
+        index: int,
+        listener: socket.socket | None,
+        environment: Mapping[str, str],
+    ) -> Child:
+        slot = self._slots[index]
+
         def died() -> None:
             slot.set(Gauge.SERVING, 0)
-            self._restarts.add(1, {"child": "relay"})
+            self._restarts.add(1, {"child": name.partition(" ")[0]})
 
-        listen = self._listener.fileno()
+        fds = [self._counters.fd]
+        if listener is not None:
+            fds.append(listener.fileno())
+            arguments = [*arguments, "--listen-fd", str(listener.fileno())]
         return Child(
-            f"relay {index}",
-            "sidecar.relay.worker",
-            [*common, "--listen-fd", str(listen), "--slot", str(index)],
-            fds=(self._counters.fd, listen),
+            name,
+            module,
+            [*arguments, "--slot", str(index)],
+            fds=fds,
             environment=environment,
             orphan=signal.SIGKILL,  # an orphan would keep the port from its successor
             on_death=died,
@@ -156,19 +206,31 @@ class _Supervisor:
 
 def _settle(config: Config, directory: Path) -> Path:
     try:
-        return settle(config, directory)
+        # Children are told the secrets by the environment: a file may be gone when one is started anew.
+        capture = msgspec.structs.replace(config.capture, hmac_key_file="")
+        intake = msgspec.structs.replace(config.intake, token_file="")
+        return settle(msgspec.structs.replace(config, capture=capture, intake=intake), directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."
         ) from error
 
 
-def _salt(secrets: Secrets) -> str:
-    """Return the salt that the children share: the configured one, or one of this start."""
-    return secrets.salt.decode() or random.token_hex(16)
+def _told(secrets: Secrets) -> dict[str, str]:
+    """Return what the children share: the salt is the configured one, or one of this start."""
+    return {
+        "QUANTDRIFT_SAMPLING_SALT": secrets.salt.decode() or random.token_hex(16),
+        "QUANTDRIFT_HMAC_KEY": secrets.hmac_key.decode(),
+        "QUANTDRIFT_INTAKE_TOKEN": secrets.intake_token,
+    }
 
 
-def _listen(address: str, backlog: int) -> socket.socket:
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"{host}:{port}"
+
+
+def _listen(option: str, address: str, backlog: int) -> socket.socket:
     host, _, port = address.rpartition(":")
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
@@ -185,7 +247,7 @@ def _listen(address: str, backlog: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise OperatorError(f"sidecar.listen {address} cannot be opened: {error}") from error
+        raise OperatorError(f"{option} {address} cannot be opened: {error}") from error
     listener.setblocking(False)
     return listener
 

@@ -105,6 +105,7 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
             {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes"},
         ),
         ("sidecar.supervisor", {"nats", "numpy"}),
+        ("sidecar.intake.process", {"nats", "numpy", "opentelemetry", "prometheus_client"}),
         ("sidecar.capture.process", set()),
     ],
 )

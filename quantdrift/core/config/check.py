@@ -14,10 +14,19 @@ def problems(config: Config) -> list[str]:
 
 def _sidecar(config: Config) -> Iterator[str]:
     sidecar = config.sidecar
-    for name in ("listen", "backend", "admin"):
-        host, _, port = getattr(sidecar, name).rpartition(":")
+    intake = config.intake
+    addresses = {f"sidecar.{name}": getattr(sidecar, name) for name in ("backend", "admin")}
+    optional = {
+        "sidecar.listen": sidecar.listen,
+        "intake.listen": intake.listen,
+        "intake.ext_proc": intake.ext_proc,
+    }
+    for name, address in (addresses | {name: one for name, one in optional.items() if one}).items():
+        host, _, port = address.rpartition(":")
         if not host or not port.isdigit() or int(port) > 65535:
-            yield f"sidecar.{name} must be HOST:PORT"
+            yield f"{name} must be HOST:PORT"
+    if not sidecar.listen and not (intake.listen or intake.ext_proc or intake.tap):
+        yield "sidecar.listen is empty and [intake] names no way in: nothing could be captured"
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: nothing would be left to finish in"
     if sidecar.max_exchange_bytes > sidecar.max_held_bytes:

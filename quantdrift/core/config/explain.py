@@ -12,6 +12,7 @@ from quantdrift.core.slices import SliceAssigner
 SUPERVISOR_BYTES = 64 * MIB
 WORKER_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
+INTAKE_BYTES = 96 * MIB
 # The largest exchange while it is decoded: its frame, its body, its JSON values (sidecar.protocols.oip bounds their number; they
 # take most), its tensors and its message.
 DECODE_COPIES = 16
@@ -110,10 +111,22 @@ def memory_bytes(config: Config) -> int:
     expected to read large responses slowly at the same time.
     """
     sidecar = config.sidecar
-    workers = sidecar.workers * (WORKER_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes)
+    workers = (
+        bool(sidecar.listen)
+        * sidecar.workers
+        * (WORKER_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes)
+    )
     receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
     capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
-    return SUPERVISOR_BYTES + workers + capture
+    return SUPERVISOR_BYTES + workers + _intake_bytes(config) + capture
+
+
+def _intake_bytes(config: Config) -> int:
+    intake = config.intake
+    if not (intake.listen or intake.ext_proc or intake.tap):
+        return 0
+    receiving = 4 * config.sidecar.max_exchange_bytes  # one body as text and decoded
+    return INTAKE_BYTES + intake.max_pending_bytes + config.sidecar.handoff_bytes + receiving
 
 
 def _model(config: Config, name: str) -> ModelPlan:

@@ -34,6 +34,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
     dsn: str = ""
     hmac_key: bytes = b""
+    intake_token: str = ""
     salt: bytes = b""
     otlp_headers: dict[str, str] = {}
 
@@ -86,7 +87,11 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
             )
-        return Secrets(hmac_key=key.encode(), salt=env.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
+        token = ""
+        if config.intake.listen:
+            token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", config.intake.token_file)
+        salt = env.get("QUANTDRIFT_SAMPLING_SALT", "").encode()
+        return Secrets(hmac_key=key.encode(), intake_token=token, salt=salt)
     dsn = _secret(env, "QUANTDRIFT_DSN", config.storage.dsn_file)
     if not dsn:
         raise OperatorError("no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file")
@@ -174,6 +179,9 @@ def _resolve(config: Config, base: Path) -> Config:
         ),
         storage=msgspec.structs.replace(config.storage, dsn_file=absolute(config.storage.dsn_file)),
         capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
+        intake=msgspec.structs.replace(
+            config.intake, token_file=absolute(config.intake.token_file), tap=absolute(config.intake.tap)
+        ),
         telemetry=msgspec.structs.replace(
             config.telemetry, otlp_headers_file=absolute(config.telemetry.otlp_headers_file)
         ),

@@ -6,7 +6,7 @@ from them.
 
 from quantdrift.core.config.models import Budget, Model, OutputKind, Reference, Slice
 from quantdrift.core.config.section import GIB, KIB, MIB, Section
-from quantdrift.core.config.serving import Capture, Sampling, Sidecar, Storage, Stream
+from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
 from quantdrift.core.config.watching import (
     Clusters,
     Discovery,
@@ -26,6 +26,7 @@ __all__ = [
     "Clusters",
     "Config",
     "Discovery",
+    "Intake",
     "Model",
     "Monitor",
     "OutputKind",
@@ -49,6 +50,7 @@ class Config(Section, frozen=True, kw_only=True):
     storage: Storage = Storage()
     sidecar: Sidecar = Sidecar()
     capture: Capture = Capture()
+    intake: Intake = Intake()
     sampling: Sampling = Sampling()
     shadow: Shadow = Shadow()
     monitor: Monitor = Monitor()

@@ -72,7 +72,9 @@ class Storage(Section, frozen=True, kw_only=True):
 class Sidecar(Section, frozen=True, kw_only=True):
     """The relay beside the inference pod. Bounds here bound its memory whatever clients do."""
 
-    listen: Annotated[str, about("Address the clients connect to, HOST:PORT.")] = "0.0.0.0:8000"
+    listen: Annotated[
+        str, about("Address the clients connect to, HOST:PORT. Empty: no relay, only the ways of [intake].")
+    ] = "0.0.0.0:8000"
     backend: Annotated[str, about("The inference server behind it, HOST:PORT.")] = "127.0.0.1:8001"
     admin: Annotated[str, about("Address of /livez, /readyz and /metrics, HOST:PORT.")] = "0.0.0.0:9464"
     source: Annotated[
@@ -133,6 +135,40 @@ class Capture(Section, frozen=True, kw_only=True):
     max_value_bytes: Annotated[
         int, about("Attribute values are cut to this length.", "bytes", ge=8, le=4096)
     ] = 256
+
+
+class Intake(Section, frozen=True, kw_only=True):
+    """Ways in beside the relay, none of them on the serving path. A bound here is shared by all of them."""
+
+    listen: Annotated[
+        str,
+        about(
+            "Address of the HTTP intake (POST /v1/exchanges) and of the KServe logger's sink (POST /), HOST:PORT. "
+            "Empty: off."
+        ),
+    ] = ""
+    token_file: Annotated[
+        str,
+        about(
+            "Bearer token that POST /v1/exchanges asks for. Empty: QUANTDRIFT_INTAKE_TOKEN; without either it answers 401."
+        ),
+    ] = ""
+    ext_proc: Annotated[
+        str,
+        about(
+            "Address of the Envoy external processor (gRPC, observability mode), HOST:PORT. Empty: off. Needs the "
+            "extra `ext-proc`."
+        ),
+    ] = ""
+    tap: Annotated[
+        str, about("Path of the Unix socket that taps in Python servers write to. Empty: off.")
+    ] = ""
+    pair_window_s: Annotated[
+        float, about("How long one half of a pair waits for the other before it is lost.", "s", gt=0, le=600)
+    ] = 30.0
+    max_pending_bytes: Annotated[
+        int, about("Most that is held of exchanges that are not complete.", "bytes", ge=1024)
+    ] = 64 * MIB
 
 
 class Sampling(Section, frozen=True, kw_only=True):

@@ -1,0 +1,42 @@
+"""Heads of HTTP/1.1 messages for exchanges that never had one: the capture process reads one form alone.
+
+An HTTP/2 stream, a pair of CloudEvents, an Envoy stream and a call in a Python server each become a request and a
+response of this form on the way into the hand-off.
+"""
+
+import re
+from collections.abc import Iterable
+
+_NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # a line's end in a value would begin another field
+_NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
+
+Fields = Iterable[tuple[bytes, bytes]]
+
+
+def request_head(method: bytes, target: bytes, fields: Fields, version: bytes = b"HTTP/1.1") -> bytes:
+    """Return the head of a request, its empty line included.
+
+    Parameters
+    ----------
+    method, target
+        Of the start line. What no start line can hold is left out of them.
+    fields
+        Header names and values. A name that is none is left out with its value; control characters become spaces.
+    version
+        Shown in the start line.
+    """
+    start = b" ".join((_NO_TARGET.sub(b"", method), _NO_TARGET.sub(b"", target), version))
+    return _head(start, fields)
+
+
+def response_head(status: int, fields: Fields, version: bytes = b"HTTP/1.1") -> bytes:
+    """Return the head of a response; parameters as for a request."""
+    return _head(b"%b %d " % (version, status), fields)
+
+
+def _head(start: bytes, fields: Fields) -> bytes:
+    lines = [
+        b"%b: %b" % (name, _NO_VALUE.sub(b" ", value)) for name, value in fields if _NAME.fullmatch(name)
+    ]
+    return b"\r\n".join((start, *lines, b"", b""))

@@ -1,0 +1,128 @@
+"""The one door of every way in beside the relay: the same draw, the same counts and the same hand-off as there."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from quantdrift.core.records import Loss
+from sidecar.composed import request_head, response_head
+from sidecar.counters import Count, Gauge
+from sidecar.handoff import RawMeta, frame
+from sidecar.relay.observer import Scope
+from sidecar.relay.sampler import Draw
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_OF_FRAMING = frozenset({"transfer-encoding", "content-length", "connection"})
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """A request that was taken, and must be handed over or lost exactly once.
+
+    Parameters
+    ----------
+    draw
+        The first phase's decision.
+    head
+        The request's head.
+    """
+
+    draw: Draw
+    head: bytes
+
+
+class Entrance:
+    """Takes exchanges in.
+
+    Parameters
+    ----------
+    scope
+        Routes, sampler, counts and hand-off of this process.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def offer(self, target: str, headers: Mapping[str, str], method: str = "POST") -> Ticket | None:
+        """Count a request and draw.
+
+        Parameters
+        ----------
+        target
+            Path, and query if there is one, as a client would have asked for it.
+        headers
+            Of the request.
+        method
+            Of the request.
+
+        Returns
+        -------
+        Ticket or None
+            None where it is no inference, or the first phase does not take it: nothing else is to be done with it.
+        """
+        scope = self._scope
+        asked, where = method.encode(errors="replace"), target.encode(errors="replace")
+        path = scope.routes.find(asked, where)
+        if path is None:
+            scope.slot.note(Gauge.IGNORED)
+            return None
+        head = request_head(asked, where, _raw(headers))
+        draw = scope.sampler.draw(asked, path, head, 0, len(head))
+        scope.slot.add(draw.stratum, Count.OFFERED)
+        if not draw.taken:
+            return None
+        scope.slot.add(draw.stratum, Count.TAKEN)
+        return Ticket(draw=draw, head=head)
+
+    def hand_over(
+        self,
+        ticket: Ticket,
+        request: bytes,
+        response: bytes,
+        *,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        captured_at: datetime | None = None,
+    ) -> None:
+        """Give an exchange to the capture process, or count why it could not be given.
+
+        Parameters
+        ----------
+        ticket
+            Of its request.
+        request, response
+            Contents.
+        status, headers
+            Of the response.
+        captured_at
+            When the response was complete; aware. None: now.
+        """
+        head, answer = ticket.head, response_head(status, _raw(headers or {}))
+        if len(head) + len(request) + len(answer) + len(response) > self._scope.max_exchange_bytes:
+            self.lose(ticket, Loss.HELD_BYTES)
+            return
+        at = captured_at or self._scope.clock.now()
+        meta = RawMeta(
+            id=ticket.draw.id,
+            stratum=ticket.draw.stratum,
+            pi1=ticket.draw.pi1,
+            u1=ticket.draw.u1,
+            epoch=ticket.draw.epoch,
+            captured_at_ns=(at - _EPOCH) // _MICROSECOND * 1000,
+            request_head_bytes=len(head),
+            request_bytes=len(head) + len(request),
+            response_head_bytes=len(answer),
+            response_bytes=len(answer) + len(response),
+        )
+        self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
+
+    def lose(self, ticket: Ticket, loss: Loss) -> None:
+        """Count an exchange that cannot be handed over."""
+        self._scope.slot.lose(ticket.draw.stratum, loss)
+
+
+def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [
+        (name.encode(errors="replace"), value.encode(errors="replace")) for name, value in headers.items()
+    ]

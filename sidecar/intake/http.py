@@ -1,0 +1,114 @@
+"""The HTTP ways in: the capture intake and the KServe logger's sink on one port, served by aiohttp.
+
+Every answer says whether the message was understood, never what became of the exchange: sampling, losses and the
+stream are nobody's business who serves models.
+"""
+
+import hmac
+import socket
+from importlib.resources import files
+from types import TracebackType
+from typing import Self
+
+from aiohttp import ClientPayloadError, web
+from aiohttp.http_exceptions import ContentEncodingError
+from aiohttp.typedefs import Handler
+from aiohttp.web import RequestPayloadError
+
+from quantdrift.core.config import Config
+from sidecar.intake.entrance import Entrance
+from sidecar.intake.exchanges import Batch, BatchError, read_batch
+
+_JSON = "application/json"
+_CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
+
+
+class HttpWay:
+    """Serves `POST /v1/exchanges` and `POST /` while it is entered.
+
+    Parameters
+    ----------
+    config
+        Of the sidecar.
+    token
+        Bearer token that the intake asks for; empty: nobody is let in.
+    entrance
+        Where exchanges go.
+    listener
+        Listening socket.
+    """
+
+    def __init__(self, config: Config, token: str, entrance: Entrance, listener: socket.socket) -> None:
+        self._token = token.encode()
+        self._entrance = entrance
+        self._listener = listener
+        app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
+        app.add_routes(
+            [
+                web.post("/v1/exchanges", self._exchanges),
+                web.get("/openapi.json", self._openapi),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None)
+
+    async def __aenter__(self) -> Self:
+        await self._runner.setup()
+        await web.SockSite(self._runner, self._listener).start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._runner.cleanup()
+
+    async def _exchanges(self, request: web.Request) -> web.Response:
+        if not self._is_known(request):
+            return _told("give the intake's token: Authorization: Bearer TOKEN", 401)
+        if request.content_type != _JSON:
+            return _told("a batch is application/json", 415)
+        if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
+            return _told("a batch may be compressed by gzip or deflate", 415)
+        try:
+            batch: Batch = read_batch(await request.read())
+        except BatchError as error:
+            return _told(str(error), 400)
+        for one in batch.exchanges:
+            ticket = self._entrance.offer(one.target, one.headers)
+            if ticket is not None:
+                self._entrance.hand_over(
+                    ticket,
+                    one.request,
+                    one.response,
+                    status=one.status,
+                    headers=one.response_headers,
+                    captured_at=one.captured_at,
+                )
+        return web.json_response(
+            {
+                "accepted": len(batch.exchanges),
+                "rejected": [{"index": index, "error": error} for index, error in batch.rejected],
+            }
+        )
+
+    async def _openapi(self, _: web.Request) -> web.Response:
+        text = (files("sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
+        return web.Response(text=text, content_type=_JSON)
+
+    def _is_known(self, request: web.Request) -> bool:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
+        return scheme.lower() == "bearer" and bool(self._token) and known
+
+
+@web.middleware
+async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPException as error:  # too long, no such path, another method
+        return _told(error.text or error.reason, error.status)
+    except (ClientPayloadError, ContentEncodingError, RequestPayloadError) as error:
+        return _told(f"the body cannot be read: {error}", 400)
+
+
+def _told(error: str, status: int) -> web.Response:
+    return web.json_response({"error": error}, status=status)

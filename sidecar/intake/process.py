@@ -1,0 +1,122 @@
+"""The intake process: takes in exchanges that do not pass the relay, and hands them over as a relay worker does.
+
+The supervisor starts it as `python -m sidecar.intake.process` where a way in is configured. Whatever happens to it,
+no request waits for it: those who tell of exchanges have been answered before, or are answered at once.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config import Config, Secrets
+from quantdrift.core.logs import setup_logs
+from quantdrift.core.process import Stop, run, supervise
+from quantdrift.core.records import Loss
+from sidecar.counters import Count, Counters, Gauge, Slot
+from sidecar.directives import Directives
+from sidecar.drain import Deadlines
+from sidecar.intake.entrance import Entrance
+from sidecar.intake.ways import ways
+from sidecar.notice import NAME, Notice
+from sidecar.relay.handout import Handout
+from sidecar.relay.observer import Scope
+from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
+from sidecar.settled import settled
+
+_TICK_S = 1.0
+
+
+async def serve(
+    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket | None, handoff: str
+) -> int:
+    """Take exchanges in until `stop`; return the exit code.
+
+    Parameters
+    ----------
+    config, secrets
+        Of the sidecar.
+    stop
+        Asks for the end. Pairs that are not complete by then are lost, and counted.
+    slot
+        This process's counts.
+    listener
+        Listening socket of the HTTP ways, or None where none is configured.
+    handoff
+        Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
+    """
+    loop = asyncio.get_running_loop()
+    clock = SystemClock()
+    for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
+        slot.set(gauge, 0)  # a predecessor may have been killed
+    n_strata = len(config.sampling.header_strata) + 1
+    slot.settle(n_strata, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+    handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
+    handout.connect()
+    notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
+    notice.read(directives)
+    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp(), directives)
+    scope = Scope(
+        config.sidecar,
+        routes=Routes(config.capture.protocols),
+        sampler=sampler,
+        offer=handout.offer,
+        slot=slot,
+        clock=clock,
+    )
+    entrance = Entrance(scope)
+
+    async def tick() -> None:
+        await ended.wait(_TICK_S)
+        notice.read(directives)
+        sampler.refresh(clock.now().timestamp())
+
+    ended = Stop()
+    ticking = asyncio.create_task(supervise("the tick", tick, ended))
+    deadlines = Deadlines.of(config.sidecar)
+    async with AsyncExitStack() as stack:
+        for way in ways(config, secrets, entrance, listener):
+            await stack.enter_async_context(way)
+        slot.set(Gauge.SERVING, 1)
+        await stop.wait()
+        await asyncio.sleep(deadlines.accept_s)
+        slot.set(Gauge.SERVING, 0)
+    await handout.finish(deadlines.handout_s - deadlines.drain_s)
+    ended.set()
+    await ticking
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the process that the supervisor started; return its exit code."""
+    parser = argparse.ArgumentParser(prog="sidecar.intake.process", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("--listen-fd", type=int)
+    parser.add_argument("--counters-fd", type=int, required=True)
+    parser.add_argument("--n-slots", type=int, required=True)
+    parser.add_argument("--slot", type=int, required=True)
+    parser.add_argument("--handoff", required=True)
+    given = parser.parse_args(arguments)
+    config = settled(given.config)
+    secrets = Secrets(
+        salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
+        intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
+    )
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
+    counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
+    listener = None if given.listen_fd is None else socket.socket(fileno=given.listen_fd)
+
+    async def process(stop: Stop) -> int:
+        slot = counters.slot(given.slot)
+        return await serve(config, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
+
+    return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

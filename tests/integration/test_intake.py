@@ -1,0 +1,165 @@
+"""The intake process beside a real stream: what is told over HTTP becomes exchanges, counted like any other."""
+
+import asyncio
+import base64
+import gzip
+import io
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+
+from quantdrift.core.codec import decode_exchange
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.records import Exchange, Tensor
+from tests.raw_exchanges import REQUEST, RESPONSE
+from tests.relay_process import SidecarProcess, free_port, sidecar, wait
+
+pytestmark = pytest.mark.integration
+
+TOKEN = "t0ken"
+TARGET = "/v2/models/digits/infer"
+
+
+class Intake:
+    """A sidecar without a relay, and what its stream holds."""
+
+    def __init__(self, running: SidecarProcess, port: int, stream: Stream) -> None:
+        self.running = running
+        self.url = f"http://127.0.0.1:{port}"
+        self._stream = stream
+
+    def tell(self, body: Any, **headers: str) -> tuple[int, Any]:
+        """Send a batch; return status and answer."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json", **headers}
+
+        async def post() -> tuple[int, Any]:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{self.url}/v1/exchanges", data=io.BytesIO(raw), headers=sent) as response,
+            ):
+                return response.status, await response.json()
+
+        return asyncio.run(post())
+
+    def count(self, name: str, **labels: str) -> float:
+        """Return a counter of the sidecar."""
+        return self.running.count(f"quantdrift_sidecar_{name}_total", **labels)
+
+    def stored(self) -> list[Exchange]:
+        """Return what the stream holds."""
+
+        async def read() -> list[bytes]:
+            queue = await Queue.connect(self._stream, client_name="test")
+            consumer = await queue.consumer("exchange", ack_wait_s=30)
+            found = await consumer.fetch(100, max_bytes=10**7, timeout_s=0.5)
+            await queue.close()
+            return [delivery.data for delivery in found]
+
+        return [decode_exchange(data) for data in asyncio.run(read())]
+
+
+@pytest.fixture(scope="module")
+def intake(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Intake]:
+    """Return a running sidecar whose only way in is the intake."""
+    stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()
+    directory: Path = tmp_path_factory.mktemp("intake")
+    (directory / "token").write_text(TOKEN)
+    with sidecar(
+        directory,
+        0,
+        SIDECAR__LISTEN="",
+        SIDECAR__BACKEND="127.0.0.1:1",
+        STREAM__URL=nats_url,
+        STREAM__NAME=stream.name,
+        INTAKE__LISTEN=f"127.0.0.1:{port}",
+        INTAKE__TOKEN_FILE=str(directory / "token"),
+        CAPTURE__HEADERS='["x-scanner"]',
+        SAMPLING__RATE=1.0,
+        MODELS='[{"name": "digits"}]',
+    ) as running:
+        yield Intake(running, port, stream)
+
+
+def exchange(**changes: Any) -> dict[str, Any]:
+    """Return an exchange as it is told."""
+    return {"target": TARGET, "request": REQUEST, "response": RESPONSE, **changes}
+
+
+def test_what_is_told_becomes_an_exchange(intake: Intake) -> None:
+    """JSON, binary tensors in base64 and a compressed batch: tensors, attributes and time are as they were told."""
+    values = np.arange(4, dtype="<f4")
+    tensor = {"name": "x", "shape": [4], "datatype": "FP32", "parameters": {"binary_data_size": 16}}
+    part = json.dumps({"inputs": [tensor]}).encode()
+    binary = exchange(
+        request_base64=base64.b64encode(part + values.tobytes()).decode(),
+        headers={"X-Scanner": "faint", "Inference-Header-Content-Length": str(len(part))},
+    )
+    del binary["request"]
+    before = intake.count("published", stratum="default")
+    body = gzip.compress(json.dumps({"exchanges": [exchange(), binary]}).encode())
+    assert intake.tell(body, **{"Content-Encoding": "gzip"}) == (200, {"accepted": 2, "rejected": []})
+    wait(lambda: intake.count("published", stratum="default") == before + 2, "both are in the stream")
+    plain, faint = sorted(intake.stored()[-2:], key=lambda one: len(one.attributes))
+    assert plain.inputs == (Tensor(name="x", datatype="FP32", shape=(1, 2), data=b"\0\0\x80?\0\0\0@"),)
+    assert plain.outputs[0].name == "y"
+    assert faint.inputs[0].data == values.tobytes()
+    assert faint.attributes == {"header.x-scanner": "faint"}
+    assert (faint.model, faint.version, faint.sampling.pi) == ("digits", "unversioned", 1.0)
+
+
+def test_one_bad_exchange_costs_the_others_nothing(intake: Intake) -> None:
+    """It is named with its place; what cannot be decoded later is counted under its reason, as in the relay's case."""
+    both = exchange(request_base64="")
+    before = intake.count("published", stratum="default")
+    lost = intake.count("lost", stratum="default", reason="decode")
+    old = exchange(captured_at="2001-01-01T00:00:00Z")
+    told = [both, exchange(), {"target": "x"}, old, exchange(request={"inputs": 1})]
+    status, answer = intake.tell({"exchanges": told})
+    assert (status, answer["accepted"]) == (200, 2)
+    assert [rejected["index"] for rejected in answer["rejected"]] == [0, 2, 3]
+    assert "request_base64" in answer["rejected"][0]["error"]
+    wait(lambda: intake.count("published", stratum="default") == before + 1, "the good one is in the stream")
+    wait(lambda: intake.count("lost", stratum="default", reason="decode") == lost + 1, "the other is counted")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status"),
+    [
+        ({"Authorization": ""}, {"exchanges": []}, 401),
+        ({"Authorization": "Bearer wrong"}, {"exchanges": []}, 401),
+        ({"Content-Type": "text/plain"}, {"exchanges": []}, 415),
+        ({}, b"{", 400),
+        ({}, {"exchange": []}, 400),
+        ({}, {"exchanges": [{}] * 1001}, 400),
+        ({"Content-Encoding": "br"}, {"exchanges": []}, 415),
+        ({"Content-Encoding": "gzip"}, b"no gzip", 400),
+        ({}, b" " * (17 << 20), 413),
+    ],
+    ids=[
+        "no token",
+        "wrong token",
+        "type",
+        "no JSON",
+        "no batch",
+        "too many",
+        "coding",
+        "no gzip",
+        "too long",
+    ],
+)
+def test_what_is_no_batch_is_refused_with_a_reason(
+    intake: Intake, headers: dict[str, str], body: Any, status: int
+) -> None:
+    """The answer is JSON and says what is wrong, and the intake goes on."""
+    answered, told = intake.tell(body, **headers)
+    assert answered == status
+    assert told["error"]
+    assert intake.tell({"exchanges": []}) == (200, {"accepted": 0, "rejected": []})
