@@ -66,6 +66,7 @@ class Loss(StrEnum):
     PUBLISH = "publish"  # capture: the stream could not be reached or did not acknowledge in time
     CAPTURE_ERROR = "capture_error"  # capture: an error of our own
     FRAMING = "framing"  # relay: its connection could no longer be followed in the middle of it
+    UNPAIRED = "unpaired"  # intake: its other half did not come in time, or could not be told from another's
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,6 +117,14 @@ class Entrance:
         )
         self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
 
+    def ignore(self) -> None:
+        """Count a message that is no inference."""
+        self._scope.slot.note(Gauge.IGNORED)
+
+    def hold(self, n_bytes: int) -> None:
+        """Show what waits to be complete."""
+        self._scope.slot.set(Gauge.HELD_BYTES, n_bytes)
+
     def lose(self, ticket: Ticket, loss: Loss) -> None:
         """Count an exchange that cannot be handed over."""
         self._scope.slot.lose(ticket.draw.stratum, loss)

@@ -4,6 +4,7 @@ Every answer says whether the message was understood, never what became of the e
 stream are nobody's business who serves models.
 """
 
+import asyncio
 import hmac
 import socket
 from importlib.resources import files
@@ -16,10 +17,13 @@ from aiohttp.typedefs import Handler
 from aiohttp.web import RequestPayloadError
 
 from quantdrift.core.config import Config
+from quantdrift.core.process import Stop, supervise
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.exchanges import Batch, BatchError, read_batch
+from sidecar.intake.logger import Logger
 
 _JSON = "application/json"
+_TICK_S = 1.0
 _CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
 
 
@@ -42,9 +46,13 @@ class HttpWay:
         self._token = token.encode()
         self._entrance = entrance
         self._listener = listener
+        self._logger = Logger(config.intake, config.sidecar.max_exchange_bytes, entrance)
+        self._ended = Stop()
+        self._ticking: asyncio.Task[None] | None = None
         app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
         app.add_routes(
             [
+                web.post("/", self._logger.handle),
                 web.post("/v1/exchanges", self._exchanges),
                 web.get("/openapi.json", self._openapi),
             ]
@@ -54,12 +62,21 @@ class HttpWay:
     async def __aenter__(self) -> Self:
         await self._runner.setup()
         await web.SockSite(self._runner, self._listener).start()
+        self._ticking = asyncio.create_task(supervise("the pairs' tick", self._tick, self._ended))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._runner.cleanup()
+        self._ended.set()
+        if self._ticking is not None:
+            await self._ticking
+        self._logger.close()
+
+    async def _tick(self) -> None:
+        await self._ended.wait(_TICK_S)
+        self._logger.tick()
 
     async def _exchanges(self, request: web.Request) -> web.Response:
         if not self._is_known(request):

@@ -13,6 +13,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from cloudevents.core.bindings.http import to_binary_event
+from cloudevents.core.v1.event import CloudEvent
 
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
@@ -34,6 +36,7 @@ class Intake:
         self.running = running
         self.url = f"http://127.0.0.1:{port}"
         self._stream = stream
+        self._stored: list[Exchange] = []
 
     def tell(self, body: Any, **headers: str) -> tuple[int, Any]:
         """Send a batch; return status and answer."""
@@ -49,12 +52,39 @@ class Intake:
 
         return asyncio.run(post())
 
+    def log(self, half: str, identifier: str, body: Any, **attributes: Any) -> int:
+        """Send an event as the KServe logger does; return the answer's status."""
+        event = CloudEvent(
+            {
+                "type": f"org.kubeflow.serving.inference.{half}",
+                "source": "http://localhost:9081/",
+                "id": identifier,
+                "specversion": "1.0",
+                "datacontenttype": "application/json",
+                "inferenceservicename": "digits",
+                "namespace": "prod",
+                "component": "predictor",
+                **attributes,
+            },
+            body if isinstance(body, bytes) else json.dumps(body).encode(),
+        )
+        message = to_binary_event(event)
+
+        async def post() -> int:
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(self.url, data=io.BytesIO(message.body), headers=message.headers) as response,
+            ):
+                return response.status
+
+        return asyncio.run(post())
+
     def count(self, name: str, **labels: str) -> float:
         """Return a counter of the sidecar."""
         return self.running.count(f"quantdrift_sidecar_{name}_total", **labels)
 
     def stored(self) -> list[Exchange]:
-        """Return what the stream holds."""
+        """Return everything that the stream was given so far."""
 
         async def read() -> list[bytes]:
             queue = await Queue.connect(self._stream, client_name="test")
@@ -63,7 +93,8 @@ class Intake:
             await queue.close()
             return [delivery.data for delivery in found]
 
-        return [decode_exchange(data) for data in asyncio.run(read())]
+        self._stored += [decode_exchange(data) for data in asyncio.run(read())]
+        return self._stored
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +112,7 @@ def intake(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[
         STREAM__NAME=stream.name,
         INTAKE__LISTEN=f"127.0.0.1:{port}",
         INTAKE__TOKEN_FILE=str(directory / "token"),
+        INTAKE__PAIR_WINDOW_S=2,
         CAPTURE__HEADERS='["x-scanner"]',
         SAMPLING__RATE=1.0,
         MODELS='[{"name": "digits"}]',
@@ -163,3 +195,58 @@ def test_what_is_no_batch_is_refused_with_a_reason(
     assert answered == status
     assert told["error"]
     assert intake.tell({"exchanges": []}) == (200, {"accepted": 0, "rejected": []})
+
+
+def binary_of(kind: str, values: np.ndarray[Any, Any]) -> bytes:
+    """Return a message with a binary tensor."""
+    tensor = {
+        "name": "x",
+        "shape": list(values.shape),
+        "datatype": "FP32",
+        "parameters": {"binary_data_size": values.nbytes},
+    }
+    return json.dumps({kind: [tensor]}).encode() + values.tobytes()
+
+
+def test_the_kserve_logger_is_understood(intake: Intake) -> None:
+    """Either order, JSON and binary tensors: the length of the JSON part is not forwarded in either direction."""
+    values = np.arange(6, dtype="<f4").reshape(2, 3)
+    before = intake.count("published", stratum="default")
+    seen = len(intake.stored())
+    metadata = json.dumps({"X-Scanner": ["old"]})
+    assert intake.log("request", "a", REQUEST) == 200
+    assert intake.log("response", "a", RESPONSE) == 200
+    assert intake.log("response", "b", binary_of("outputs", values)) == 200
+    assert intake.log("request", "b", binary_of("inputs", values), metadata=metadata) == 200
+    wait(lambda: intake.count("published", stratum="default") == before + 2, "both are in the stream")
+    found = intake.stored()[seen:]
+    assert len(found) == 2
+    binary = next(one for one in found if one.attributes)
+    assert binary.attributes == {"header.x-scanner": "old"}
+    assert binary.inputs[0].data == binary.outputs[0].data == values.tobytes()
+    assert binary.model == "digits"
+
+
+def test_what_the_logger_leaves_alone_is_counted(intake: Intake) -> None:
+    """A request whose answer was no 200 is lost after the window; an id that comes twice at once is lost at once."""
+    before = intake.count("lost", stratum="default", reason="unpaired")
+    published = intake.count("published", stratum="default")
+    for body in (REQUEST, REQUEST):
+        assert intake.log("request", "twice", body) == 200
+    wait(lambda: intake.count("lost", stratum="default", reason="unpaired") == before + 2, "both are lost")
+    assert intake.log("response", "twice", RESPONSE) == 200
+    assert intake.log("request", "alone", REQUEST) == 200
+    wait(
+        lambda: intake.count("lost", stratum="default", reason="unpaired") == before + 3, "the window passes"
+    )
+    assert intake.count("published", stratum="default") == published
+
+
+def test_the_logger_is_answered_whatever_it_sends(intake: Intake) -> None:
+    """Its agent keeps what is not answered with 200."""
+    ignored = intake.count("ignored")
+    assert intake.log("outlier", "a", {}) == 200
+    assert intake.log("request", "b", b"no JSON") == 200
+    assert intake.log("request", "c", b" " * (17 << 20)) == 200
+    assert intake.log("request", "d", REQUEST, inferenceservicename="") == 400
+    wait(lambda: intake.count("ignored") == ignored + 4, "each is counted")

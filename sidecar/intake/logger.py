@@ -1,0 +1,132 @@
+"""The KServe logger's sink: events are answered before anything is made of them, and joined to exchanges afterwards.
+
+The logger's agent holds what the sink has not answered, and runs out of memory where the sink is slow.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from aiohttp import web
+
+from quantdrift.core.config.schema import Intake
+from quantdrift.core.records import Loss
+from sidecar.intake.entrance import Entrance
+from sidecar.intake.events import Event, EventError, Half, read_event, target_of, with_json_length
+from sidecar.intake.pairs import Asked, Pair, Pairs
+
+_TYPE = "content-type"
+_LOG = logging.getLogger(__name__)
+
+
+class Logger:
+    """Takes the events of any number of InferenceServices.
+
+    Parameters
+    ----------
+    intake
+        Window and bound of the pairs.
+    max_bytes
+        Longest content that is kept.
+    entrance
+        Where exchanges go.
+    """
+
+    def __init__(self, intake: Intake, max_bytes: int, entrance: Entrance) -> None:
+        self._pairs = Pairs(intake.pair_window_s, intake.max_pending_bytes)
+        self._max_bytes = max_bytes
+        self._entrance = entrance
+
+    async def handle(self, request: web.Request) -> web.Response:
+        """Answer an event at once: 200, or 400 where it says too little of itself to be joined."""
+        body = await self._read(request)
+        try:
+            event = read_event(request.headers)
+        except EventError as error:
+            self._entrance.ignore()
+            return web.json_response({"error": str(error)}, status=400)
+        if event is None:
+            self._entrance.ignore()
+        else:
+            asyncio.get_running_loop().call_soon(self.take, event, body)
+        return web.Response()
+
+    def take(self, event: Event, body: bytes | None) -> None:
+        """Join an event with its other half, if that is there.
+
+        Parameters
+        ----------
+        event
+            What its headers told.
+        body
+            Its content, or None where it was too long to be kept.
+        """
+        now_s = asyncio.get_running_loop().time()
+        if event.half is Half.REQUEST:
+            asked = self._offer(event, body)
+            pair, lost = self._pairs.ask(event.key, asked, now_s)
+        else:
+            # A response that is too long is none of any request: its request is let go of in the end.
+            pair, lost = self._pairs.answer(event.key, body, now_s) if body is not None else (None, [])
+        if pair is not None:
+            self._complete(pair)
+        for one in lost:
+            self._entrance.lose(one.ticket, Loss.UNPAIRED)
+        self.tick()
+
+    def tick(self) -> None:
+        """Let go of what waits in vain. Called about once a second."""
+        for one in self._pairs.expire(asyncio.get_running_loop().time()):
+            self._entrance.lose(one.ticket, Loss.UNPAIRED)
+        self._entrance.hold(self._pairs.held_bytes)
+
+    def close(self) -> None:
+        """Let go of everything."""
+        for one in self._pairs.expire(float("inf")):
+            self._entrance.lose(one.ticket, Loss.TRUNCATED)
+
+    def _offer(self, event: Event, body: bytes | None) -> Asked | None:
+        if body is None:
+            self._entrance.ignore()
+            return None
+        try:
+            target = target_of(event, body)
+        except EventError as error:
+            _LOG.debug("an event is passed over: %s", error)
+            self._entrance.ignore()
+            return None
+        headers = _told(event.headers, body)
+        ticket = self._entrance.offer(target, event.headers if headers is None else headers)
+        if ticket is None:
+            return None
+        if headers is None:
+            self._entrance.lose(ticket, Loss.DECODE)
+            return None
+        return Asked(ticket=ticket, kind=headers.get(_TYPE, ""), body=body)
+
+    def _complete(self, pair: Pair) -> None:
+        # The event bears the request's content type: whether tensors follow the JSON is told by the body alone.
+        headers = _told({_TYPE: pair.asked.kind}, pair.answer)
+        if headers is None:
+            self._entrance.lose(pair.asked.ticket, Loss.DECODE)
+        else:
+            self._entrance.hand_over(pair.asked.ticket, pair.asked.body, pair.answer, headers=headers)
+
+    async def _read(self, request: web.Request) -> bytes | None:
+        """Return the content, or None where it is too long: it is read to its end all the same."""
+        parts, n_bytes = [], 0
+        async for chunk in request.content.iter_any():
+            n_bytes += len(chunk)
+            if n_bytes <= self._max_bytes:
+                parts.append(chunk)
+            else:
+                parts.clear()
+        return b"".join(parts) if n_bytes <= self._max_bytes else None
+
+
+def _told(headers: Mapping[str, str], body: bytes) -> Mapping[str, str] | None:
+    try:
+        return with_json_length(headers, body)
+    except EventError as error:
+        _LOG.debug("an exchange is lost: %s", error)
+        return None
