@@ -35,6 +35,7 @@ class Gauge(IntEnum):
     POLICY_EARLY = 15
     POLICY_STRATA = 16
     POLICY_RATES = 17
+    EARLY = 18  # intake: calls of taps before they knew any rates
 
 
 class Count(IntEnum):

@@ -19,6 +19,7 @@ _TOTALS = {
     t.HELD: Gauge.HELD_BYTES,
     t.QUEUED: Gauge.QUEUE_BYTES,
     t.POLICY_CHANGES: Gauge.POLICY_CHANGES,
+    t.EARLY: Gauge.EARLY,
 }
 
 

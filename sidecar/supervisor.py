@@ -4,6 +4,7 @@ It is not on the serving path: relay workers accept from the listening socket th
 """
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets as random
@@ -52,7 +53,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         A port or a file cannot be opened.
     """
     with ExitStack() as stack:
-        relay = intake = None
+        relay = intake = tap = None
         if config.sidecar.listen:
             relay = stack.enter_context(
                 _listen("sidecar.listen", config.sidecar.listen, config.sidecar.backlog)
@@ -63,9 +64,14 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             )
         directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        handoff = stack.enter_context(_listen_unix(directory / "handoff"))
+        handoff = stack.enter_context(
+            _listen_unix(directory / "handoff", "Set TMPDIR to a short, writable path.")
+        )
+        if config.intake.tap:
+            tap = stack.enter_context(_listen_tap(Path(config.intake.tap)))
+            stack.callback(Path(config.intake.tap).unlink, missing_ok=True)
         settled = _settle(config, directory)
-        return await _Supervisor(settled, config, secrets, _Sockets(relay, intake, handoff)).run(stop)
+        return await _Supervisor(settled, config, secrets, _Sockets(relay, intake, tap, handoff)).run(stop)
 
 
 class _Sockets(NamedTuple):
@@ -73,6 +79,7 @@ class _Sockets(NamedTuple):
 
     relay: socket.socket | None
     intake: socket.socket | None
+    tap: socket.socket | None
     handoff: socket.socket
 
 
@@ -99,7 +106,7 @@ class _Supervisor:
                     _RELAY,
                     inward,
                     index=index,
-                    listener=sockets.relay,
+                    listeners={"--listen-fd": sockets.relay},
                     environment=environment,
                 )
                 for index in range(self._n_relays)
@@ -111,7 +118,7 @@ class _Supervisor:
                     _INTAKE,
                     inward,
                     index=self._n_relays,
-                    listener=sockets.intake,
+                    listeners={"--listen-fd": sockets.intake, "--tap-fd": sockets.tap},
                     environment=environment,
                 )
             )
@@ -141,6 +148,8 @@ class _Supervisor:
             _LOG.info("relaying %s to %s", _shown(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
             _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
+        if self._sockets.tap is not None:
+            _LOG.info("taking taps in at %s", self._config.intake.tap)
         try:
             await stop.wait()
             await self._end(workers, capture)
@@ -159,7 +168,7 @@ class _Supervisor:
         for worker in self._workers:
             worker.terminate()
         await asyncio.wait(workers, timeout=deadlines.accept_s)
-        for listener in (self._sockets.relay, self._sockets.intake):
+        for listener in (self._sockets.relay, self._sockets.intake, self._sockets.tap):
             if listener is not None:
                 listener.close()  # the children close theirs now: the port is free once all have
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
@@ -180,7 +189,7 @@ class _Supervisor:
         arguments: list[str],
         *,
         index: int,
-        listener: socket.socket | None,
+        listeners: Mapping[str, socket.socket | None],
         environment: Mapping[str, str],
     ) -> Child:
         slot = self._slots[index]
@@ -190,9 +199,10 @@ class _Supervisor:
             self._restarts.add(1, {"child": name.partition(" ")[0]})
 
         fds = [self._counters.fd]
-        if listener is not None:
-            fds.append(listener.fileno())
-            arguments = [*arguments, "--listen-fd", str(listener.fileno())]
+        for option, given in listeners.items():
+            if given is not None:
+                fds.append(given.fileno())
+                arguments = [*arguments, option, str(given.fileno())]
         return Child(
             name,
             module,
@@ -252,15 +262,24 @@ def _listen(option: str, address: str, backlog: int) -> socket.socket:
     return listener
 
 
-def _listen_unix(path: Path) -> socket.socket:
-    handoff = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def _listen_unix(path: Path, advice: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        handoff.bind(str(path))
-        handoff.listen()
+        listener.bind(str(path))
+        listener.listen()
     except OSError as error:
-        handoff.close()
-        raise OperatorError(
-            f"{path} cannot be opened for the hand-off: {error}. Set TMPDIR to a short, writable path."
-        ) from error
-    handoff.setblocking(False)
-    return handoff
+        listener.close()
+        raise OperatorError(f"{path} cannot be opened: {error}. {advice}") from error
+    listener.setblocking(False)
+    return listener
+
+
+def _listen_tap(path: Path) -> socket.socket:
+    with contextlib.suppress(OSError):
+        if path.is_socket():
+            path.unlink()  # of a sidecar that was killed; one that runs goes on with the taps it has
+    listener = _listen_unix(
+        path, "intake.tap is a short path in a directory that exists and may be written to."
+    )
+    path.chmod(0o660)  # whoever shares the group may tell of exchanges
+    return listener

@@ -48,6 +48,9 @@ PUBLISHED = Instrument(
 )
 LOST = Instrument("quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum and reason.")
 IGNORED = Instrument("quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference.")
+EARLY = Instrument(
+    "quantdrift.sidecar.early", _OC, "{request}", "Calls of taps before they knew any rates: not taken in."
+)
 CONNECTIONS = Instrument("quantdrift.sidecar.connections", _OC, "{connection}", "Connections accepted.")
 OPEN_CONNECTIONS = Instrument(
     "quantdrift.sidecar.open_connections", _OG, "{connection}", "Connections open now."
@@ -200,7 +203,7 @@ DISCOVERY_OVERFLOW = Instrument(
     "quantdrift.discovery.overflow",
     _C,
     "{slice}",
-    "Slices and conditions that a limit of [discovery] left out or keeps waiting, by model and limit.",
+    "What a limit of [discovery] left out or keeps waiting: slices, conditions, and items of policies that are gone.",
 )
 
 Labels = Mapping[str, str]

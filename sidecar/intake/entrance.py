@@ -8,9 +8,10 @@ import msgspec
 from quantdrift.core.records import Loss
 from sidecar.composed import request_head, response_head
 from sidecar.counters import Count, Gauge
-from sidecar.handoff import RawMeta, frame
+from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths, parse
 from sidecar.relay.observer import Scope
 from sidecar.relay.sampler import Draw
+from sidecar.tap.wire import Counts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -116,6 +117,51 @@ class Entrance:
             response_bytes=len(answer) + len(response),
         )
         self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
+
+    def admit(self, content: bytes, n_strata: int) -> None:
+        """Pass on a frame of the hand-off whose maker has drawn already, by the rates that it was told.
+
+        Parameters
+        ----------
+        content
+            The frame.
+        n_strata
+            Header strata of the policy.
+
+        Raises
+        ------
+        ValueError
+            It is no such frame.
+        """
+        n_rest, n_meta = lengths(content[:HEAD_BYTES])
+        if n_rest != len(content) - HEAD_BYTES or not 0 <= n_meta <= n_rest:
+            raise ValueError("a frame whose lengths do not add up")
+        meta, _, _ = parse(n_meta, content[HEAD_BYTES:])
+        if not 0 <= meta.stratum < n_strata:
+            raise ValueError(f"there is no stratum {meta.stratum}")
+        self._scope.slot.add(meta.stratum, Count.TAKEN)
+        self._scope.offer(meta.stratum, [content])
+
+    def count(self, counts: Counts, n_strata: int) -> None:
+        """Add what a tap has counted.
+
+        Raises
+        ------
+        ValueError
+            It counts strata that there are not, or backwards.
+        """
+        slot = self._scope.slot
+        lost = [(stratum, loss, n) for stratum, of in counts.lost.items() for loss, n in of.items()]
+        numbers = [*counts.offered.values(), *(n for _, _, n in lost), counts.early, counts.errors]
+        if any(n < 0 for n in numbers) or any(not 0 <= s < n_strata for s in (*counts.offered, *counts.lost)):
+            raise ValueError("counts that cannot be")
+        for stratum, n in counts.offered.items():
+            slot.add(stratum, Count.OFFERED, n)
+        for stratum, loss, n in lost:
+            slot.add(stratum, Count.TAKEN, n)
+            slot.lose(stratum, loss, n)
+        slot.note(Gauge.OBSERVER_ERRORS, counts.errors)
+        slot.note(Gauge.EARLY, counts.early)
 
     def ignore(self) -> None:
         """Count a message that is no inference."""

@@ -21,19 +21,21 @@ from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.intake.entrance import Entrance
-from sidecar.intake.ways import ways
+from sidecar.intake.ways import Sockets, ways
 from sidecar.notice import NAME, Notice
+from sidecar.policy import epoch_salt
 from sidecar.relay.handout import Handout
 from sidecar.relay.observer import Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
 from sidecar.settled import settled
+from sidecar.tap.wire import Rates
 
 _TICK_S = 1.0
 
 
 async def serve(
-    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket | None, handoff: str
+    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, sockets: Sockets, handoff: str
 ) -> int:
     """Take exchanges in until `stop`; return the exit code.
 
@@ -45,8 +47,8 @@ async def serve(
         Asks for the end. Pairs that are not complete by then are lost, and counted.
     slot
         This process's counts.
-    listener
-        Listening socket of the HTTP ways, or None where none is configured.
+    sockets
+        What listens.
     handoff
         Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
     """
@@ -71,6 +73,16 @@ async def serve(
     )
     entrance = Entrance(scope)
 
+    def rates() -> Rates:
+        policy = directives.at(clock.now().timestamp())
+        return Rates(
+            epoch=policy.epoch,
+            salt=epoch_salt(secrets.salt, policy.epoch, 1),
+            sticky=config.sampling.sticky_header.lower(),
+            strata=policy.header_strata,
+            max_exchange_bytes=config.sidecar.max_exchange_bytes,
+        )
+
     async def tick() -> None:
         await ended.wait(_TICK_S)
         notice.read(directives)
@@ -80,7 +92,7 @@ async def serve(
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:
-        for way in ways(config, secrets, entrance, listener):
+        for way in ways(config, secrets, entrance, sockets, rates):
             await stack.enter_async_context(way)
         slot.set(Gauge.SERVING, 1)
         await stop.wait()
@@ -97,6 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="sidecar.intake.process", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--listen-fd", type=int)
+    parser.add_argument("--tap-fd", type=int)
     parser.add_argument("--counters-fd", type=int, required=True)
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--slot", type=int, required=True)
@@ -109,11 +122,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
     counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
-    listener = None if given.listen_fd is None else socket.socket(fileno=given.listen_fd)
+    sockets = Sockets(
+        http=None if given.listen_fd is None else socket.socket(fileno=given.listen_fd),
+        tap=None if given.tap_fd is None else socket.socket(fileno=given.tap_fd),
+    )
 
     async def process(stop: Stop) -> int:
         slot = counters.slot(given.slot)
-        return await serve(config, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
+        return await serve(config, secrets, stop, slot=slot, sockets=sockets, handoff=given.handoff)
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
 
