@@ -1,12 +1,22 @@
 """Plots of delay against false-alarm rate."""
 
+import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib as mpl
 import msgspec
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+# A library is told by its marker, its methods by their colours; what a label does not begin with one of these is river's.
+_MARKERS = {"Alibi": "*", "Evidently": "s", "MAPIE": "D", "NannyML": "^"}
+_RIVER = "X"
+_LINE = "-"
+_OWN = {"PageHinkley": "black"}  # the nearest peer: not to be taken for another, in neither plot
 
 
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,9 +31,10 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     delays
         Mean delay, groups.
     style
-        Of matplotlib: a line is a threshold that was varied, a marker a single setting.
+        "-" where its settings are one threshold that was varied; else each is a marker by itself.
     least
-        One over the groups that were looked at: where no alarm was seen, the quickest setting is drawn there, hollow.
+        One over the groups that were looked at: where no alarm was seen, the quickest setting is drawn at half of it,
+        hollow.
     """
 
     label: str
@@ -38,20 +49,18 @@ def delay_against_rate(title: str, curves: Sequence[Curve], directory: Path, ste
     mpl.rcParams["svg.hashsalt"] = stem
     figure = Figure(figsize=(10.5, 6.0), layout="constrained")
     axes = figure.add_subplot()
-    for number, curve in enumerate(curves):
-        colour = mpl.colormaps["tab20"](2 * number % 20 + number // 10 % 2)
-        points = sorted(zip(curve.rates, curve.delays, strict=True))
-        # Without a false alarm the rate is below what can be measured; only the quickest such setting tells something.
-        quiet = [delay for rate, delay in points if rate < curve.least]
-        seen = [point for point in points if point[0] >= curve.least]
-        shown = [(curve.least, min(quiet)), *seen] if quiet else seen
-        axes.plot(
-            *np.array(shown).T, curve.style, color=colour, label=curve.label, markersize=6, linewidth=1.8
-        )
-        if quiet:
-            axes.plot(curve.least, min(quiet), "o", color=colour, markerfacecolor="white", markersize=7)
+    drawn: Counter[str] = Counter()
+    for curve in curves:
+        marker = "" if curve.style == _LINE else _marker(curve.label)
+        colour = _OWN.get(curve.label) or mpl.colormaps["tab10"](drawn[marker] % 10)
+        drawn[marker] += curve.label not in _OWN
+        _draw(axes, curve, marker, colour)
     axes.set_xscale("log")
     axes.set_yscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("false alarms per million groups, measured (hollow: none seen)")
     axes.set_ylabel("mean delay, groups of the slice")
     axes.set_title(title)
@@ -61,3 +70,46 @@ def delay_against_rate(title: str, curves: Sequence[Curve], directory: Path, ste
     for path in paths:
         figure.savefig(path, dpi=120)
     return paths
+
+
+def _draw(axes: Axes, curve: Curve, marker: str, colour: str | tuple[float, ...]) -> None:
+    """Draw one method: what was seen filled, and what is below any rate that could be seen hollow."""
+    points = sorted(zip(curve.rates, curve.delays, strict=True))
+    # Without a false alarm the rate is below what can be measured; only the quickest such setting tells something.
+    quiet = [delay for rate, delay in points if rate < curve.least]
+    seen = [point for point in points if point[0] >= curve.least]
+    is_line = curve.style == _LINE
+    if is_line:
+        # Of thresholds with as many alarms, over nearly as many groups, the quickest is the best.
+        best = {round(math.log10(rate), 2): (rate, delay) for rate, delay in sorted(seen, key=_slowest)}
+        seen = sorted(best.values())
+
+    def plot(shown: Sequence[tuple[float, float]], look: str, face: str | None, label: str = "") -> None:
+        x, y = np.array(shown).reshape(-1, 2).T
+        line = look if is_line else "none"
+        axes.plot(
+            x,
+            y,
+            linestyle=line,
+            linewidth=1.8,
+            marker=marker,
+            markersize=6.5,
+            color=colour,
+            markerfacecolor=face or colour,
+            label=label,
+        )
+
+    plot(seen, "-", None, curve.label)
+    if quiet:
+        hollow = (curve.least / 2, min(quiet))
+        plot([hollow, *seen[:1]] if is_line else [hollow], ":", "white")
+        if is_line:
+            axes.plot(*hollow, "o", color=colour, markerfacecolor="white", markersize=6.5)
+
+
+def _slowest(point: tuple[float, float]) -> float:
+    return -point[1]
+
+
+def _marker(label: str) -> str:
+    return _MARKERS.get(label.split(maxsplit=1)[0], _RIVER)

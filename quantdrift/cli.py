@@ -14,6 +14,7 @@ from quantdrift.commands import (
     plan,
     policy,
     report,
+    retirement,
     serve,
     slices,
     triage,
@@ -107,5 +108,5 @@ for _command in (
     triage.triage,
 ):
     main.add_command(_command)
-for _command in (clusters.fit, clusters.clusters):
+for _command in (clusters.fit, clusters.clusters, retirement.retire, retirement.restore):
     slices.slices.add_command(_command)

@@ -67,5 +67,5 @@ class InForce:
             )
 
 
-def _stays(model: str, error: OperatorError) -> None:
-    _LOG.warning("learned slices of %s stay as they are: %s", model, error)
+def _stays(which: str, error: OperatorError) -> None:
+    _LOG.warning("learned slices of %s stay as they are: %s", which, error)

@@ -14,8 +14,8 @@ from storage.fold_rows import ComparisonRow, Source
 from storage.tables import Baseline
 
 _VERSIONS: Final = text("""
-    select id, candidate_version, first_seen_at from model_version
-    where model = :model and reference_digest <> '' order by first_seen_at desc, id desc
+    select id, candidate_version, first_seen_at, reference_digest from model_version
+    where model = :model order by reference_digest = '', first_seen_at desc, id desc
 """)
 _MODELS: Final = text("select distinct model from model_version order by model")
 _SLICES: Final = text("select id, name from slice where model = :model order by id")
@@ -42,8 +42,16 @@ _ROWS: Final = text("""
     order by captured_at, comparison.exchange_id, item limit :most
 """)
 _LEARNED: Final = text("""
-    select distinct slice_id, metric, kind from baseline
-    where model_version_id = :version and content is not null and kind <> 'budget' and fold_seq is not null
+    select distinct b.slice_id, b.metric, b.kind from baseline b join detector d using (model_version_id, slice_id, metric, kind)
+    where b.model_version_id = :version and b.content is not null and b.kind <> 'budget' and b.fold_seq is not null
+        and d.retired_at is null
+""")
+_WATCHED: Final = text("""
+    select slice_id, metric, kind from detector where model_version_id = :version and retired_at is null
+""")
+_WAITING: Final = text("""
+    select count(*) from comparison c join batch b on b.id = c.batch_id
+    where b.fold_seq is null and c.model_version_id = :version and c.captured_at >= :begin and c.captured_at < :end
 """)
 _PAGE: Final = 10_000
 
@@ -95,14 +103,15 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def find_version(connection: AsyncConnection, model: str, name: str) -> VersionFact:
-    """Return a version of `model`; the newest where `name` is empty.
+    """Return a version of `model` that has a reference; the newest where `name` is empty.
 
     Raises
     ------
     OperatorError
-        There is none of that name; the message says which there are.
+        There is none of that name, or it has no reference; the message says which there are.
     """
-    rows = (await connection.execute(_VERSIONS, {"model": model})).mappings().all()
+    every = (await connection.execute(_VERSIONS, {"model": model})).mappings().all()
+    rows = [row for row in every if row["reference_digest"]]
     if not rows:
         models = ", ".join((await connection.scalars(_MODELS)).all()) or "none"
         raise OperatorError(
@@ -114,6 +123,11 @@ async def find_version(connection: AsyncConnection, model: str, name: str) -> Ve
                 id=row["id"], name=row["candidate_version"], first_seen_at=row["first_seen_at"]
             )
     known = ", ".join(row["candidate_version"] for row in rows)
+    if name in {row["candidate_version"] for row in every}:
+        raise OperatorError(
+            f"version `{name}` of model `{model}` has no reference, so nothing of it is compared: name one in "
+            f"models.references. Versions with one: {known}"
+        )
     raise OperatorError(f"model `{model}` has no version `{name}` in the record; versions: {known}")
 
 
@@ -149,9 +163,21 @@ async def baselines(
 
 
 async def learned_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:
-    """Return the signals of a version (slice, metric, kind) that have a baseline in force."""
+    """Return the signals of a version (slice, metric, kind) that the monitor watches and that have a baseline in force."""
     rows = await connection.execute(_LEARNED, {"version": version_id})
     return {(row.slice_id, row.metric, row.kind) for row in rows}
+
+
+async def watched_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:
+    """Return the signals of a version (slice, metric, kind) that the monitor watches now."""
+    rows = await connection.execute(_WATCHED, {"version": version_id})
+    return {(row.slice_id, row.metric, row.kind) for row in rows}
+
+
+async def count_waiting(connection: AsyncConnection, version_id: int, begin: datetime, end: datetime) -> int:
+    """Return how many comparisons of a version, captured in [begin, end), no monitor has folded yet."""
+    wanted = {"version": version_id, "begin": begin, "end": end}
+    return int(await connection.scalar(_WAITING, wanted) or 0)
 
 
 async def rows_since(

@@ -20,7 +20,7 @@ class Baseline(Base):
         Index("ix_baseline_signal", "model_version_id", "slice_id", "metric", "kind", "id"),
         Index("ix_baseline_unfolded", "id", postgresql_where=text("fold_seq is null")),
         {
-            "comment": "What each signal is measured against, and every decision about it; rows are never changed."
+            "comment": "What each signal is measured against, and every decision about it: rows stay, their content goes in time."
         },
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of decisions.")
@@ -44,7 +44,8 @@ class Baseline(Base):
     )
     content: Mapped[dict[str, Any] | None] = mapped_column(
         JSONB(none_as_null=True),
-        comment="The baseline itself, or an imported budget; null for a decision about the one in force.",
+        comment="The baseline itself, or an imported budget. Null: a decision about the one in force, or in force no more"
+        " for longer than storage.superseded_days.",
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(
         comment="In force from this fold on; null until the monitor took it."

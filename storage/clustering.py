@@ -20,7 +20,7 @@ from storage.rows import VectorRow
 
 MOST_BYTES: Final = 64 * 2**20
 _NEWEST: Final = text("""
-    select distinct on (model, reference_digest, space) id, model, content, made_at, made_by, n_vectors, from_at, to_at, clusters
+    select distinct on (model, reference_digest, space) id, model, version, reference_digest, space, content, made_at, made_by, n_vectors, from_at, to_at, clusters
     from clustering
     where :model in ('', model) and :digest in ('', reference_digest) and :space in ('', space)
     order by model, reference_digest, space, id desc
@@ -211,7 +211,7 @@ async def newest_clusterings(
     model, digest, space
         Only these; all where left out.
     unreadable
-        Told the model of each one that cannot be read, which is then left out.
+        Told which one cannot be read, in words, and why; it is then left out.
 
     Raises
     ------
@@ -230,11 +230,16 @@ async def newest_clusterings(
         except OperatorError as error:
             if unreadable is None:
                 raise
-            unreadable(row["model"], error)
+            unreadable(_named(row), error)
             continue
         told = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
         found.append(Stored(clustering=clustering, **{name: row[name] for name in told}))
     return found
+
+
+def _named(row: RowMapping) -> str:
+    """Return which clustering a row is, in words."""
+    return f"{row['model']}, version {row['version']} in `{row['space']}` of reference {row['reference_digest'][:12]}"
 
 
 async def keep_vectors(database: Database, rows: Sequence[VectorRow]) -> None:

@@ -1,11 +1,21 @@
-"""The tables of discovered slices: what a search found, how its test goes, and when each version was last searched."""
+"""The tables of discovered slices: what a search found, how its test goes, what became of it, and the last searches."""
 
 from enum import StrEnum
 
-from sqlalchemy import ARRAY, CheckConstraint, Double, ForeignKey, Identity, UniqueConstraint, text
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, BigInt, Float, Int, Json, Str, Time
+from storage.columns import NOW, Base, BigInt, Float, Int, Json, Str, Time
 
 
 class Status(StrEnum):
@@ -13,7 +23,11 @@ class Status(StrEnum):
 
     CANDIDATE = "candidate"  # under test on later traffic
     CONFIRMED = "confirmed"  # a monitored slice
-    EXPIRED = "expired"  # not confirmed in time, or not seen any more; may be found again
+    EXPIRED = "expired"  # not confirmed in time, or no place became free; may be found again
+    RETIRED = "retired"  # monitored no more: quiet, unseen, or taken out by a person
+
+
+STATUSES = "('candidate', 'confirmed', 'expired', 'retired')"
 
 
 class Discovery(Base):
@@ -22,10 +36,10 @@ class Discovery(Base):
     __tablename__ = "discovery"
     __table_args__ = (
         UniqueConstraint("model", "predicate"),
-        CheckConstraint("status in ('candidate', 'confirmed', 'expired')", name="status"),
+        CheckConstraint(f"status in {STATUSES}", name="status"),
         {
             "comment": "A slice that a search found: tested on traffic captured after it was frozen, monitored once"
-            " confirmed. Its id and its slice's stay when it expires and is found again."
+            " confirmed. Its id and its slice's stay when it expires or is retired and is found again."
         },
     )
     id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Stable id.")
@@ -36,7 +50,8 @@ class Discovery(Base):
         comment="The predicate for machines: list of conditions under `where`."
     )
     status: Mapped[Str] = mapped_column(
-        comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time, or unseen."
+        comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time. retired:"
+        " monitored no more. Why stands in discovery_change."
     )
     slice_id: Mapped[Int | None] = mapped_column(
         ForeignKey("slice.id"), comment="slice it became when it was first confirmed."
@@ -78,6 +93,37 @@ class Discovery(Base):
     tested_at: Mapped[Time] = mapped_column(comment="Captures before this have been tested.")
     confirmed_at: Mapped[Time | None] = mapped_column(comment="When it was last confirmed.")
     expired_at: Mapped[Time | None] = mapped_column(comment="When it last expired.")
+    waits_since: Mapped[Time | None] = mapped_column(
+        comment="Since when it is proven and waits for one of discovery.most_slices; null: it does not."
+    )
+    held: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default=text("false"),
+        comment="Whether a person retired it: no search tests it again until it is restored.",
+    )
+
+
+class DiscoveryChange(Base):
+    """A change of status of a discovered slice."""
+
+    __tablename__ = "discovery_change"
+    __table_args__ = (
+        CheckConstraint(f"status in {STATUSES}", name="status"),
+        Index("ix_discovery_change_discovery", "discovery_id", "id"),
+        Index("ix_discovery_change_unfolded", "id", postgresql_where=text("fold_seq is null")),
+        {
+            "comment": "Every change of status of a discovered slice, with who and why; rows are never changed."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
+    discovery_id: Mapped[Int] = mapped_column(ForeignKey("discovery.id"), comment="Discovered slice.")
+    status: Mapped[Str] = mapped_column(comment="What it is from here on.")
+    made_by: Mapped[Str] = mapped_column(comment="Who: a user name, or monitor.")
+    made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When.")
+    reason: Mapped[Str] = mapped_column(comment="Why, in words.")
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="The fold follows it from here on; null until the monitor took it."
+    )
 
 
 class DiscoverySearch(Base):

@@ -11,10 +11,10 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Metric, Policy, Predicate
+from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
 from storage.database import Database
-from storage.discoveries import Discovery, DiscoverySearch, Status
+from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch, Status
 
 _LOCK: Final = 0x7175616E66696E64  # "quanfind" as a number: searches take turns
 _SEEN_WITHIN: Final = timedelta(days=1)
@@ -36,17 +36,25 @@ _DISCOVERIES: Final = text("""
 _SLICES: Final = text("""
     select s.model, s.name, s.predicate, s.definition from slice s
     where not exists (
-        select from discovery d where d.slice_id = s.id and d.status = 'expired'
+        select from discovery d where d.slice_id = s.id and (d.status = 'expired' or d.status = 'retired' and not d.held)
     )
     order by s.id
 """)
+# Who changes the status of a discovered slice holds this lock, so that nothing is decided on what is no more.
+_TURN: Final = text("select pg_advisory_xact_lock(:key)")
 _ACTIVE: Final = text("""
     select s.model, s.name, s.predicate, s.definition
     from discovery d join slice s on s.id = d.slice_id where d.status = 'confirmed' order by d.id
 """)
 
+_MARK: Final = text("""
+    select (select max(searched_at) from discovery_search), (select max(tested_at) from discovery),
+        (select coalesce(max(id), 0) from discovery_change)
+""")
+MONITOR: Final = "monitor"  # who changed what no person did
 
-Mark = tuple[datetime | None, datetime | None]
+
+Mark = tuple[datetime | None, datetime | None, int]
 
 
 class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,12 +84,39 @@ class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
     tested_at: datetime
     confirmed_at: datetime | None = None
     expired_at: datetime | None = None
+    waits_since: datetime | None = None
+    held: bool = False
     seen_at: datetime | None = None
+
+    @property
+    def key(self) -> SliceKey:
+        """The slice that it is, or may become."""
+        return SliceKey(model=self.model, name=self.name, predicate=self.predicate, where=self.where)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is neither monitored nor tested, and a search may find it again."""
+        return self.status in {Status.EXPIRED, Status.RETIRED} and not self.held
 
     @property
     def evidence_ratio(self) -> float:
         """Largest evidence over the threshold: confirmed at 1."""
         return math.exp(min(self.log_evidence - self.log_threshold, 700.0))
+
+
+class StoredRow(msgspec.Struct, frozen=True, kw_only=True):
+    """What a round changed of one discovery, or found anew.
+
+    Parameters
+    ----------
+    row
+        As it stands now.
+    reason
+        Why its status has changed, in words; empty where it has not.
+    """
+
+    row: DiscoveryRow
+    reason: str = ""
 
 
 class SearchRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,17 +150,15 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     discoveries
         All, by id.
     slices
-        What is monitored, or was met, by model; expired discoveries are left out.
-    policies
-        By id.
+        What is monitored, or was met, by model; discoveries that have ended are left out.
     mark
-        Changes with every round: when anything was last searched, and up to when anything was last tested.
+        Changes with every round, and with every decision of a person: when anything was last searched, up to when
+        anything was last tested, and the newest change of status.
     """
 
     versions: tuple[SearchedVersion, ...]
     discoveries: tuple[DiscoveryRow, ...]
     slices: dict[str, tuple[SliceKey, ...]]
-    policies: dict[int, Policy]
     mark: Mark
 
     @property
@@ -137,18 +170,21 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
 async def load_standing(connection: AsyncConnection, now: datetime) -> Standing:
     """Return where the record stands at `now`."""
     versions = (await connection.execute(_VERSIONS, {"since": now - _SEEN_WITHIN})).mappings().all()
-    discoveries = (await connection.execute(_DISCOVERIES)).mappings().all()
     slices: dict[str, list[SliceKey]] = {}
     for key in await _slices(connection, _SLICES):
         slices.setdefault(key.model, []).append(key)
-    policies = (await connection.execute(text("select id, definition from policy"))).mappings().all()
     return Standing(
         versions=tuple(SearchedVersion(**row) for row in versions),
-        discoveries=tuple(_discovery(row) for row in discoveries),
+        discoveries=await load_discoveries(connection),
         slices={model: tuple(found) for model, found in slices.items()},
-        policies={row["id"]: msgspec.convert(row["definition"], Policy) for row in policies},
         mark=await _mark(connection),
     )
+
+
+async def load_discoveries(connection: AsyncConnection) -> tuple[DiscoveryRow, ...]:
+    """Return every discovered slice, by id."""
+    rows = (await connection.execute(_DISCOVERIES)).mappings()
+    return tuple(_discovery(row) for row in rows)
 
 
 async def active_slices(database: Database) -> list[SliceKey]:
@@ -179,7 +215,7 @@ async def store_round(
     connection: AsyncConnection,
     *,
     after: Mark,
-    discoveries: Iterable[DiscoveryRow],
+    discoveries: Iterable[StoredRow],
     searches: Sequence[SearchRow],
 ) -> None:
     """Write what a round changed, in the caller's transaction; a confirmed slice becomes one of `slice`.
@@ -196,16 +232,14 @@ async def store_round(
     Raises
     ------
     RetryError
-        Another round was written since: nothing is, for the same exchanges must not be counted twice.
+        Another round was written since, or a person has decided: nothing is written, for the same exchanges must not
+        be counted twice.
     """
-    await connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": _LOCK})
+    await take_turn(connection)
     if await _mark(connection) != after:
-        raise RetryError("another search of slices was made in the meantime")
-    for row in discoveries:
-        slice_id = row.slice_id
-        if row.status is Status.CONFIRMED and slice_id is None:
-            slice_id = await _slice_id(connection, row)
-        await _store(connection, msgspec.structs.replace(row, slice_id=slice_id))
+        raise RetryError("the discovered slices were changed in the meantime")
+    for stored in discoveries:
+        await store(connection, stored, made_by=MONITOR)
     for search in searches:
         values = msgspec.structs.asdict(search)
         await connection.execute(
@@ -215,12 +249,39 @@ async def store_round(
         )
 
 
+async def take_turn(connection: AsyncConnection) -> None:
+    """Wait until nobody else changes discovered slices; until the transaction ends nobody will."""
+    await connection.execute(_TURN, {"key": _LOCK})
+
+
+async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str) -> None:
+    """Write one discovery, and a change of its status beside it.
+
+    Parameters
+    ----------
+    connection
+        In a transaction that has its turn.
+    stored
+        New or changed.
+    made_by
+        Who changed it.
+    """
+    row = stored.row
+    if row.status is Status.CONFIRMED and row.slice_id is None:
+        row = msgspec.structs.replace(row, slice_id=await _slice_id(connection, row))
+    discovery_id = await _store(connection, row)
+    if stored.reason:
+        await connection.execute(
+            insert(DiscoveryChange).values(
+                discovery_id=discovery_id, status=row.status.value, made_by=made_by, reason=stored.reason
+            )
+        )
+
+
 async def _mark(connection: AsyncConnection) -> Mark:
-    found = await connection.execute(
-        text("select (select max(searched_at) from discovery_search), (select max(tested_at) from discovery)")
-    )
-    searched_at, tested_at = found.one()
-    return searched_at, tested_at
+    found = await connection.execute(_MARK)
+    searched_at, tested_at, changed = found.one()
+    return searched_at, tested_at, changed
 
 
 async def _slice_id(connection: AsyncConnection, row: DiscoveryRow) -> int:
@@ -245,7 +306,7 @@ async def _slice_id(connection: AsyncConnection, row: DiscoveryRow) -> int:
     return found
 
 
-async def _store(connection: AsyncConnection, row: DiscoveryRow) -> None:
+async def _store(connection: AsyncConnection, row: DiscoveryRow) -> int:
     values: dict[str, Any] = msgspec.structs.asdict(row)
     for derived in ("id", "seen_at"):
         del values[derived]
@@ -257,8 +318,8 @@ async def _store(connection: AsyncConnection, row: DiscoveryRow) -> None:
     }
     if row.id:
         await connection.execute(update(Discovery).where(Discovery.id == row.id).values(values))
-    else:
-        await connection.execute(insert(Discovery).values(values))
+        return row.id
+    return (await connection.execute(insert(Discovery).values(values).returning(Discovery.id))).scalar_one()
 
 
 async def _slices(connection: AsyncConnection, statement: Any) -> list[SliceKey]:

@@ -14,7 +14,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
+from storage.discovery_changes import follow, followed, retired
 from storage.fold_rows import (
+    RETIRED_AFTER,
     BaselineRow,
     BatchRows,
     Catalog,
@@ -22,6 +24,7 @@ from storage.fold_rows import (
     DetectorRow,
     Position,
     SessionRow,
+    SliceChange,
     SliceRow,
     Snapshot,
     Source,
@@ -45,7 +48,8 @@ _NUMBER: Final = text("""
         from (select id from batch where fold_seq is null order by id limit :most for update) unfolded
     )
     update batch set fold_seq = :last + next.place from next where batch.id = next.id
-    returning batch.id, batch.fold_seq, batch.kind, batch.stored_at, batch.captured_from, batch.captured_to
+    returning batch.id, batch.fold_seq, batch.kind, batch.stored_at, batch.captured_from, batch.captured_to,
+        batch.unreferenced
 """)
 _COMPARISONS: Final = text("""
     select batch_id, exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
@@ -91,12 +95,22 @@ _BASELINES: Final = text(f"""
 # What people decided holds from the next batch on: the record can then be folded again with the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
 _FOLDED: Final = text("""
-    select id, fold_seq, kind, stored_at, captured_from, captured_to from batch
+    select id, fold_seq, kind, stored_at, captured_from, captured_to, unreferenced from batch
     where fold_seq between :first and :last
 """)
 _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
+""")
+# What has no live detector is history, but for a version without a reference: it never had one.
+_VERDICTS: Final = text("""
+    select v.* from verdict v join model_version m on m.id = v.model_version_id
+    where (m.reference_digest = '' and coalesce(v.last_at >= cast(:silent as timestamptz), true))
+        or exists (
+            select from detector d where d.retired_at is null
+                and d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
+        )
+    order by v.model_version_id, v.slice_id
 """)
 _POLICIES_KEPT: Final = 1_000
 _POLICIES: Final = text("""
@@ -116,18 +130,8 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         connection,
         "select * from detector where retired_at is null order by model_version_id, slice_id, metric, kind",
     )
-    # Without a detector there are only versions without a reference; what has retired ones alone is history.
-    verdicts = await _rows(
-        connection,
-        """
-        select v.* from verdict v
-            left join lateral (
-                select bool_and(d.retired_at is not null) as retired from detector d
-                where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id
-            ) d on true
-        where d.retired is not true order by v.model_version_id, v.slice_id
-        """,
-    )
+    silent = None if position.event_us is None else from_us(position.event_us) - RETIRED_AFTER
+    verdicts = (await connection.execute(_VERDICTS, {"silent": silent})).mappings().all()
     baselines: Sequence[RowMapping] = ()
     recent: Sequence[RowMapping] = ()
     if position.event_us is not None:
@@ -142,6 +146,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         tallies=tuple(_tally(row) for row in recent),
         sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
         imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
+        retired=await retired(connection),
     )
 
 
@@ -235,7 +240,7 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
         return []
     first = min(row["fold_seq"] for row in numbered)
     decided = (await connection.execute(_DECIDE, {"fold_seq": first})).mappings().all()
-    return await _batches(connection, numbered, decided)
+    return await _batches(connection, numbered, decided, await follow(connection, first))
 
 
 async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:
@@ -243,13 +248,16 @@ async def refold(connection: AsyncConnection, first: int, last: int) -> list[Bat
     borders = {"first": first, "last": last}
     numbered = (await connection.execute(_FOLDED, borders)).mappings().all()
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
-    return await _batches(connection, numbered, decided)
+    return await _batches(connection, numbered, decided, await followed(connection, first, last))
 
 
 async def _batches(
-    connection: AsyncConnection, numbered: Sequence[RowMapping], decided: Sequence[RowMapping]
+    connection: AsyncConnection,
+    numbered: Sequence[RowMapping],
+    decided: Sequence[RowMapping],
+    changed: Mapping[int, tuple[SliceChange, ...]],
 ) -> list[BatchRows]:
-    """Return numbered batches with their rows and what people had decided on, in order."""
+    """Return numbered batches with their rows and what had been decided on, in order."""
     decisions: dict[int, list[BaselineRow]] = {}
     for row in sorted(decided, key=lambda row: row["id"]):
         decisions.setdefault(row["fold_seq"], []).append(_baseline(row))
@@ -274,6 +282,8 @@ async def _batches(
             comparisons=tuple(comparisons.get(row["id"], ())),
             tallies=tuple(tallies.get(row["id"], ())),
             decisions=tuple(decisions.get(row["fold_seq"], ())),
+            slices=changed.get(row["fold_seq"], ()),
+            unreferenced=tuple(row["unreferenced"]),
         )
         for row in sorted(numbered, key=lambda row: row["fold_seq"])
     ]
@@ -318,16 +328,8 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
 
 
 def _tally(row: RowMapping) -> TallyRow:
-    return TallyRow(
-        source=row["source"],
-        boot=row["boot"],
-        stratum=row["stratum"],
-        sequence=row["sequence"],
-        at_us=to_us(row["at"]),
-        offered=row["offered"],
-        taken=row["taken"],
-        lost=row["lost"],
-    )
+    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name != "at_us"}
+    return TallyRow(**kept, at_us=to_us(row["at"]))
 
 
 def detector_row(row: RowMapping) -> DetectorRow:
@@ -384,11 +386,5 @@ def _baseline(row: RowMapping) -> BaselineRow:
 
 
 def _session(row: RowMapping) -> SessionRow:
-    return SessionRow(
-        model_version_id=row["model_version_id"],
-        policy_id=row["policy_id"],
-        group_key=row["group_key"],
-        opened_us=to_us(row["opened_at"]),
-        items=bytes(row["items"]),
-        fold_seq=row["fold_seq"],
-    )
+    kept = {name: row[name] for name in ("model_version_id", "policy_id", "group_key", "fold_seq")}
+    return SessionRow(**kept, opened_us=to_us(row["opened_at"]), items=bytes(row["items"]))

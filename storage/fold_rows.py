@@ -7,7 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.records import Metric, Policy, Predicate, Verdict
+from quantdrift.core.slices import SliceKey
 
+RETIRED_AFTER: Final = timedelta(days=30)  # of silence: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -102,6 +104,15 @@ class BaselineRow(_Row, frozen=True, kw_only=True):
     fold_seq: int
 
 
+class SliceChange(_Row, frozen=True, kw_only=True):
+    """A discovered slice is watched, or no more; `reason` says why in words, `made_by` who: a person, or monitor."""
+
+    slice_id: int
+    watched: bool
+    made_by: str
+    reason: str
+
+
 class SessionRow(_Row, frozen=True, kw_only=True):
     """A session that is open; columns as in `session`."""
 
@@ -121,7 +132,9 @@ class SessionRow(_Row, frozen=True, kw_only=True):
 class BatchRows(_Row, frozen=True, kw_only=True):
     """One batch in its place in the fold; comparisons by (exchange_id, item), tallies by source and stratum.
 
-    `decisions` are the baselines that people decided on since the batch before; they hold from this one on.
+    `decisions` are the baselines that people decided on since the batch before, `slices` the discovered slices that
+    were confirmed, retired or restored; they hold from this one on. `unreferenced` are versions without a reference
+    whose exchanges the workers met.
     """
 
     fold_seq: int
@@ -129,6 +142,8 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     comparisons: tuple[ComparisonRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
     decisions: tuple[BaselineRow, ...] = ()
+    slices: tuple[SliceChange, ...] = ()
+    unreferenced: tuple[int, ...] = ()
 
 
 class VersionRow(_Row, frozen=True, kw_only=True):
@@ -149,6 +164,11 @@ class SliceRow(_Row, frozen=True, kw_only=True):
     name: str
     predicate: str
     where: tuple[Predicate, ...]
+
+    @property
+    def key(self) -> SliceKey:
+        """The slice without its number."""
+        return SliceKey(model=self.model, name=self.name, predicate=self.predicate, where=self.where)
 
 
 class Catalog(_Row, frozen=True, kw_only=True):
@@ -279,6 +299,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         Those that are open.
     imported
         The newest imported budgets.
+    retired
+        Slices that are retired: what still comes in for them is not watched.
     """
 
     position: Position
@@ -288,6 +310,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     tallies: tuple[TallyRow, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     imported: tuple[BaselineRow, ...] = ()
+    retired: tuple[int, ...] = ()
 
 
 class AlertNote(_Row, frozen=True, kw_only=True):

@@ -12,7 +12,12 @@ class Detector(Base):
     """A sequential detector's state."""
 
     __tablename__ = "detector"
-    __table_args__ = ({"comment": "A sequential detector of one metric on one slice, as of its last fold."},)
+    __table_args__ = (
+        {
+            "comment": "A sequential detector of one metric on one slice, as of its last fold; once retired it is kept for"
+            " storage.superseded_days."
+        },
+    )
     model_version_id: Mapped[Int] = mapped_column(
         ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
     )

@@ -1,6 +1,6 @@
 """What the fold writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, all or nothing."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -10,6 +10,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage import tables
+from storage.examples import examples
 from storage.fold_rows import (
     BaselineRow,
     DetectorRow,
@@ -23,18 +24,7 @@ from storage.fold_rows import (
 )
 
 _HOUR: Final = timedelta(hours=1)
-_EXAMPLES: Final = 5
-# Chosen in the store: an hour of a busy version is hundreds of thousands of rows.
-_EXAMPLE_ROWS: Final = text("""
-    select one.* from (
-        select distinct on (c.exchange_id) c.exchange_id::text, c.trace,
-            coalesce(c.flip, false) as flip, coalesce(nullif(c.kl, 'NaN'), 0) as kl
-        from comparison c join batch b on b.id = c.batch_id
-        where c.captured_at between :begin and :end and c.model_version_id = :version
-            and c.slice_ids @> array[cast(:slice as int)] and b.fold_seq <= :fold_seq
-        order by c.exchange_id, flip desc, kl desc
-    ) one order by one.flip desc, one.kl desc, one.exchange_id limit :most
-""")
+_ALARMS: Final = (Episode.OPEN, Episode.ESCALATE)
 _CLOSE: Final = text("""
     update alert set resolved_at = :at
     where model_version_id = :version and slice_id = :slice and resolved_at is null returning id
@@ -99,8 +89,11 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     """
     await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
     await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
+    alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
+    shown = iter(await examples(connection, alarms) if alarms else ())
     for transition in outcome.transitions:
-        await _write_transition(connection, transition, trace_url)
+        more = next(shown).attributes(trace_url) if transition.episode in _ALARMS else {}
+        await _write_transition(connection, transition, more)
     for note in outcome.notes:
         key = {"version": note.model_version_id, "slice": note.slice_id}
         await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.more).decode()})
@@ -128,12 +121,12 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     )
 
 
-async def _write_transition(connection: AsyncConnection, row: TransitionRow, trace_url: str) -> None:
-    details = dict(row.details)
+async def _write_transition(
+    connection: AsyncConnection, row: TransitionRow, more: Mapping[str, list[str]]
+) -> None:
+    details = {**row.details, **more}
     key = {"version": row.model_version_id, "slice": row.slice_id}
     alert_id: int | None = None
-    if row.episode in {Episode.OPEN, Episode.ESCALATE}:
-        details |= await _examples(connection, row, trace_url)
     encoded = msgspec.json.encode(details).decode()
     if row.episode is Episode.OPEN:
         alert_id = await connection.scalar(
@@ -170,29 +163,6 @@ async def _write_transition(connection: AsyncConnection, row: TransitionRow, tra
     )
     if row.episode is not Episode.NONE:
         await connection.execute(insert(tables.Outbox).values(transition_id=transition_id))
-
-
-async def _examples(connection: AsyncConnection, row: TransitionRow, trace_url: str) -> dict[str, list[str]]:
-    """Return the most divergent exchanges since the onset, of the hour before the change at most."""
-    at = from_us(row.at_us)
-    found = await connection.execute(
-        _EXAMPLE_ROWS,
-        {
-            "begin": max(from_us(row.onset_us), at - _HOUR),
-            "end": at,
-            "version": row.model_version_id,
-            "slice": row.slice_id,
-            "fold_seq": row.fold_seq,
-            "most": _EXAMPLES,
-        },
-    )
-    worst = found.mappings().all()
-    traces = [
-        trace_url.replace("{trace_id}", parts[1])
-        for one in worst
-        if trace_url and len(parts := one["trace"].split("-")) == 4
-    ]
-    return {"examples": [one["exchange_id"].replace("-", "") for one in worst], "traces": traces}
 
 
 async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow]) -> None:

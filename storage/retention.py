@@ -1,4 +1,8 @@
-"""What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten."""
+"""What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten, old states let go.
+
+Decisions about baselines stay for good: who, when, why and from which rows. What goes is the histogram in them, once
+nothing is measured against it any more and no comparison is kept that was.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, date, datetime, timedelta
@@ -57,6 +61,35 @@ _OLD_POLICIES: Final = """
         limit :chunk
     )
 """
+# In force no more: another one has followed, or its detector has retired. Imported budgets are a number each, and hold
+# again when their slice comes back. A decision that is folded with a batch which is kept is part of its history.
+_OLD_CONTENTS: Final = """
+    update baseline set content = null where id in (
+        select b.id from baseline b
+        where b.content is not null and b.source <> 'imported' and b.fold_seq is not null and b.made_at < :before
+            and (
+                exists (
+                    select from baseline n
+                    where n.model_version_id = b.model_version_id and n.slice_id = b.slice_id
+                        and n.metric = b.metric and n.kind = b.kind and n.id > b.id
+                        and n.content is not null and n.fold_seq is not null and n.made_at < :before
+                ) or not exists (
+                    select from detector d
+                    where d.model_version_id = b.model_version_id and d.slice_id = b.slice_id
+                        and d.metric = b.metric and d.kind = b.kind
+                        and (d.retired_at is null or d.retired_at >= :before)
+                )
+            )
+            and not exists (select from batch where batch.fold_seq = b.fold_seq and batch.stored_at >= :kept_from)
+        limit :chunk
+    )
+"""
+# Said twice: one that the fold revives meanwhile is looked at again before it goes.
+_OLD_DETECTORS: Final = """
+    delete from detector where retired_at < :before and (model_version_id, slice_id, metric, kind) in (
+        select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk
+    )
+"""
 _POLICY_LASTS: Final = timedelta(days=2)
 
 
@@ -73,6 +106,10 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         Rows deleted.
     n_payloads
         Quarantined exchanges that lost their payload.
+    n_contents
+        Baselines in force no more that lost their content.
+    n_detectors
+        Retired detectors deleted.
     """
 
     partitions_made: tuple[date, ...]
@@ -83,6 +120,8 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_quarantined: int
     n_payloads: int
     n_policies: int
+    n_contents: int
+    n_detectors: int
 
 
 async def maintain(database: Database, storage: Storage, now: datetime) -> Maintenance:
@@ -112,6 +151,7 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
     # A day goes when all of it is too old.
     due = [day for day in days if day < kept_from.astimezone(UTC).date()]
     dropped = [day for day in due if await _dropped(database, day)]
+    superseded = {"before": now - timedelta(days=max(storage.superseded_days, storage.retention_days))}
     payloads_from = now - timedelta(days=storage.quarantine_days)
     return Maintenance(
         partitions_made=tuple(made),
@@ -122,6 +162,8 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
         n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
         n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
         n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
+        n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
+        n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),
     )
 
 

@@ -29,6 +29,7 @@ _DERIVED: Final = (
     "baseline",
     "session",
     "discovery",
+    "discovery_change",
     "discovery_search",
 )
 _VIEWS: Final = ("slice_now", "slice_history", "coverage_hour")

@@ -4,7 +4,7 @@ Where there are more than are wanted, whole sessions or exchanges are kept by a 
 nothing about their divergence.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from math import ceil
 from typing import Any, Final
@@ -13,7 +13,7 @@ import msgspec
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.records import Predicate
+from quantdrift.core.records import Policy, Predicate
 from storage.fold_rows import ComparisonRow, to_us
 
 _SHARES: Final = 1 << 20
@@ -47,6 +47,7 @@ _SEARCHED: Final = text(f"""
     select c.exchange_id::text, c.pi1 * c.pi2 as pi, c.flip, c.kl, c.attributes, c.features
     {_FROM} order by c.captured_at desc, c.exchange_id, c.item limit :most
 """)
+_POLICIES: Final = text("select id, definition from policy where id = any(cast(:wanted as int[]))")
 
 
 class SearchedItem(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,6 +127,12 @@ async def tested_items(
             flip=None if row["flip"] is None else float(row["flip"]),
             topk=None if row["topk"] is None else float(row["topk"]),
         )
+
+
+async def policies_of(connection: AsyncConnection, wanted: Collection[int]) -> dict[int, Policy]:
+    """Return the policies of these ids that are there, by id."""
+    rows = await connection.execute(_POLICIES, {"wanted": sorted(wanted)})
+    return {row.id: msgspec.convert(row.definition, Policy) for row in rows}
 
 
 def _condition(condition: Predicate, name: str, parameters: dict[str, Any]) -> list[str]:

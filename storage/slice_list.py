@@ -11,6 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
+from storage.discoveries import Status
 from storage.fold import detector_row
 from storage.fold_rows import DetectorRow
 
@@ -31,7 +32,7 @@ _SLICES: Final = text("""
     select s.id as slice_id, d.id as discovery_id, s.model, s.name, s.predicate, s.definition, s.created_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
-        d.expired_at, v.verdict, v.reason, v.n_groups, v.last_at, w.candidate_version, share.share
+        d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.n_groups, v.last_at, w.candidate_version, share.share
     from slice s
     left join discovery d on d.slice_id = s.id
     left join lateral (
@@ -44,7 +45,7 @@ _SLICES: Final = text("""
     select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
-        d.expired_at, null, null, null, null, w.candidate_version, null
+        d.expired_at, d.waits_since, d.held, null, null, null, null, w.candidate_version, null
     from discovery d join model_version w on w.id = d.model_version_id
     where d.slice_id is null and (:model = '' or d.model = :model)
     order by model, slice_id nulls last, discovery_id
@@ -89,6 +90,8 @@ class Trialled(msgspec.Struct, frozen=True, kw_only=True):
     tested_at: datetime
     confirmed_at: datetime | None
     expired_at: datetime | None
+    waits_since: datetime | None
+    held: bool
 
 
 class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +106,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     kind
         Where it comes from.
     status
-        `active`; for what a search found `candidate`, `confirmed` or `expired`.
+        `active`; for what a search found `candidate`, `confirmed`, `expired` or `retired`.
     share
         Of its version's traffic in the last seven days, estimated from the sample; None where there was none.
     verdict, reason, n_groups, last_at, candidate_version
@@ -126,6 +129,11 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     candidate_version: str | None
     created_at: datetime
     discovery: Trialled | None
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is neither monitored nor tested any more."""
+        return self.status in {Status.EXPIRED, Status.RETIRED}
 
 
 async def list_slices(connection: AsyncConnection, *, model: str, since: datetime) -> list[ListedSlice]:

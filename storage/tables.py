@@ -22,7 +22,7 @@ from sqlalchemy.orm import Mapped, mapped_column
 from storage.baselines import Baseline
 from storage.clusterings import Clustering, Embedding
 from storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
-from storage.discoveries import Discovery, DiscoverySearch
+from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch
 from storage.judgements import Alert, Detector, Fold, Outbox, Transition, Verdict
 from storage.rollups import RollupDay, RollupHour
 from storage.sessions import Session
@@ -36,6 +36,7 @@ __all__ = [
     "Comparison",
     "Detector",
     "Discovery",
+    "DiscoveryChange",
     "DiscoverySearch",
     "Embedding",
     "Fold",
@@ -146,6 +147,11 @@ class Batch(Base):
     )
     fold_seq: Mapped[BigInt | None] = mapped_column(
         comment="Place in the fold; null until the monitor took it."
+    )
+    unreferenced: Mapped[list[int]] = mapped_column(
+        ARRAY(Integer),
+        server_default=text("'{}'"),
+        comment="model_version of the exchanges without a reference among those skipped: these versions still serve.",
     )
 
 

@@ -103,7 +103,8 @@ class Writer:
             if batch.unreferenced:
                 skipped[_NO_REFERENCE] = len(batch.unreferenced)
             expected = sum(len(compared.items) for compared in batch.compared)
-            batch_id = await _open_batch(connection, batch, expected, skipped)
+            unreferenced = sorted({versions[one.version] for one in batch.unreferenced})
+            batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
             rows = [
                 row
                 for compared in batch.compared
@@ -279,7 +280,11 @@ async def _quarantine(
 
 
 async def _open_batch(
-    connection: AsyncConnection, batch: StoreBatch, n_rows: int, skipped: Counter[str]
+    connection: AsyncConnection,
+    batch: StoreBatch,
+    n_rows: int,
+    skipped: Counter[str],
+    unreferenced: Sequence[int],
 ) -> int:
     """Insert the `batch` row. COPY relies on a statement before it: the adapter begins lazily."""
     times = [
@@ -297,6 +302,7 @@ async def _open_batch(
             n_rows=n_rows,
             provenance=msgspec.json.decode(batch.provenance),
             skipped=dict(skipped),
+            unreferenced=list(unreferenced),
         )
         .returning(tables.Batch.id)
     )

@@ -3,12 +3,16 @@
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import asyncpg
 import msgspec
 import numpy as np
 
-from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, Predicate
+from quantdrift.drift.confirmation import N_BETS
+from storage.discoveries import Status
+from storage.discovery import DiscoveryRow
 
 NOW = datetime(2026, 11, 16, 3, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -17,7 +21,33 @@ POLICY = Policy(
     header_strata=(HeaderStratum(name="default", rate=1.0),),
     body_strata=(BodyStratum(name="default", rate=1.0),),
 )
+FAINT = Predicate(key="header.x-scanner", equals="faint")
 SHARES = {"clean": 0.6, "gain": 0.3, "faint": 0.1}
+
+
+def discovery(**changes: Any) -> DiscoveryRow:
+    """Return a candidate that was frozen at `NOW`."""
+    row = DiscoveryRow(
+        id=1,
+        model="digits",
+        predicate='header.x-scanner = "faint"',
+        name="x-scanner=faint",
+        where=(FAINT,),
+        status=Status.CANDIDATE,
+        model_version_id=1,
+        metric=Metric.FLIP,
+        found_mean=0.1,
+        overall_mean=0.01,
+        found_share=0.1,
+        null_mean=0.02,
+        scale=1.0,
+        log_threshold=7.0,
+        log_wealth=(0.0,) * N_BETS,
+        first_found_at=NOW,
+        frozen_at=NOW,
+        tested_at=NOW,
+    )
+    return msgspec.structs.replace(row, **changes)
 
 
 async def write_version(db: asyncpg.Connection, version: str = "int8-7", model: str = "digits") -> int:

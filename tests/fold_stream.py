@@ -1,5 +1,6 @@
 """A small fleet's stored comparisons with known truth, for tests of the fold: seeded, as rows or in Postgres."""
 
+import math
 import random
 from datetime import UTC, datetime, timedelta
 
@@ -130,6 +131,20 @@ def batches(
     return found
 
 
+def diverging(stream: list[BatchRows], *, every: int) -> list[BatchRows]:
+    """Return the same batches with an infinite divergence in each comparison that is number `every` of its batch."""
+    return [
+        msgspec.structs.replace(
+            rows,
+            comparisons=tuple(
+                msgspec.structs.replace(row, kl=math.inf) if place % every == 0 else row
+                for place, row in enumerate(rows.comparisons)
+            ),
+        )
+        for rows in stream
+    ]
+
+
 async def store_catalog(connection: asyncpg.Connection, *, days: int = 1) -> None:
     """Insert versions, slices and the policy under the numbers of `CATALOG`, and the partitions needed."""
     for version in CATALOG.versions.values():
@@ -169,13 +184,14 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
     times = [row.captured_us for row in rows.comparisons] + [row.at_us for row in rows.tallies]
     async with connection.transaction():
         batch_id = await connection.fetchval(
-            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)"
-            " values ($1, 'w', $2, $3, $4, $5) returning id",
+            "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, unreferenced)"
+            " values ($1, 'w', $2, $3, $4, $5, $6) returning id",
             "comparison" if rows.comparisons else "tally",
             from_us(rows.stored_us),
             from_us(min(times)),
             from_us(max(times)),
             len(times),
+            list(rows.unreferenced),
         )
         await connection.executemany(
             "insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id,"

@@ -8,7 +8,11 @@ import msgspec
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.directive import Directive, name_of
-from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
+from quantdrift.drift import signal as fields
+from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.state import dump_state
+from storage.traffic import SignalEvidence
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SAMPLING = Sampling(
@@ -53,3 +57,19 @@ def named(policy: Policy) -> Policy:
 def directive(*rates: float, issued_at: datetime = BEGIN, valid_s: float = 900.0, **given: Any) -> Directive:
     """Return a directive that gives the header strata these rates."""
     return Directive(policy=policy_of_rates(rates, **given), issued_at=issued_at, valid_s=valid_s)
+
+
+def evidence(
+    slice_id: int, value: float, mass: float = 1e-6, verdict: Verdict = Verdict.OK
+) -> SignalEvidence:
+    """Return a budget detector's row with this evidence."""
+    state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=True, mass=0.0, at_us=0)
+    state[fields.PAGE_MASS] = mass
+    return SignalEvidence(
+        slice_id=slice_id,
+        model_version_id=1,
+        verdict=verdict,
+        kind=BUDGET.kind,
+        evidence=value,
+        state=dump_state(BUDGET.kind, state),
+    )

@@ -46,7 +46,8 @@ def make_slice(
         flip_budget=0.01,
         kl_budget=0.02,
         n_kl_infinite=2,
-        tail=(Quantile(probability=0.5, value=0.001, low=0.0009, high=None), None, None),
+        tail=(Quantile(probability=0.5, value=0.001, low=0.0009, high=None), None, None, None),
+        shortfall=Quantile(probability=0.99, value=0.31, low=0.2, high=0.5),
     )
 
 

@@ -173,6 +173,9 @@ def accept(
     Learns anew from the stored comparisons of this version, and nothing else. A signal with too few of them keeps
     its baseline. An alert that lasts ends once the slice has shown to be inside its new baseline.
 
+    A version that the monitor has not seen yet, and signals that it watches no more, are refused by name: there is
+    nothing that could take a baseline over.
+
     A rare slice never has the 10,000 exchanges that a tail takes. --pool names slices that are like it; as far as
     their tails differ from one another the tolerance is widened, and what is found with it is found later.
 
@@ -195,7 +198,7 @@ def accept(
                 )
 
     found = asyncio.run(run(Steps(quiet=as_json)))
-    n_accepted = sum(one.missing == 0 for one in found)
+    n_accepted = sum(one.recorded for one in found)
     if as_json:
         emit(found)
     else:
@@ -205,7 +208,7 @@ def accept(
                 one.metric,
                 one.kind,
                 f"{one.n_groups:,}",
-                f"needs some {one.missing:,} more" if one.missing else "accepted",
+                _outcome(one.missing, watched=one.watched),
             )
             for one in found
         ]
@@ -214,7 +217,19 @@ def accept(
             f"{n_accepted} of {len(found)} signals have a new baseline, from the monitor's next batch on."
         )
     if not n_accepted:
-        raise OperatorError("no signal has enough comparisons for a baseline: nothing was recorded")
+        raise OperatorError(
+            "no signal has enough comparisons for a baseline: nothing was recorded"
+            if any(one.watched for one in found)
+            else f"the monitor watches no signal of {model} {version or '(the newest version)'} that this names: nothing "
+            "was recorded. A slice that is silent for 30 days forgets its baseline, and begins anew when it comes back"
+        )
+
+
+def _outcome(missing: int, *, watched: bool) -> str:
+    """Return what became of a signal whose baseline was to be accepted."""
+    if not watched:
+        return "not watched, not accepted"
+    return f"needs some {missing:,} more" if missing else "accepted"
 
 
 def _settling(name: str, source: str, text: str) -> None:

@@ -125,8 +125,17 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> list[Overvi
     from storage.clustering import newest_clusterings
     from storage.database import Database
 
+    n_left_out = 0
+
+    def left_out(which: str, error: OperatorError) -> None:
+        nonlocal n_left_out
+        n_left_out += 1
+        click.echo(f"warning: left out: {which}: {error}", err=True)
+
     async with Database(secrets.dsn, config.storage) as database:
-        found = await newest_clusterings(database, model)
+        found = await newest_clusterings(database, model, unreadable=left_out)
+    if not found and n_left_out:
+        raise OperatorError("no clustering can be read: fit again with `quantdrift slices fit --anew`")
     if not found:
         raise OperatorError(f"nothing is fitted yet: {_nothing(config, model)}")
     return [

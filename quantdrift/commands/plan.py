@@ -285,7 +285,7 @@ def _row(one: "SliceForecast", width: int) -> str:
         f"{'-' if n is None else f'{n:,}':>8}" for n in (one.samples.p10, one.samples.p50, one.samples.p90)
     )
     times = " ".join(f"{_length(hours):>8}" for hours in one.hours)
-    return f"{one.slice:<{width}}  {one.share:>8.3%}  {3600 * one.samples_per_s:>9.3g}  {samples}  {times}"
+    return f"{one.slice:<{width}}  {_percent(one.share):>8}  {3600 * one.samples_per_s:>9.3g}  {samples}  {times}"
 
 
 def _wanted(one: "SliceForecast") -> str:
@@ -294,10 +294,20 @@ def _wanted(one: "SliceForecast") -> str:
     day = 86_400 * one.needed_per_s
     if one.needed_rate is None or one.needed_rate > 1:
         return (
-            f"it would need {day:,.0f} samples a day and gets {86_400 * one.requests_per_s:,.0f} requests: "
+            f"it would need {_count(day)} samples a day and gets {_count(86_400 * one.requests_per_s)} requests: "
             "join it with others, or look for larger shifts"
         )
-    return f"sample it at {one.needed_rate:.2%} ({day:,.0f} samples a day)"
+    return f"sample it at {_percent(one.needed_rate, digits=2)} ({_count(day)} samples a day)"
+
+
+def _count(number: float) -> str:
+    """Say how many, also where it is less than one."""
+    return f"{number:,.0f}" if number >= 10 or number == 0 else f"{number:.2g}"
+
+
+def _percent(share: float, *, digits: int = 3) -> str:
+    """Say a share with so many digits after the point, and one below that as it is."""
+    return f"{100 * share:.2g}%" if 0 < 100 * share < 10.0**-digits else f"{share:.{digits}%}"
 
 
 def _length(hours: float | None) -> str:
@@ -305,4 +315,6 @@ def _length(hours: float | None) -> str:
         return "-"
     if hours < 1:
         return f"{60 * hours:.0f} min"
-    return f"{hours:.1f} h" if hours < 48 else f"{hours / 24:.1f} d"
+    if hours < 48:
+        return f"{hours:.1f} h"
+    return f"{hours / 24:.1f} d" if hours < 24_000 else f"{hours / 24:,.0f} d"

@@ -17,6 +17,7 @@ from quantdrift.core.directive import (
     decode_account,
     decode_directive,
 )
+from quantdrift.core.errors import OperatorError, RetryError
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +75,12 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     config = load(config_path)
     if data is not None:
         config = _at(config, data)
-    shown = asyncio.run(_read(config))
+    try:
+        shown = asyncio.run(_read(config))
+    except RetryError as error:
+        if data is not None:
+            raise
+        raise RetryError(f"{error}. For the NATS of a running `quantdrift up` give --data") from error
     if as_json:
         emit(shown)
         return
@@ -95,19 +101,27 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
             )
             for one in shown.account.slices
         ]
-        click.echo("\n" + columns(("slice", "items/s", "replayed/s", "evidence"), rows))
+        click.echo("\n" + columns(("slice", "items/s", "replayed/s", "of all evidence"), rows))
         if shown.account.n_slices > len(rows):
             click.echo(f"and {shown.account.n_slices - len(rows)} more")
-    rates = [(one.name, f"{one.rate:.4g}") for one in shown.directive.policy.header_strata]
+    rates = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.header_strata]
     click.echo("\n" + columns(("header stratum", "taken"), rows=rates))
-    totals = [(one.name, f"{one.rate:.4g}") for one in shown.directive.policy.body_strata]
+    totals = [(one.name, f"{100 * one.rate:.4g}%") for one in shown.directive.policy.body_strata]
     click.echo("\n" + columns(("body stratum", "replayed, at most what is taken"), rows=totals))
 
 
 def _at(config: Config, data: Path) -> Config:
-    """Return the configuration with the NATS server of `quantdrift up`, where it has one of its own."""
+    """Return the configuration with the NATS server of `quantdrift up`, where it has one of its own.
+
+    Raises
+    ------
+    OperatorError
+        It is no data directory of one.
+    """
     path = data / "nats.url"
     if not path.exists():
+        if not (data / "dsn").exists():
+            raise OperatorError(f"{data} holds no `nats.url`: is `quantdrift up --data {data}` running?")
         return config
     stream = msgspec.structs.replace(config.stream, url=path.read_text(encoding="utf-8").strip())
     return msgspec.structs.replace(config, stream=stream)

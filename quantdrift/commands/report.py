@@ -2,13 +2,19 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
-from quantdrift.terminal import Steps
+from quantdrift.terminal import Steps, columns
+
+if TYPE_CHECKING:
+    from quantdrift.report.figures import ModelFigures, ReportFigures, SliceFigures
+
+_MOST_ROWS = 6
 
 
 @click.command()
@@ -34,7 +40,10 @@ def report(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Write one self-contained HTML file: what fired, the worst slices, trends, coverage and losses.
+    """Write one self-contained HTML file: what fired, the worst slices, trends, tails, coverage and losses.
+
+    The terminal shows one sentence on each version and its worst slices with the tail of their KL; --json prints
+    everything the page says.
 
     \b
     Examples:
@@ -59,4 +68,37 @@ def report(
     if as_json:
         emit(figures)
     else:
-        click.echo(figures.summary())
+        click.echo(summary(figures))
+
+
+def summary(figures: "ReportFigures") -> str:
+    """Return what a terminal should show: one sentence on each version, its worst slices, and where the page is."""
+    tables = [_table(model) for model in figures.models if model.aggregate]
+    return "\n".join([*figures.headlines(), *tables, f"report: {figures.path}"])
+
+
+def _table(model: "ModelFigures") -> str:
+    """Return a version's aggregate and worst slices, with the tail of their KL in nats."""
+    from quantdrift.report.finding import QUANTILES, SHORTFALL
+
+    names = [f"p{100 * p:g}" for p in QUANTILES[1:]]
+    entries = [entry for entry in (model.aggregate, *model.slices) if entry and entry.n_exchanges]
+    shown = entries[:_MOST_ROWS]
+    title = f"\n{model.model} {model.version}, KL in nats"
+    head = ("slice", "verdict", "flips", "KL", *names, f"mean above p{100 * SHORTFALL:g}", "exchanges")
+    left_out = f"\n{len(entries) - len(shown)} more stand in the report" if len(entries) > len(shown) else ""
+    return f"{title}\n{columns(head, [_row(entry) for entry in shown])}{left_out}\n"
+
+
+def _row(entry: "SliceFigures") -> tuple[str, ...]:
+    from quantdrift.report.wording import count, nats, percent
+
+    tail = [*entry.tail[1:], entry.shortfall]
+    return (
+        entry.name,
+        entry.verdict.value,
+        percent(entry.flip.mean) if entry.flip else "-",
+        nats(entry.kl.mean) if entry.kl else "-",
+        *("-" if value is None else nats(value.value) for value in tail),
+        count(entry.n_exchanges),
+    )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quantdrift.drift.interval import Estimate
     from quantdrift.monitor.round import Round, VersionSearch
     from quantdrift.monitor.vitals import Vital
+    from storage.discovery_changes import Change
     from storage.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
@@ -33,24 +34,30 @@ def slices() -> None:
 @CONFIG
 @DATA
 @_MODEL
+@click.option("--all", "everything", is_flag=True, help="Also what has expired or was retired.")
 @JSON
-def slices_list(config_path: Path, data: Path | None, model: str, as_json: bool) -> None:
+def slices_list(config_path: Path, data: Path | None, model: str, everything: bool, as_json: bool) -> None:
     """List every slice: kind, status, share of the traffic in the last seven days, verdict.
 
     Candidates that are still tested on later traffic stand below the slices; they have no id yet.
 
     \b
-    Example:
+    Examples:
       quantdrift slices list --model digits
+      quantdrift slices list --all
     """
     import asyncio
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    found = asyncio.run(_listed(config, secrets, model))
+    known = asyncio.run(listed_slices(config, secrets, model))
+    found = [one for one in known if everything or not one.ended]
+    left_out = len(known) - len(found)
     if as_json:
-        emit({"slices": found})
-    else:
-        click.echo(_table(found, model))
+        emit({"slices": found, "n_left_out": left_out})
+        return
+    click.echo(_table(found, model))
+    if left_out:
+        click.echo(f"{left_out} more expired or were retired: --all shows them")
 
 
 @slices.command("search")
@@ -105,25 +112,37 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     import msgspec
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    listed = asyncio.run(_listed(config, secrets, model))
+    found = pick(asyncio.run(listed_slices(config, secrets, model)), which)
+    signals, history = asyncio.run(_more(config, secrets, found))
+    if as_json:
+        emit(msgspec.structs.asdict(found) | {"signals": signals, "history": history})
+    else:
+        click.echo("\n".join([_shown(found), *_history_lines(history), *_signal_lines(signals)]))
+
+
+def pick(listed: list[ListedSlice], which: str) -> ListedSlice:
+    """Return the slice or candidate with this id, name or predicate.
+
+    Raises
+    ------
+    OperatorError
+        There is none, or several models have one.
+    """
     found = [
         one
         for one in listed
         if which in {one.name, one.predicate} or (one.id is not None and which == str(one.id))
     ]
     if not found:
-        raise OperatorError(f"there is no slice `{which}`: `quantdrift slices list` names them all")
+        raise OperatorError(f"there is no slice `{which}`: `quantdrift slices list --all` names them all")
     if len(found) > 1:
         models = ", ".join(sorted({one.model for one in found}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
-    signals = [] if found[0].id is None else asyncio.run(_signals(config, secrets, found[0].id))
-    if as_json:
-        emit(msgspec.structs.asdict(found[0]) | {"signals": signals})
-    else:
-        click.echo("\n".join([_shown(found[0]), *_signal_lines(signals)]))
+    return found[0]
 
 
-async def _listed(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
+async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
+    """Return every slice and every candidate of `model`, or of all models where it is empty."""
     from datetime import timedelta
 
     from quantdrift.core.clock import SystemClock
@@ -135,13 +154,24 @@ async def _listed(config: Config, secrets: Secrets, model: str) -> list[ListedSl
         return await list_slices(connection, model=model, since=since)
 
 
-async def _signals(config: Config, secrets: Secrets, slice_id: int) -> list[Vital]:
+async def _more(config: Config, secrets: Secrets, one: ListedSlice) -> tuple[list[Vital], list[Change]]:
+    """Return what each signal has seen, and what became of a discovered slice."""
     from quantdrift.monitor.vitals import vitals
     from storage.database import Database
+    from storage.discovery_changes import changes_of
     from storage.slice_list import signals_of
 
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        return vitals(await signals_of(connection, slice_id))
+        signals = [] if one.id is None else vitals(await signals_of(connection, one.id))
+        history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
+        return signals, history
+
+
+def _history_lines(history: list[Change]) -> list[str]:
+    return [
+        f"  {one.made_at:%Y-%m-%d %H:%M} UTC  {one.status.value} by {one.made_by}: {one.reason}"
+        for one in history
+    ]
 
 
 def _signal_lines(signals: list[Vital]) -> list[str]:
@@ -236,6 +266,10 @@ def _shown(one: ListedSlice) -> str:
             lines.append(f"  confirmed  {trial.confirmed_at:%Y-%m-%d %H:%M} UTC")
         if trial.status == "expired" and trial.expired_at is not None:
             lines.append(f"  expired    {trial.expired_at:%Y-%m-%d %H:%M} UTC")
+        if trial.waits_since is not None:
+            lines.append(f"  waits      for a place since {trial.waits_since:%Y-%m-%d %H:%M} UTC")
+        if trial.held:
+            lines.append("  held       no search tests it again: `quantdrift slices restore` takes that back")
     return "\n".join(lines)
 
 
@@ -264,7 +298,10 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
                 f" {seen.share:.2%} of the traffic; {status}"
             )
     will = "to be " if dry_run else ""
-    lines += [f"{row.model}: {row.name} is {will}{row.status.value}" for row in found.settled]
+    lines += [
+        f"{row.model}: {row.name} is {will}{row.status.value}: {found.reasons.get(row.id, '')}"
+        for row in found.settled
+    ]
     return "\n".join(lines)
 
 

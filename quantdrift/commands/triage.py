@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Verdict
 from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
@@ -51,18 +54,34 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
 
     slices, months = asyncio.run(ask())
     places = listed(np.array([one.evidence for one in slices], dtype=np.float64), months=months, alpha=alpha)
+    models = sorted({one.model for one in slices})
+    if model and slices and model not in models:
+        raise OperatorError(f"nothing of a model `{model}` is watched: {nearest(model, models)}")
     found = [slices[place] for place in places if model in {"", slices[place].model}]
+    firing = [
+        one
+        for one in slices
+        if one.verdict == Verdict.FIRING.value and model in {"", one.model} and one not in found
+    ]
     if as_json:
-        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found})
+        emit({"alpha": alpha, "months": months, "n_watched": len(slices), "slices": found, "firing": firing})
         return
     if not slices:
         click.echo("Nothing is watched yet: no exchange was compared.")
         return
-    if not found:
+    if found:
+        click.echo(_table(found))
         click.echo(
-            f"None of {len(slices)} slices: no evidence stands out (alpha {alpha:g}).{_firing(slices)}"
+            f"\n{len(found)} of {len(slices)} slices; at most {100 * alpha:g}% of such a list is expected to be chance."
         )
-        return
+    else:
+        click.echo(f"None of {len(slices)} slices stands out by its evidence now (alpha {alpha:g}).")
+    if firing:
+        names = ", ".join(f"{one.slice} ({one.model} {one.version})" for one in firing)
+        click.echo(f"Firing already, by the bound on pages: {names}.")
+
+
+def _table(found: "list[Watched]") -> str:
     rows = [
         (
             one.model,
@@ -76,17 +95,9 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         )
         for one in found
     ]
-    click.echo(
-        columns(("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows)
+    return columns(
+        ("model", "version", "slice", "verdict", "evidence", "pages at", "exchanges", "mean"), rows
     )
-    click.echo(
-        f"\n{len(found)} of {len(slices)} slices; at most {alpha:.0%} of such a list is expected to be chance."
-    )
-
-
-def _firing(slices: "list[Watched]") -> str:
-    names = [one.slice for one in slices if one.verdict == "firing"]
-    return f"\nFiring already, by the bound on pages: {', '.join(names)}." if names else ""
 
 
 def _means(one: "Watched") -> str:

@@ -13,14 +13,19 @@ from collections.abc import Mapping
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 
 MARGIN = "feature.candidate_margin"
-
+MODEL = "model"
 
 _CAPTURED = ("header.", "parameter.", "json.")
 
 
 def known_at_capture(condition: Predicate) -> bool:
-    """Return whether a sidecar can see what a condition asks for: attributes and margins, not features or clusters."""
-    return condition.key.startswith(_CAPTURED) or condition.key == MARGIN
+    """Return whether a sidecar can see what a condition asks for: model, attributes, margins; no features or clusters."""
+    return condition.key.startswith(_CAPTURED) or condition.key in {MARGIN, MODEL}
+
+
+def of_model(where: tuple[Predicate, ...], model: str) -> tuple[Predicate, ...]:
+    """Return the conditions of a slice together with the one that it is of this model, as a body stratum tells it."""
+    return (*where, Predicate(key=MODEL, equals=model))
 
 
 def second_rate(total: float, pi1: float) -> float:
@@ -38,7 +43,8 @@ def smallest_rate(where: tuple[Predicate, ...], policy: Policy) -> float:
     Parameters
     ----------
     where
-        The slice's conditions. One on the candidate's margin is of an item, the policy's are of the smallest in its
+        The slice's conditions, with `of_model`: without it a stratum of a model is not known to hold the slice. One
+        on the candidate's margin is of an item, the policy's are of the smallest in its
         exchange: the item's upper end alone is known of it.
     policy
         The rates of the epoch.

@@ -1,9 +1,11 @@
-"""Slices made of any conditions: their canonical text, and a short name for people."""
+"""Slices made of any conditions: their canonical text, a short name for people, and whether they are declared too."""
 
+import math
 from collections.abc import Sequence
 
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Predicate
-from quantdrift.core.slices import SliceKey, conjunction
+from quantdrift.core.slices import SliceAssigner, SliceKey, conjunction
 
 
 def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
@@ -25,6 +27,15 @@ def slice_of(model: str, where: Sequence[Predicate]) -> SliceKey:
         predicate=conjunction(_text(condition) for condition in ordered),
         where=ordered,
     )
+
+
+def is_declared(config: Config, key: SliceKey) -> bool:
+    """Return whether the configuration itself makes a slice that has conditions with a value or an interval."""
+    attributes = {one.key: one.equals for one in key.where if one.equals is not None}
+    features = {one.key: math.nextafter(one.high, -math.inf) for one in key.where if one.high is not None}
+    features |= {one.key: one.low for one in key.where if one.low is not None}
+    inside = SliceAssigner(config, key.model).assign(attributes, features)
+    return key.predicate in {one.predicate for one in inside}
 
 
 def _text(condition: Predicate) -> str:

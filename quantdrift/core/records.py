@@ -67,6 +67,7 @@ class Loss(StrEnum):
     CAPTURE_ERROR = "capture_error"  # capture: an error of our own
     FRAMING = "framing"  # relay: its connection could no longer be followed in the middle of it
     UNPAIRED = "unpaired"  # intake: its other half did not come in time, or could not be told from another's
+    METADATA = "metadata"  # capture: what the wire does not tell is not in the model's configuration either
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +144,7 @@ class BodyStratum(msgspec.Struct, frozen=True, kw_only=True):
     name
         The stratum's name; `default` holds every exchange.
     where
-        Conditions that must all hold, on attributes or on `feature.candidate_margin`. Empty: every exchange.
+        Conditions that must all hold: on attributes, on `model`, on `feature.candidate_margin`. Empty: every exchange.
     rate
         Total inclusion probability that its exchanges get at least, as far as the first phase takes them.
     """

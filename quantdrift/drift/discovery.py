@@ -37,6 +37,7 @@ ERRORS = 2.0  # standard errors below the mean
 NARROWER = 3.0  # standard errors that a further condition must be worth
 BEAM = 128
 POOL = 1000
+N_BINS = 10
 SAME = 0.9  # of the items of either lie in both: two ways to say one thing
 _SUMS = 6
 _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
@@ -68,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     least_items: int = 100
     most_conditions: int = 256
     most_found: int = 20
-    n_bins: int = 10
+    n_bins: int = N_BINS
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):

@@ -81,9 +81,19 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathering:
-    """Takes items one by one and holds no more than numbers of each."""
+    """Takes items one by one and holds no more than numbers of each.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    keys
+        Attributes and features that have a place, whenever they are met.
+    most_keys
+        Places. Others are taken as they are met while there are more places than `keys`.
+    """
+
+    def __init__(self, keys: Iterable[str] = (), most_keys: int = MOST_KEYS) -> None:
+        self._reserved = frozenset(keys)
+        self._free = most_keys - len(self._reserved)
         self._codes: dict[str, list[float]] = {}
         self._places: dict[str, dict[str, int]] = {}
         self._numbers: dict[str, list[float]] = {}
@@ -155,9 +165,11 @@ class Gathering:
     ) -> list[float] | None:
         column = columns.get(key)
         if column is None:
-            if len(self._codes) + len(self._numbers) >= MOST_KEYS:
-                self._leave_out(key, "")
-                return None
+            if key not in self._reserved:
+                if self._free <= 0:
+                    self._leave_out(key, "")
+                    return None
+                self._free -= 1
             column = columns[key] = []
         column += [missing] * (n - len(column))
         return column

@@ -20,10 +20,8 @@ from quantdrift.monitor.gather import slices_of
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.signals import cap_of, shown
 from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, SearchedVersion
+from storage.discovery import DiscoveryRow, SearchedVersion, StoredRow
 from storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
-
-UNSEEN = timedelta(days=30)  # as long as a detector without an observation lives
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,8 +53,8 @@ def with_traffic(
     *,
     session_us: int,
     until: datetime,
-) -> list[DiscoveryRow]:
-    """Return the candidates after more traffic.
+) -> tuple[list[DiscoveryRow], int]:
+    """Return the candidates after more traffic, and how many items were left out because nobody knows their policy.
 
     Parameters
     ----------
@@ -66,7 +64,7 @@ def with_traffic(
         Its items captured from each candidate's `tested_at` to `until`, whose `slice_ids` are places in
         `candidates`; what lies before a candidate's own `tested_at` is passed over.
     policies
-        By id.
+        By id. Without the policy there is no inclusion probability of a slice, and nothing to learn from an item.
     budget
         Of the model. A candidate's own cap is the one that it was frozen with, whatever has become of the model's.
     session_us
@@ -76,7 +74,11 @@ def with_traffic(
     """
     begins_us = [to_us(row.tested_at) for row in candidates]
     groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
+    n_unknown = 0
     for row in rows:
+        if row.policy_id not in policies:
+            n_unknown += 1
+            continue
         key = (row.captured_us // session_us, row.policy_id, row.group_key or row.exchange_id)
         groups.setdefault(key, []).append(row)
     catalog = Catalog(
@@ -104,43 +106,50 @@ def with_traffic(
             value = found.get(SignalKey(candidates[place].metric.value, BUDGET.kind))
             if value is not None:
                 values[place].append((float(value[0]), float(value[1])))
-    return [
+    after = [
         _after(row, np.array(seen, dtype=np.float64).reshape(-1, 2), until)
         for row, seen in zip(candidates, values, strict=True)
     ]
+    return after, n_unknown
 
 
 def settled(
-    rows: Sequence[DiscoveryRow], now: datetime, limits: Discovery
-) -> tuple[list[DiscoveryRow], dict[str, int]]:
-    """Return the discoveries after confirmations and expiries, and per model how many wait for a place.
+    rows: Sequence[DiscoveryRow], retiring: Mapping[int, str], now: datetime, limits: Discovery
+) -> tuple[list[StoredRow], dict[str, int]]:
+    """Return the discoveries after retirements, expiries and confirmations, and per model how many wait for a place.
+
+    Whatever is retired makes its place free at once. What has been shown and finds none waits `expire_days` for one.
 
     Parameters
     ----------
     rows
         All of them, tested as far as they are.
+    retiring
+        Why a confirmed slice is monitored no more, by the id of the discovery.
     now
         The time.
     limits
         `most_slices` and `expire_days`.
     """
-    found = [_expired(row, now, limits) for row in rows]
+    found = [_over(row, retiring, now, limits) for row in rows]
     n_slices: dict[str, int] = {}
-    for row in found:
+    for row in (one.row for one in found):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
     waiting: dict[str, int] = {}
-    order = sorted(range(len(found)), key=lambda place: (-found[place].evidence_ratio, found[place].id))
+    order = sorted(range(len(found)), key=lambda place: (-rows[place].evidence_ratio, rows[place].id))
     for place in order:
-        row = found[place]
+        row = found[place].row
         if row.status is not Status.CANDIDATE or row.log_evidence < row.log_threshold:
             continue
-        if n_slices[row.model] >= limits.most_slices:
+        if n_slices[row.model] < limits.most_slices:
+            n_slices[row.model] += 1
+            found[place] = _confirmed(row, now)
+        elif row.waits_since is not None and now - row.waits_since >= timedelta(days=limits.expire_days):
+            found[place] = _ended(row, now, f"no place became free within {limits.expire_days} days")
+        else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
-            continue
-        n_slices[row.model] += 1
-        found[place] = msgspec.structs.replace(
-            row, status=Status.CONFIRMED, confirmed_at=now, seen_at=now, expired_at=None
-        )
+            row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
+            found[place] = StoredRow(row=row)
     return found, waiting
 
 
@@ -165,27 +174,24 @@ def origins(
     items
         What was searched.
     slices
-        The model's slices, without expired discoveries.
+        The model's slices, without discoveries that have ended.
     discoveries
         The model's.
     """
-    watching = [
-        *slices,
-        *(_key(row) for row in discoveries if row.status is not Status.EXPIRED),
-    ]
+    watching = [*slices, *(row.key for row in discoveries if not row.ended)]
     # A slice without conditions holds everything, one for `other` values says nothing to machines.
     watched = [(key, items.members(key.where)) for key in watching if _searchable(key)]
-    expired = [(row, items.members(row.where)) for row in discoveries if row.status is Status.EXPIRED]
+    ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
     result = []
     for one in found:
         holds, key = items.members(one.where), slice_of(model, one.where)
         same = [other for other, members in watched if overlap(holds, members) >= SAME]
-        gone = [row for row, members in expired if overlap(holds, members) >= SAME]
+        gone = [row for row, members in ended if overlap(holds, members) >= SAME]
         if same:
             key = same[0]
         elif gone and key.predicate not in known:
-            key = _key(gone[0])
+            key = gone[0].key
         result.append(Origin(found=one, key=key, known=known.get(key.predicate), watched=bool(same)))
     return result
 
@@ -244,19 +250,30 @@ def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryR
     )
 
 
-def _expired(row: DiscoveryRow, now: datetime, limits: Discovery) -> DiscoveryRow:
-    over = {
-        Status.CANDIDATE: row.log_evidence < row.log_threshold
-        and now - row.frozen_at >= timedelta(days=limits.expire_days),
-        Status.CONFIRMED: now - max(row.seen_at or row.frozen_at, row.confirmed_at or row.frozen_at)
-        >= UNSEEN,
-        Status.EXPIRED: False,
-    }
-    return msgspec.structs.replace(row, status=Status.EXPIRED, expired_at=now) if over[row.status] else row
+def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime, limits: Discovery) -> StoredRow:
+    """Return a confirmed slice that is retired, or a candidate whose time is over; anything else as it is."""
+    if row.status is Status.CONFIRMED and (reason := retiring.get(row.id)):
+        return StoredRow(row=msgspec.structs.replace(row, status=Status.RETIRED), reason=reason)
+    unproven = row.status is Status.CANDIDATE and row.log_evidence < row.log_threshold
+    if unproven and now - row.frozen_at >= timedelta(days=limits.expire_days):
+        return _ended(row, now, f"not confirmed within {limits.expire_days} days")
+    return StoredRow(row=row)
 
 
-def _key(row: DiscoveryRow) -> SliceKey:
-    return SliceKey(model=row.model, name=row.name, predicate=row.predicate, where=row.where)
+def _ended(row: DiscoveryRow, now: datetime, reason: str) -> StoredRow:
+    return StoredRow(
+        row=msgspec.structs.replace(row, status=Status.EXPIRED, expired_at=now, waits_since=None),
+        reason=reason,
+    )
+
+
+def _confirmed(row: DiscoveryRow, now: datetime) -> StoredRow:
+    return StoredRow(
+        row=msgspec.structs.replace(
+            row, status=Status.CONFIRMED, confirmed_at=now, seen_at=now, expired_at=None, waits_since=None
+        ),
+        reason=f"confirmed on {row.n_groups} exchanges captured since {row.frozen_at:%Y-%m-%d %H:%M} UTC",
+    )
 
 
 def _searchable(key: SliceKey) -> bool:

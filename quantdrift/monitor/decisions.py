@@ -14,7 +14,17 @@ from quantdrift.drift.bag import TailBaseline
 from quantdrift.drift.detector import BUDGET, TAIL
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
-from storage.baseline import Decision, decide, find_slices, find_version, learned_signals, rows_since
+from storage.baseline import (
+    Decision,
+    VersionFact,
+    count_waiting,
+    decide,
+    find_slices,
+    find_version,
+    learned_signals,
+    rows_since,
+    watched_signals,
+)
 from storage.database import Database
 from storage.fold import load_catalog
 from storage.fold_rows import Source
@@ -56,7 +66,10 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     n_groups
         Groups that the rows hold.
     missing
-        How many more it takes; 0 where the decision was recorded.
+        How many more it takes to be a baseline; 0 where they are enough.
+    watched
+        Whether the monitor watches the signal. Where it does not, nothing was recorded: there is nothing that could
+        take the baseline over, and what comes back after 30 days of silence begins anew.
     """
 
     slice: str
@@ -64,6 +77,12 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     n_groups: int
     missing: int
+    watched: bool
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it has a new baseline from the monitor's next batch on."""
+        return self.watched and not self.missing
 
 
 class Imported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +128,8 @@ async def accept(
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, or no rows at all; or a pooled slice has no tail yet itself.
+        There is no such model, version or slice, or no rows at all, or the monitor has not seen them yet; or a pooled
+        slice has no tail yet itself.
     """
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
@@ -126,16 +146,15 @@ async def accept(
             last_us = rows[-1].captured_us
             progress(f"{n_rows:,} comparisons of {scope.model} {version.name}")
         if first is None:
-            raise OperatorError(
-                f"there are no comparisons of {scope.model} {version.name} since {begin:%Y-%m-%d %H:%M} UTC: "
-                "give an earlier --since, or mind storage.retention_days"
-            )
+            n_waiting = await count_waiting(connection, version.id, begin, end)
+            raise _nothing(scope.model, version, begin, n_waiting)
         everything = learning.result()
         if pooled:
             everything = _with_pool(everything, pooled)
         learned = [
             one for one in everything if one.slice_id in slices and _wanted(one.signal.metric, scope.metrics)
         ]
+        watched = await watched_signals(connection, version.id)
         await decide(
             connection,
             [
@@ -154,10 +173,37 @@ async def accept(
                     content=one.content,
                 )
                 for one in learned
-                if one.content is not None
+                if one.content is not None and _key(one) in watched
             ],
         )
-    return [_accepted(one, slices) for one in learned]
+    return [
+        Accepted(
+            slice=slices[one.slice_id],
+            metric=one.signal.metric,
+            kind=one.signal.kind,
+            n_groups=one.n_groups,
+            missing=one.missing,
+            watched=_key(one) in watched,
+        )
+        for one in learned
+    ]
+
+
+def _nothing(model: str, version: VersionFact, begin: datetime, n_waiting: int) -> OperatorError:
+    """Return why there is nothing to learn from."""
+    if n_waiting:
+        return OperatorError(
+            f"the monitor has not seen {model} {version.name} yet: {n_waiting:,} comparisons wait for it. Is one running? "
+            "Accept when it has folded them"
+        )
+    return OperatorError(
+        f"there are no comparisons of {model} {version.name} since {begin:%Y-%m-%d %H:%M} UTC: "
+        "give an earlier --since, or mind storage.retention_days"
+    )
+
+
+def _key(one: Learned) -> tuple[int, str, str]:
+    return one.slice_id, one.signal.metric, one.signal.kind
 
 
 def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Learned]:
@@ -199,7 +245,7 @@ async def settle(database: Database, scope: Scope, source: Source) -> int:
         ]
         if not decisions:
             raise OperatorError(
-                f"no signal of {scope.model} {version.name} that this names has a baseline yet: "
+                f"no signal of {scope.model} {version.name} that this names has a baseline yet, or is watched any more: "
                 "`quantdrift slices show` says what is missing"
             )
         await decide(connection, decisions)
@@ -278,13 +324,3 @@ def _about(
 
 def _wanted(metric: str, metrics: Sequence[Metric]) -> bool:
     return not metrics or metric in {one.value for one in metrics}
-
-
-def _accepted(one: Learned, slices: Mapping[int, str]) -> Accepted:
-    return Accepted(
-        slice=slices[one.slice_id],
-        metric=one.signal.metric,
-        kind=one.signal.kind,
-        n_groups=one.n_groups,
-        missing=one.missing,
-    )

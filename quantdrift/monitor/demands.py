@@ -11,6 +11,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.directive import Account, Directive, SliceShare, encode, name_of
+from quantdrift.core.inclusion import of_model
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
 from quantdrift.drift.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
 from quantdrift.drift.block import FloatArray
@@ -192,7 +193,10 @@ def _fits(policy: Policy) -> bool:
 
 
 def _demands(record: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
-    """Return what each slice wants; its traffic is its share of a day, of what the fleet is offered now."""
+    """Return what each slice wants; its traffic is its share of a day, of what the fleet is offered now.
+
+    Where there are several models a boost names its own, so that slices with the same conditions do not share one.
+    """
     everything = sum(row.weight for row in record.slices if row.everything)
     items_per_s = float(recent.items_per_s().sum())
     evidence = _urgencies(record.signals)
@@ -200,7 +204,7 @@ def _demands(record: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
     return tuple(
         Demand(
             name=row.name if len(models) == 1 else f"{row.model}: {row.name}",
-            where=row.where,
+            where=row.where if len(models) == 1 else of_model(row.where, row.model),
             traffic_per_s=min(row.weight / everything, 1.0) * items_per_s if everything > 0 else 0.0,
             evidence=evidence.get(row.id, 0.0),
         )

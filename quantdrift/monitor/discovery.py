@@ -129,13 +129,16 @@ class Discoverer:
 
     def _tell(self, found: Round) -> None:
         for row in found.settled:
-            _LOG.info("discovered slice %s of %s: %s", row.predicate, row.model, row.status)
+            reason = found.reasons.get(row.id, "")
+            _LOG.info("discovered slice %s of %s: %s: %s", row.predicate, row.model, row.status, reason)
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
         for row in found.frozen:
             _LOG.info("under test on later traffic: %s of %s", row.predicate, row.model)
             self._discovered.add(1, {"model": row.model, "status": row.status.value})
         for model, count in found.waiting.items():
             self._overflow.add(count, {"model": model, "limit": "slices"})
+        for model, count in found.unknown.items():
+            self._overflow.add(count, {"model": model, "limit": "policies"})
         for one in found.searches:
             self._overflow.add(one.search.n_left_out, {"model": one.version.model, "limit": "conditions"})
 

@@ -1,20 +1,20 @@
 """One slice of one candidate version, as the fold holds it."""
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift import signal as fields
 from quantdrift.drift.block import FloatArray
-from quantdrift.drift.clock import DAY_US
 from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.state import dump_state
 from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
-from storage.fold_rows import DetectorRow, VerdictRow
+from storage.fold_rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
-RETIRED_AFTER_US = 30 * DAY_US
+RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id
 
 
@@ -106,11 +106,20 @@ class Entry:
             if now_us - state[fields.LAST_AT] > RETIRED_AFTER_US
         ]
 
-    def retire(self, signals: Sequence[SignalKey], fold_seq: int) -> list[DetectorRow]:
-        """Watch `signals` no more and return their last rows."""
+    def gone(self, now_us: int) -> bool:
+        """Return whether it is a version without a reference of which nothing has come for 30 days."""
+        return not self.watch.states and now_us - self.last_us > RETIRED_AFTER_US
+
+    def seen(self, at_us: int) -> None:
+        """Note that a version without a reference still serves."""
+        self.last_us = at_us
+        self.verdict = msgspec.structs.replace(self.verdict, last_us=at_us)
+
+    def retire(self, signals: Sequence[SignalKey], now_us: int, fold_seq: int) -> list[DetectorRow]:
+        """Watch `signals` no more and return their last rows: retired now, or when they had been silent for 30 days."""
         rows = [
             msgspec.structs.replace(
-                row, retired_us=row.last_us + RETIRED_AFTER_US, fold_seq=fold_seq, evidence=0.0
+                row, retired_us=min(row.last_us + RETIRED_AFTER_US, now_us), fold_seq=fold_seq, evidence=0.0
             )
             for row in self.rows()
             if SignalKey(row.metric, row.kind) in signals

@@ -8,12 +8,13 @@ added up in the store, where the order of additions may differ in the last bits.
 from collections.abc import Sequence
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.predicates import is_declared
 from quantdrift.core.slices import ALL
 from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.drift.watch import Change, SignalKey, advance
 from quantdrift.monitor.appraisal import Appraisal
 from quantdrift.monitor.chronicle import Chronicle
-from quantdrift.monitor.entry import Entry, Key
+from quantdrift.monitor.entry import RETIRED_AFTER_US, Entry, Key
 from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
 from quantdrift.monitor.judge import NO_REFERENCE, RETIRED
 from quantdrift.monitor.ledger import Ledger
@@ -29,8 +30,10 @@ from storage.fold_rows import (
     DetectorRow,
     Outcome,
     Position,
+    SliceChange,
     Snapshot,
     VerdictRow,
+    VersionRow,
 )
 
 SETTLE_US = 10_000_000  # event time
@@ -62,6 +65,10 @@ class Fold:
         self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
         self._gone_verdicts: dict[Key, VerdictRow] = {}
         self._rollup = Rollup()
+        self._config = config
+        self._retired = set(snapshot.retired)
+        self._declared: dict[int, bool] = {}
+        self._everything: dict[str, int] = {}
 
     @property
     def position(self) -> Position:
@@ -97,15 +104,11 @@ class Fold:
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
         self._appraisal.catalog = catalog
-        everything = {
+        self._everything = {
             row.model: row.id for row in catalog.slices.values() if row.name == ALL and not row.where
         }
         for version in catalog.versions.values():
-            slice_id = everything.get(version.model)
-            if version.reference_digest or slice_id is None or (version.id, slice_id) in self._entries:
-                continue
-            self._enter((version.id, slice_id), NO_REFERENCE, version.first_seen_us, version.first_seen_us)
-            self._chronicle.dirty.add((version.id, slice_id))
+            self._unreferenced(version, version.first_seen_us)
 
     def batch(self, rows: BatchRows) -> None:
         """Fold one batch; they come consecutively.
@@ -119,10 +122,7 @@ class Fold:
             raise ValueError(f"batch {rows.fold_seq} does not follow {self._fold_seq}")
         self._fold_seq = self._chronicle.fold_seq = rows.fold_seq
         before_us = self._roster.clock.at_us or 0
-        for decision in rows.decisions:
-            self._roster.decide(decision)
-            if (decision.model_version_id, decision.slice_id) in self._entries:
-                self._chronicle.dirty.add((decision.model_version_id, decision.slice_id))
+        self._hear(rows)
         touched, changes = self._compare(rows)
         for tally in rows.tallies:
             self._see(tally.at_us)
@@ -200,6 +200,8 @@ class Fold:
         captured_us = min(max(row.captured_us for row in rows), roster.now_us)
         for slice_id, items in slices_of(rows).items():
             rates = self._rates.of(self.catalog, slice_id, first.policy_id)
+            if self._ignores(slice_id):
+                continue  # captured, or put into it, before the workers heard of it
             values = shown(slice_id, items, rates, budget)
             if not values:
                 continue
@@ -231,22 +233,74 @@ class Fold:
             fold_seq=self._fold_seq,
         )
 
+    def _hear(self, rows: BatchRows) -> None:
+        """Follow what was decided since the batch before, and note which versions without a reference still serve."""
+        for decision in rows.decisions:
+            self._roster.decide(decision)
+            if (decision.model_version_id, decision.slice_id) in self._entries:
+                self._chronicle.dirty.add((decision.model_version_id, decision.slice_id))
+        for decided in rows.slices:
+            self._follow(decided)
+        for version_id in rows.unreferenced:
+            self._unreferenced(self.catalog.versions[version_id], rows.stored_us)
+
+    def _unreferenced(self, version: VersionRow, seen_us: int) -> None:
+        """Say `unknown` of a version without a reference for as long as its exchanges come; noted to the hour."""
+        slice_id, now_us = self._everything.get(version.model), self._roster.clock.at_us
+        if version.reference_digest or slice_id is None:
+            return
+        key = (version.id, slice_id)
+        entry = self._entries.get(key)
+        if entry is None and (now_us is None or now_us - seen_us <= RETIRED_AFTER_US):
+            self._enter(key, NO_REFERENCE, seen_us, seen_us)
+        elif entry is not None and seen_us - entry.last_us >= HOUR_US:
+            entry.seen(seen_us)
+        else:
+            return
+        self._chronicle.dirty.add(key)
+
     def _retire(self, now_us: int) -> None:
         """Let go of what has seen nothing for 30 days, here and, with its last row, in the record."""
         for key, entry in list(self._roster.sorted()):
-            if not (silent := entry.silent(now_us)):
-                continue
-            ends = len(silent) == len(entry.watch.states)
-            if ends:
-                self._chronicle.end(key, RETIRED)
-            self._roster.forget(key, silent)
-            rows = entry.retire(silent, self._fold_seq)
-            self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
-            self._chronicle.dirty.add(key)
-            if ends:
-                self._gone_verdicts[key] = self._entries.pop(key).verdict
-                self._chronicle.dirty.remove(key)
+            if (silent := entry.silent(now_us)) or entry.gone(now_us):
+                self._let_go(key, silent, RETIRED)
         self._roster.succession.recount(self._entries.values())
+
+    def _follow(self, change: SliceChange) -> None:
+        """Watch a discovered slice no more, or again from nothing; one that is declared goes on whatever is decided."""
+        if change.watched:
+            self._retired.discard(change.slice_id)
+            return
+        self._retired.add(change.slice_id)
+        if not self._ignores(change.slice_id):
+            return
+        reason = f"retired by {change.made_by}: {change.reason}"
+        for key, entry in list(self._roster.sorted()):
+            if key[1] == change.slice_id and entry.watch.states:
+                self._let_go(key, sorted(entry.watch.states), reason)
+
+    def _ignores(self, slice_id: int) -> bool:
+        """Return whether a slice is watched no more: retired, and not in the configuration either."""
+        if slice_id not in self._retired:
+            return False
+        known = self._declared.get(slice_id)
+        if known is None:
+            known = self._declared[slice_id] = is_declared(self._config, self.catalog.slices[slice_id].key)
+        return not known
+
+    def _let_go(self, key: Key, signals: list[SignalKey], reason: str) -> None:
+        """Watch some signals of a slice no more; with the last of them its alert ends, and all that is said of it."""
+        entry = self._entries[key]
+        ends = len(signals) == len(entry.watch.states)
+        if ends:
+            self._chronicle.end(key, reason)
+        self._roster.forget(key, signals)
+        rows = entry.retire(signals, self._roster.now_us, self._fold_seq)
+        self._gone_detectors |= {(key, SignalKey(row.metric, row.kind)): row for row in rows}
+        self._chronicle.dirty.add(key)
+        if ends:
+            self._gone_verdicts[key] = self._entries.pop(key).verdict
+            self._chronicle.dirty.remove(key)
 
     @property
     def _entries(self) -> dict[Key, Entry]:

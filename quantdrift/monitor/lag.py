@@ -4,9 +4,13 @@ The stream refuses what does not fit into `max_bytes` and forgets what is older 
 `load` is the largest of three shares of these limits, each told before it happens:
 
 - bytes that are stored, plus what the growth of the last look adds in a minute, over `max_bytes`;
-- age of the oldest exchange over `max_age_s`;
+- age of the oldest exchanges over `max_age_s`;
 - time that the shadow needs for what waits, at its pace of the last minutes, over `max_age_s`: what comes now will
   have waited so long.
+
+The oldest ten, or one in a hundred of what waits, are left out of age and time: an exchange that is delivered again and
+again until it is set aside grows old whatever the rates are, and must not halve those of the fleet. The age of the
+eleventh is known from when the stream had grown so far.
 
 At a load of one half the rates are halved, at each look and for each doubling of the load once more, until the
 backlog shrinks. Once the load has stayed below an eighth for five minutes they are doubled, one step at a time. A
@@ -30,6 +34,7 @@ _STEPS_AT_ONCE = 4
 _HORIZON_S = 60.0
 _CALM_S = 300.0
 _HALF_LIFE_S = 60.0
+FEW, _FEW_SHARE = 10, 0.01  # that may be stuck
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +67,8 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
         Exchanges per second that the shadow gets done when it has work, or None while that is not known.
     silent_s
         For how long it had work and nothing was done: belongs to what is done next.
+    grown
+        Looks, as time and exchanges ever stored by then: as far back as what waits may have come.
     last, at_s
         The last look and its time, monotonic seconds.
     """
@@ -71,6 +78,7 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
     calm_s: float = 0.0
     drained_per_s: float | None = None
     silent_s: float = 0.0
+    grown: tuple[tuple[float, int], ...] = ()
     last: Backlog | None = None
     at_s: float = 0.0
 
@@ -101,12 +109,19 @@ def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
         Monotonic seconds.
     """
     last, elapsed_s = lag.last, at_s - lag.at_s
-    if last is None or elapsed_s <= 0 or backlog.n_ever < last.n_ever:  # the first look, or at a new stream
-        load = _load(backlog, limits, growth_per_s=0.0, drained_per_s=None)
-        return msgspec.structs.replace(lag, load=load, last=backlog, at_s=at_s, calm_s=0.0, silent_s=0.0)
+    first = (
+        last is None or elapsed_s <= 0 or backlog.n_ever < last.n_ever
+    )  # the first look, or at a new stream
+    grown = _grown(() if first else lag.grown, backlog, at_s)
+    aged_s = _aged_s(grown, backlog, at_s)
+    if last is None or first:
+        load = _load(backlog, limits, aged_s=aged_s, growth_per_s=0.0, drained_per_s=None)
+        return msgspec.structs.replace(
+            lag, load=load, grown=grown, last=backlog, at_s=at_s, calm_s=0.0, silent_s=0.0
+        )
     drained_per_s, silent_s = _pace(lag, last, backlog, elapsed_s)
     growth_per_s = (backlog.n_bytes - last.n_bytes) / elapsed_s
-    load = _load(backlog, limits, growth_per_s=growth_per_s, drained_per_s=drained_per_s)
+    load = _load(backlog, limits, aged_s=aged_s, growth_per_s=growth_per_s, drained_per_s=drained_per_s)
     steps, calm_s = lag.steps, 0.0
     if load >= HIGH:
         if backlog.n_messages >= last.n_messages:
@@ -122,9 +137,45 @@ def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
         calm_s=calm_s,
         drained_per_s=drained_per_s,
         silent_s=silent_s,
+        grown=grown,
         last=backlog,
         at_s=at_s,
     )
+
+
+def _few(backlog: Backlog) -> int:
+    """Return how many of what waits may be stuck."""
+    return max(FEW, math.ceil(_FEW_SHARE * backlog.n_messages))
+
+
+def _waiting(backlog: Backlog) -> int:
+    """Return how many wait for the shadow, and not for themselves."""
+    return max(0, backlog.n_messages - _few(backlog))
+
+
+def _place(backlog: Backlog) -> int:
+    """Return where in the stream, counted from its first message ever, what waits begins without the oldest few."""
+    return backlog.n_ever - _waiting(backlog) + 1
+
+
+def _grown(
+    grown: tuple[tuple[float, int], ...], backlog: Backlog, at_s: float
+) -> tuple[tuple[float, int], ...]:
+    """Return the looks as far back as is needed: to the last before the stream had grown to the place of interest."""
+    before = [index for index, (_, n_ever) in enumerate(grown) if n_ever < _place(backlog)]
+    kept = grown[before[-1] :] if before else grown
+    if kept and kept[-1][1] == backlog.n_ever:
+        return (*kept[:-1], (at_s, backlog.n_ever))
+    return (*kept, (at_s, backlog.n_ever))
+
+
+def _aged_s(grown: tuple[tuple[float, int], ...], backlog: Backlog, at_s: float) -> float:
+    """Return the age of the oldest that waits without the oldest few, to a look; 0 where only so few wait."""
+    if not _waiting(backlog):
+        return 0.0
+    begun_s, n_ever = grown[0]
+    # What waited already at the first look may be as old as the oldest.
+    return min(backlog.oldest_s, at_s - begun_s) if n_ever < _place(backlog) else backlog.oldest_s
 
 
 def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[float | None, float]:
@@ -133,15 +184,17 @@ def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[floa
     n_done = (now.n_ever - last.n_ever) - (now.n_messages - last.n_messages)
     working_s = elapsed_s + lag.silent_s
     if n_done <= 0:
-        return before, working_s if now.n_messages else 0.0
+        return before, working_s if _waiting(now) else 0.0
     rate = n_done / working_s
-    if before is None or now.n_messages == 0:
+    if before is None or not _waiting(now):
         return max(rate, before or 0.0), 0.0  # it waits for work: it could do this much, and perhaps more
     kept = 2.0 ** (-working_s / _HALF_LIFE_S)
     return kept * before + (1.0 - kept) * rate, 0.0
 
 
-def _load(backlog: Backlog, limits: Limits, *, growth_per_s: float, drained_per_s: float | None) -> float:
+def _load(
+    backlog: Backlog, limits: Limits, *, aged_s: float, growth_per_s: float, drained_per_s: float | None
+) -> float:
     full = (backlog.n_bytes + _HORIZON_S * max(growth_per_s, 0.0)) / limits.max_bytes
-    wait_s = backlog.n_messages / drained_per_s if drained_per_s else 0.0
-    return max(full, backlog.oldest_s / limits.max_age_s, wait_s / limits.max_age_s)
+    wait_s = _waiting(backlog) / drained_per_s if drained_per_s else 0.0
+    return max(full, aged_s / limits.max_age_s, wait_s / limits.max_age_s)

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quantdrift.core.inclusion import largest_rate, reachable_strata, smallest_rate
-from quantdrift.core.records import HeaderStratum, Policy
+from quantdrift.core.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
+from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceKey
 from quantdrift.monitor.population import alike
 
@@ -44,12 +44,13 @@ def mixture_of(key: SliceKey, policy: Policy, strata: Mapping[str, float]) -> Mi
     strata
         Share of all requests by header stratum.
     """
-    reachable = reachable_strata(key.where, policy)
+    where = of_model(key.where, key.model)
+    reachable = reachable_strata(where, policy)
     share = {one.name: strata[one.name] for one in reachable}
     if not sum(share.values()):
         share = {one.name: float(one is reachable[-1]) for one in reachable}
     total = sum(share.values())
-    rates = {one.name: _rates(key, policy, one) for one in reachable}
+    rates = {one.name: _rates(where, policy, one) for one in reachable}
     smallest = min((low for low, _ in rates.values() if low > 0), default=1.0)
     taken = {name: share[name] / total * low for name, (low, _) in rates.items()}
     rate = sum(taken.values())
@@ -57,15 +58,15 @@ def mixture_of(key: SliceKey, policy: Policy, strata: Mapping[str, float]) -> Mi
         rate=rate,
         most=sum(share[name] / total * high for name, (_, high) in rates.items()),
         mix=tuple((smallest / rates[name][0], part / rate) for name, part in taken.items() if part > 0),
-        weighted=largest_rate(key.where, policy) > smallest_rate(key.where, policy),
+        weighted=largest_rate(where, policy) > smallest_rate(where, policy),
     )
 
 
-def _rates(key: SliceKey, policy: Policy, stratum: HeaderStratum) -> tuple[float, float]:
+def _rates(where: tuple[Predicate, ...], policy: Policy, stratum: HeaderStratum) -> tuple[float, float]:
     """Return the smallest and the largest inclusion probability of a slice's items in one header stratum."""
     alone = msgspec.structs.replace(policy, header_strata=(stratum,))
-    high = largest_rate(key.where, alone)
-    return (smallest_rate(key.where, alone), high) if high > 0 else (0.0, 0.0)
+    high = largest_rate(where, alone)
+    return (smallest_rate(where, alone), high) if high > 0 else (0.0, 0.0)
 
 
 def stratum_shares(

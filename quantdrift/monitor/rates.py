@@ -4,6 +4,7 @@ import msgspec
 
 from quantdrift.core.inclusion import (
     largest_rate,
+    of_model,
     reachable_strata,
     second_rate,
     smallest_rate,
@@ -64,7 +65,8 @@ class Rates:
         if known is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            where, policy = catalog.slices[slice_id].where, catalog.policies[policy_id]
+            place, policy = catalog.slices[slice_id], catalog.policies[policy_id]
+            where = of_model(place.where, place.model)
             strata = reachable_strata(where, policy)
             taking = [stratum.rate for stratum in strata if stratum.rate > 0]
             smallest = smallest_rate(where, policy)

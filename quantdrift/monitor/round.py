@@ -1,4 +1,4 @@
-"""A round of discovery: candidates are tested on new traffic, then the record is searched for more of them.
+"""A round of discovery: candidates are tested on new traffic, what is quiet is retired, and the record is searched.
 
 It reads at most `discovery.most_rows` items per version for the tests and as many for the search. What it changes is
 written in one transaction, and only if nobody else wrote a round in the meantime.
@@ -11,19 +11,31 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
-from quantdrift.core.records import Metric
+from quantdrift.core.predicates import is_declared
+from quantdrift.core.records import Metric, Policy
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.confirmation import allowance, null_mean, threshold
-from quantdrift.drift.discovery import GivenUpError, Limits, Search, search
+from quantdrift.drift.discovery import N_BINS, GivenUpError, Limits, Search, search
+from quantdrift.drift.information import Choice
 from quantdrift.drift.interval import along
-from quantdrift.drift.items import Gathering, Items
+from quantdrift.drift.items import Items
 from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with_traffic
+from quantdrift.monitor.retirement import reason_to_retire
 from quantdrift.monitor.signals import WATCHED, budget_of
 from storage.database import Database
 from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, SearchedVersion, SearchRow, Standing, load_standing, store_round
+from storage.discovery import (
+    DiscoveryRow,
+    SearchedVersion,
+    SearchRow,
+    Standing,
+    StoredRow,
+    load_standing,
+    store_round,
+)
 from storage.fold_rows import ComparisonRow
-from storage.searched import Window, n_items, searched_items, tested_items
+from storage.searched import Window, n_items, policies_of, searched_items, tested_items
+from storage.watched import watched_slices
 
 
 class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,22 +72,28 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     tested
         Candidates that were tested, as they stand.
     settled
-        Of all discoveries those that were confirmed or expired.
+        Of all discoveries those that were confirmed, expired or retired.
+    reasons
+        Why, in words, by their ids.
     searches
         One for each version.
     frozen
         New candidates.
     waiting
         Per model the confirmed ones that find no place, and new ones that cannot be tested yet.
+    unknown
+        Per model the items that were not tested because nobody knows the policy that took them.
     """
 
     at: datetime
     allowed: float
     tested: tuple[DiscoveryRow, ...]
     settled: tuple[DiscoveryRow, ...]
+    reasons: dict[int, str]
     searches: tuple[VersionSearch, ...]
     frozen: tuple[DiscoveryRow, ...]
     waiting: dict[str, int]
+    unknown: dict[str, int]
 
 
 async def discover(
@@ -110,9 +128,25 @@ async def discover(
     """
     async with database.begin() as connection:
         standing = await load_standing(connection, now)
+        since = now - timedelta(days=config.discovery.retire_days)
+        watched = await watched_slices(connection, since)
     work = _Work(database, config, standing, now, give_up)
     after_tests = await work.test()
-    discoveries, waiting = settled(after_tests, now, config.discovery)
+    compared = {version.model for version in standing.versions}
+    retiring = {
+        row.id: reason_to_retire(
+            row,
+            watched.get(row.id),
+            config,
+            _budget(config, row.model),
+            now,
+            compared=row.model in compared,
+        )
+        for row in after_tests
+        if row.status is Status.CONFIRMED
+    }
+    stored, waiting = settled(after_tests, retiring, now, config.discovery)
+    discoveries = [one.row for one in stored]
     searches = [await work.search(version, discoveries) for version in standing.versions]
     elapsed_s = (
         (now - standing.searched_at).total_seconds() if standing.searched_at else config.discovery.every_s
@@ -123,13 +157,13 @@ async def discover(
         waiting[model] = waiting.get(model, 0) + count
     before = {row.id: row for row in standing.discoveries}
     if not dry_run and (searches or discoveries):
-        again = {row.id for row in new}
-        changed = [row for row in discoveries if row != before[row.id] and row.id not in again]
+        # What has ended tonight and is found again is written twice, and both stand in its history.
+        changed = [one for one in stored if one.row != before[one.row.id]]
         async with database.begin() as connection:
             await store_round(
                 connection,
                 after=standing.mark,
-                discoveries=[*changed, *new],
+                discoveries=[*changed, *(StoredRow(row=row, reason="found by a search") for row in new)],
                 searches=[_row(found, new, allowed, now) for found in searches],
             )
     return Round(
@@ -141,9 +175,11 @@ async def discover(
             if before[row.id].status is Status.CANDIDATE and row.tested_at > before[row.id].tested_at
         ),
         settled=tuple(row for row in discoveries if row.status is not before[row.id].status),
+        reasons={one.row.id: one.reason for one in stored if one.reason},
         searches=tuple(searches),
         frozen=tuple(new),
         waiting=waiting,
+        unknown=work.unknown,
     )
 
 
@@ -160,6 +196,7 @@ class _Work:
     ) -> None:
         self._database, self._config, self._standing = database, config, standing
         self._now, self._give_up = now, give_up
+        self.unknown: dict[str, int] = {}
 
     async def test(self) -> list[DiscoveryRow]:
         """Return all discoveries, the candidates tested on what was captured since they last were."""
@@ -168,25 +205,39 @@ class _Work:
         until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
         by_version: dict[int, list[DiscoveryRow]] = {}
         for row in self._standing.discoveries:
-            if row.status is Status.CANDIDATE and row.tested_at < until:
+            # What waits for a place has been shown: more traffic would tell nothing new.
+            if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
         after = {row.id: row for row in self._standing.discoveries}
         for version_id, candidates in by_version.items():
-            done = with_traffic(
+            model = candidates[0].model
+            rows, policies = await self._rows(version_id, candidates, until)
+            done, n_unknown = with_traffic(
                 candidates,
-                await self._rows(version_id, candidates, until),
-                self._standing.policies,
-                _budget(self._config, candidates[0].model),
+                rows,
+                policies,
+                _budget(self._config, model),
                 session_us=round(session_s * 1e6),
                 until=until,
             )
+            if n_unknown:
+                self.unknown[model] = self.unknown.get(model, 0) + n_unknown
             after |= {row.id: row for row in done}
         return list(after.values())
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
         """Return what the newest traffic of `version` shows."""
         limits, budget = self._config.discovery, _budget(self._config, version.model)
-        items = await self._items(version, budget.kl_cap)
+        of_model = [row for row in discoveries if row.model == version.model]
+        # What has ended here and is declared is watched all the same.
+        slices = [
+            *self._standing.slices.get(version.model, ()),
+            *(row.key for row in of_model if row.ended and is_declared(self._config, row.key)),
+        ]
+        # What is watched or tested must be recognised when it is found.
+        watched = [*slices, *(row.key for row in of_model)]
+        used = {condition.key for one in watched for condition in one.where}
+        items = await self._items(version, budget.kl_cap, used)
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
             for metric in WATCHED
@@ -199,8 +250,6 @@ class _Work:
             most_found=limits.most_candidates,
         )
         found = search(items, bounds, wanted, self._give_up)
-        of_model = [row for row in discoveries if row.model == version.model]
-        slices = self._standing.slices.get(version.model, ())
         return VersionSearch(
             version=version,
             search=found,
@@ -209,7 +258,7 @@ class _Work:
 
     async def _rows(
         self, version_id: int, candidates: list[DiscoveryRow], until: datetime
-    ) -> list[ComparisonRow]:
+    ) -> tuple[list[ComparisonRow], dict[int, Policy]]:
         most = self._config.discovery.most_rows
         window = Window(version_id=version_id, begin=min(row.tested_at for row in candidates), end=until)
         rows: list[ComparisonRow] = []
@@ -221,12 +270,13 @@ class _Work:
             async for item in tested_items(connection, window, [row.where for row in candidates], 2 * most):
                 rows.append(item)
                 self._go_on()
-        return rows
+            # After the rows: a policy is written before the first of its rows, and then it is seen as well.
+            return rows, await policies_of(connection, {row.policy_id for row in rows})
 
-    async def _items(self, version: SearchedVersion, kl_cap: float) -> Items:
+    async def _items(self, version: SearchedVersion, kl_cap: float, used: set[str]) -> Items:
         limits = self._config.discovery
         window = Window(version_id=version.id, begin=self._now - timedelta(days=limits.days), end=self._now)
-        gathering = Gathering()
+        choice = Choice(limits.least_share, N_BINS, used)
         async with self._database.begin() as connection:
             share = _kept(limits.most_rows, await n_items(connection, window))
             window = msgspec.structs.replace(window, share=share)
@@ -236,8 +286,8 @@ class _Work:
                     Metric.FLIP: None if row.flip is None else float(row.flip),
                     Metric.KL: None if row.kl is None else min(max(row.kl, 0.0), kl_cap) / kl_cap,
                 }
-                gathering.add(row.exchange_id, row.pi, row.attributes, row.features, signals)
-        return gathering.items()
+                choice.add(row.exchange_id, row.pi, row.attributes, row.features, signals)
+        return choice.items()
 
     def _go_on(self) -> None:
         if self._give_up():
@@ -274,7 +324,7 @@ def _freeze(
     """Return the new candidates, as many as find a place, and per model how many did not."""
     places: dict[str, int] = {}
     for row in discoveries:
-        if row.status is Status.CANDIDATE:
+        if row.status is Status.CANDIDATE and row.waits_since is None:
             places[row.model] = places.get(row.model, 0) + 1
     chosen: list[tuple[VersionSearch, Origin]] = []
     left: dict[str, int] = {}

@@ -37,7 +37,9 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     n_kl_infinite
         Items whose KL was infinite.
     tail
-        p50, p95 and p99 of KL; None where there is too little data for that one.
+        p50, p95, p99 and p99.9 of KL; None where there is too little data for that one.
+    shortfall
+        Mean of KL above its p99; None where there is no p99.
     """
 
     slice_id: int
@@ -56,6 +58,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     kl_budget: float | None
     n_kl_infinite: int
     tail: tuple[Quantile | None, ...]
+    shortfall: Quantile | None = None
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -267,7 +270,6 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
             return "Comparisons are stored, but the monitor has not summed them yet: nothing can be said."
         return "Nothing was compared in this period, so nothing can be said: silence is not health."
 
-    def summary(self) -> str:
-        """Return what a terminal should show: the headlines, and where the page is."""
-        lines = [model.headline for model in self.models] or [self.silence()]
-        return "\n".join([*lines, f"report: {self.path}"])
+    def headlines(self) -> list[str]:
+        """Return one sentence on each version, or that nothing can be said."""
+        return [model.headline for model in self.models] or [self.silence()]

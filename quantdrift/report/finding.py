@@ -11,12 +11,13 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
-from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share
+from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
 from quantdrift.report.wording import headline
 from storage.facts import Episode, Example, SliceBins, SliceName, SliceSums, Sums, VerdictFact, Version
 
 EVERYTHING = "true"  # the predicate of the slice `all`
-QUANTILES = (0.5, 0.95, 0.99)
+QUANTILES = (0.5, 0.95, 0.99, 0.999)
+SHORTFALL = 0.99  # the mean of what lies above it is told
 
 _RANK = {Verdict.FIRING: 0, Verdict.WARNING: 1}
 _USUAL_GROUPS = 20  # below so many exchanges per bucket an empty one is chance, no gap
@@ -226,6 +227,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
     name = facts.slices[key[1]]
     budgets = said.budgets if said else {}
+    n_kl = sums.n_effective_of(Metric.KL)
     return SliceFigures(
         slice_id=key[1],
         name=name.name,
@@ -242,7 +244,8 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
         kl_budget=budgets.get(Metric.KL, accepted.kl),
         n_kl_infinite=sums.n_kl_infinite,
-        tail=tuple(quantile(bins, p, sums.n_effective_of(Metric.KL)) for p in QUANTILES),
+        tail=tuple(quantile(bins, p, n_kl) for p in QUANTILES),
+        shortfall=shortfall(bins, SHORTFALL, n_kl),
     )
 
 

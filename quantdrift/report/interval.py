@@ -21,7 +21,10 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quantile(msgspec.Struct, frozen=True, kw_only=True):
-    """A quantile with its 95 % interval; `high` is None where it lies beyond the histogram's last edge."""
+    """A quantile, or the mean of what lies above one, with its 95 % interval.
+
+    `high` is None where it lies beyond the histogram's last edge.
+    """
 
     probability: float
     value: float
@@ -128,11 +131,59 @@ def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Q
     )
 
 
+def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
+    """Return the mean of KL above a quantile; None where that quantile has none either. Values above 10 nats count as 10.
+
+    The interval is normal in the logarithm, with the variance of max(x - q, 0) over (1 - p)^2 n, q the quantile: a mean
+    above an estimated quantile varies no more than one above a known one. It is widened to the edges of the bins. With
+    ten exchanges beyond the quantile and a heavy tail it holds in nine of ten periods, with more in all but a few.
+
+    Parameters
+    ----------
+    bins, probability, n_effective
+        As for `quantile`.
+
+    References
+    ----------
+    Chen (2008), Nonparametric estimation of expected shortfall, Journal of Financial Econometrics 6.
+    """
+    total, beyond = sum(bins), 1 - probability
+    if n_effective * beyond < _LEAST_BEYOND or total <= 0:
+        return None
+    first, within = _bin_of(bins, probability)
+    shares = [weight / total for weight in bins[first:]]
+    shares[0] *= 1 - within
+    place = _edge(first + within)
+    begins = [_edge(index) if index else 0.0 for index in range(first, N_BINS)]
+    ends = [_edge(index + 1) for index in range(first, N_BINS)]
+    means = [_middle(max(begin, place), end) for begin, end in zip(begins, ends, strict=True)]
+    means[-1] = HIGHEST_NAT  # it holds all that is larger
+
+    def mean(values: Sequence[float]) -> float:
+        return sum(share * value for share, value in zip(shares, values, strict=True)) / beyond
+
+    value = mean(means)
+    above = [one - place for one in means]
+    variance = max(beyond * mean([one * one for one in above]) - (beyond * mean(above)) ** 2, 0.0)
+    spread = min(Z * sqrt(variance / n_effective) / (beyond * value), 20.0)
+    return Quantile(
+        probability=probability,
+        value=value,
+        low=min(mean(begins) * exp(-spread), value),
+        high=max(min(mean(ends) * exp(spread), HIGHEST_NAT), value),
+    )
+
+
 def excess(estimate: Estimate | None, budget: float | None) -> float:
     """Return the lower bound over the budget: above 1 the breach is more than chance. -inf where unknown."""
     if estimate is None or not budget:
         return -inf
     return (estimate.mean if estimate.low is None else estimate.low) / budget
+
+
+def _middle(begin: float, end: float) -> float:
+    """Return the mean of a stretch over which the logarithm is uniform."""
+    return (end - begin) / log(end / begin) if end > begin * (1 + 1e-9) else begin
 
 
 def _edge(position: float) -> float:

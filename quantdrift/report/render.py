@@ -10,7 +10,7 @@ from markupsafe import Markup
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.finding import QUANTILES
+from quantdrift.report.finding import QUANTILES, SHORTFALL
 
 _REASONS = {
     "held_bytes": "the relay's memory bound was reached",
@@ -98,6 +98,7 @@ def render(
         Metric=Metric,
         verdicts=Verdict,
         quantiles=QUANTILES,
+        shortfall=SHORTFALL,
         seconds=lambda s: timedelta(seconds=s),
     )
     template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))

@@ -51,6 +51,7 @@ _STYLE = {
     "xtick.color": _MUTED,
     "ytick.color": _MUTED,
     "xtick.major.size": 0,
+    "xtick.major.pad": 6.5,  # clear of the 0 of the other axis
     "ytick.major.size": 0,
     "axes.titlesize": 8.5,
     "axes.titlecolor": _MUTED,
@@ -193,7 +194,7 @@ def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures]
         axes[-1].xaxis.set_major_locator(locator)
         axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
         axes[-1].set_xlim(*_ends(grid))
-        figure.subplots_adjust(left=0.085, right=0.985, top=0.94, bottom=0.2 / len(panels), hspace=0.32)
+        figure.subplots_adjust(left=0.085, right=0.962, top=0.94, bottom=0.23 / len(panels), hspace=0.32)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     return _themed(out.getvalue())

@@ -17,6 +17,8 @@ from sqlalchemy import text
 
 from quantdrift.commands.options import user_name
 from quantdrift.core.config.schema import Budget, Model, Storage
+from quantdrift.core.errors import OperatorError
+from quantdrift.monitor.decisions import Scope, accept, settle
 from quantdrift.monitor.fold import Fold
 from storage.baseline import Decision, decide, rows_since
 from storage.database import Database
@@ -172,6 +174,8 @@ async def test_the_life_of_a_baseline(
     assert "mean above p99" in out
     code, out, err = await typed(postgres_dsn, tmp_path, group="triage")
     assert (code, "None of 2 slices" in out) == (0, True), err
+    code, _, err = await typed(postgres_dsn, tmp_path, "--model", "digit", group="triage")
+    assert (code, "did you mean `digits`?" in err) == (2, True), err
 
     # The next version flips more than the one before: it is measured against its predecessor, live at once.
     await record.execute("update model_version set reference_digest = 'e' where id = 2")
@@ -274,6 +278,42 @@ async def test_a_tail_is_pooled_from_slices_that_have_one(
     assert "1 of 2 signals have a new baseline" in out
     row = await record.fetchrow("select * from baseline where source = 'accepted'")
     assert (row["kind"], json.loads(row["content"])["n_groups"]) == ("tail", 10_500)
+
+
+async def test_what_the_monitor_could_not_follow_is_refused_by_name(
+    database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """A version that it has not seen, has no reference for or watches no more: nothing is recorded, and why is said."""
+
+    async def accepted(version: str = "1", *slices: str) -> list[tuple[str, str, bool]]:
+        scope = Scope(model="digits", version=version, slices=slices, by="ada")
+        found = await accept(database, WIDE, scope, since=None, until=None, progress=lambda _: None)
+        return [(one.slice, one.kind, one.recorded) for one in found]
+
+    await stored(record, 500, first=0)
+    with pytest.raises(OperatorError, match="not seen digits 1 yet: 500 comparisons wait for it"):
+        await accepted()
+    with pytest.raises(OperatorError, match=r"has no reference.*Versions with one: 1"):
+        await accepted("2")
+    await stored(record, 5500, first=500)
+    await folded(database)
+    # One slice has been silent for 30 days, the other has not.
+    await record.execute("update detector set retired_at = now() where slice_id = $1", FAINT_ID)
+    assert await accepted() == [
+        ("all", "change", True),
+        ("all", "tail", False),
+        ("scanner=faint", "change", False),
+        ("scanner=faint", "tail", False),
+    ]
+    with pytest.raises(OperatorError, match="or is watched any more"):
+        await settle(database, Scope(model="digits", slices=("scanner=faint",), by="ada"), Source.FROZEN)
+    code, out, err = await typed(
+        postgres_dsn, tmp_path, "accept", "--model", "digits", "--slice", "scanner=faint"
+    )
+    assert (code, "watches no signal of digits" in err) == (2, True), err
+    assert out.count("not watched, not accepted") == 2
+    decided = await record.fetch("select slice_id, kind from baseline where source <> 'learned'")
+    assert [tuple(row) for row in decided] == [(ALL_ID, "change")]
 
 
 @pytest.mark.usefixtures("record")

@@ -370,3 +370,17 @@ async def test_the_command_line_fits_and_shows(
         assert part.replace("2.00 %", "2.00%") in shown, shown
     assert "header.x-scanner (4 values)" in shown
     assert "an estimate" in shown
+    # One that nobody can read, of another reference: it is named and left out, and the rest is shown.
+    await _scalar(
+        database,
+        "insert into clustering (model, version, reference_digest, space, made_by, from_at, to_at, n_vectors, next_id,"
+        " clusters, content) select model, 99, repeat('e', 64), space, made_by, from_at, to_at, n_vectors, next_id,"
+        " clusters, '\\x00' from clustering returning 1",
+    )
+    code, shown = await said("clusters")
+    assert code == 0, shown
+    assert "warning: left out: digits, version 99 in `product` of reference eeeeeeeeeeee: " in shown
+    assert "version 1 in `product`, by ada" in shown
+    await _scalar(database, "update clustering set content = '\\x00' returning 1")
+    code, shown = await said("clusters")
+    assert (code, "no clustering can be read: fit again" in shown) == (2, True)

@@ -110,7 +110,7 @@ async def test_good_traffic_confirms_nothing_and_the_candidate_expires_and_keeps
     assert row["log_evidence"] == 0
 
 
-async def test_a_confirmed_slice_without_traffic_expires_and_keeps_its_slice(
+async def test_a_confirmed_slice_without_traffic_is_retired_and_keeps_its_slice(
     database: Database, record: asyncpg.Connection
 ) -> None:
     """After 30 days unseen it is monitored no more; the workers hear of it."""
@@ -130,8 +130,15 @@ async def test_a_confirmed_slice_without_traffic_expires_and_keeps_its_slice(
         "x-scanner=faint",
     ]
     assert len(assigner.assign({"header.x-scanner": "clean"}, {})) == 1
+    assert (await discover(database, CONFIG, NOW + 32 * DAY)).settled == (), (
+        "nothing of the model is compared"
+    )
+    await write_traffic(record, 1, begin=NOW + 31 * DAY, end=NOW + 32 * DAY, n=200, flips={}, seed=3)
     gone = await discover(database, CONFIG, NOW + 32 * DAY)
-    assert [row.status for row in gone.settled] == [Status.EXPIRED]
+    assert [row.status for row in gone.settled] == [Status.RETIRED]
+    assert await record.fetchval("select reason from discovery_change order by id desc limit 1") == (
+        "unseen: nothing was compared in it for 30 days"
+    )
     await watched.look()
     assert heard[1:] == [{}]
     assert await record.fetchval("select slice_id from discovery") == slice_id
@@ -187,7 +194,7 @@ async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
     await discover(database, CONFIG, NOW + timedelta(hours=2))
     with pytest.raises(RetryError, match="in the meantime"):
         async with database.begin() as connection:
-            await store_round(connection, after=standing.mark, discoveries=standing.discoveries, searches=[])
+            await store_round(connection, after=standing.mark, discoveries=[], searches=[])
 
 
 async def test_the_monitor_searches_when_it_leads_and_it_is_time(

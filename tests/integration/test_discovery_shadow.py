@@ -20,7 +20,7 @@ from quantdrift.drift.confirmation import N_BETS
 from shadow.worker import serve
 from storage.database import Database
 from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, load_standing, store_round
+from storage.discovery import DiscoveryRow, StoredRow, load_standing, store_round
 from tests.discovered_traffic import NOW, write_version
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
 
@@ -72,7 +72,8 @@ async def test_later_items_carry_the_id_of_a_confirmed_slice(
             tested_at=NOW,
             confirmed_at=NOW,
         )
-        await store_round(connection, after=standing.mark, discoveries=[row], searches=[])
+        confirmed = StoredRow(row=row, reason="confirmed")
+        await store_round(connection, after=standing.mark, discoveries=[confirmed], searches=[])
     slice_id = await record.fetchval("select slice_id from discovery")
     large, small = np.full((1, 4), 2.0, np.float32), np.full((1, 4), 0.1, np.float32)
     exchanges = [

@@ -1,23 +1,20 @@
 """What the fold reads from the record: one monitor at a time, and tallies as they must be counted."""
 
 import asyncio
-import json
-import math
 from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
 import msgspec
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import text
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
-from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold import Fold
 from storage.database import Database
 from storage.fold import claim, load_catalog, resume
-from storage.fold_rows import BatchRows, Episode, Outcome, Position, TallyRow, TransitionRow
+from storage.fold_rows import BatchRows, TallyRow
 from storage.outcome import write
 from tests.fold_stream import BEGIN, BEGIN_US, CONFIG, SECOND_US, batches, store_batch, store_catalog
 
@@ -160,12 +157,11 @@ async def test_what_is_retired_stays_behind_in_the_record(
     await _fold(database)
     assert await record.fetchval("select count(*) from detector where retired_at is null") == 0
     assert await record.fetchval("select n_detectors from fold") == 0
-    reasons = await record.fetch("select distinct verdict, reason from verdict where model_version_id = 1")
+    reasons = await record.fetch("select distinct verdict, reason from verdict")
     assert [(row["verdict"], row["reason"].partition(":")[0]) for row in reasons] == [("unknown", "retired")]
     async with database.begin() as connection:
         snapshot = await resume(connection)
-    assert not snapshot.detectors
-    assert [row.model_version_id for row in snapshot.verdicts] == [2]
+    assert (snapshot.detectors, snapshot.verdicts) == ((), ())
     # It comes back: watched from nothing.
     at_us = BEGIN_US + 32 * DAY_US + SECOND_US
     (rows,) = batches(1)
@@ -177,50 +173,23 @@ async def test_what_is_retired_stays_behind_in_the_record(
     assert BEGIN + timedelta(days=32) < await record.fetchval("select max(last_at) from detector")
 
 
-async def test_the_examples_of_an_alert_are_the_worst_and_few(
+async def test_a_version_without_a_reference_is_unknown_for_as_long_as_it_serves(
     database: Database, record: asyncpg.Connection
 ) -> None:
-    """Flips first, then the largest divergence, whatever else the hour holds: only these leave the store."""
-    template = batches(1)[0].comparisons[0]
-    rows = tuple(
-        msgspec.structs.replace(
-            template,
-            exchange_id=f"{number:032x}",
-            item=item,
-            captured_us=BEGIN_US + number * SECOND_US,
-            flip=float(number == 7 and item == 1),
-            kl=math.nan if number == 3 else float(number % 50),
-        )
-        for number in range(100)
-        for item in range(2)
-    )
-    await store_batch(record, BatchRows(fold_seq=0, stored_us=rows[-1].captured_us, comparisons=rows))
-    await record.execute("update batch set fold_seq = 1")
-    opened = TransitionRow(
-        model_version_id=template.model_version_id,
-        slice_id=template.slice_ids[0],
-        from_verdict=Verdict.UNKNOWN,
-        to_verdict=Verdict.FIRING,
-        at_us=rows[-1].captured_us,
-        fold_seq=1,
-        episode=Episode.OPEN,
-        metric=Metric.FLIP,
-        onset_us=BEGIN_US,
-        details={},
-    )
-    n_read: list[int] = []
-    async with database.begin() as connection:
-        event.listen(
-            connection.sync_connection,
-            "after_cursor_execute",
-            lambda _c, cursor, statement, *_: (
-                n_read.append(cursor.rowcount) if "distinct on (c.exchange_id)" in statement else None
-            ),
-        )
-        outcome = Outcome(
-            position=Position(fold_seq=1), detectors=(), verdicts=(), transitions=(opened,), rollups=()
-        )
-        await write(connection, outcome, "")
-    details = json.loads(await record.fetchval("select details from alert"))
-    assert details["examples"] == [f"{number:032x}" for number in (7, 49, 99, 48, 98)]
-    assert n_read == [5]
+    """Nothing of it is compared, but batches name it: after 30 days without one it is gone, until it serves again."""
+    said = {}
+    for day in range(92):
+        at_us = BEGIN_US + day * DAY_US
+        serves = day in {20, 28} or day == 90
+        batch = _tally(day, at_us, stored_us=at_us)
+        await store_batch(record, msgspec.structs.replace(batch, unreferenced=(2,) * serves))
+        if day % 15 == 0 or day in {58, 59, 91}:
+            fold = await _fold(database)  # every time as a monitor that has just started
+            said[day] = [(row.model_version_id, row.reason.partition(":")[0]) for row in fold.verdicts()]
+    assert {day for day, verdicts in said.items() if verdicts == [(2, "no reference")]} == {
+        *(0, 15, 30, 45, 58),
+        *(90, 91),
+    }
+    assert all(verdicts == [] for day, verdicts in said.items() if 59 <= day < 90)
+    times = await record.fetch("select last_at, reason from verdict")
+    assert [row["last_at"] for row in times] == [BEGIN + timedelta(days=90)]

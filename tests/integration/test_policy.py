@@ -332,6 +332,8 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     path.write_text(f'[stream]\nurl = "{stream.url}"\nname = "{stream.name}"\n')
     nothing = CliRunner().invoke(main, ["policy", "show", "-c", str(path)], catch_exceptions=False)
     assert "the rates of the configuration hold" in nothing.output
+    nowhere = CliRunner().invoke(main, ["policy", "show", "-c", str(path), "--data", str(tmp_path / "none")])
+    assert (nowhere.exit_code, "holds no `nats.url`" in nowhere.output) == (2, True)
     given = msgspec.structs.replace(
         directive(0.25, 0.5, 0.125, 0.125, issued_at=datetime.now(UTC)), lag_factor=0.5
     )

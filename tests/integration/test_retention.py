@@ -2,12 +2,15 @@
 
 from datetime import UTC, date, datetime, timedelta
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
 import storage.retention
 from quantdrift.core.config.schema import Storage
+from storage.baseline import baselines
 from storage.database import Database
+from storage.fold import resume
 from storage.partition import ensure_partitions, partition_days
 from storage.retention import Maintenance, maintain
 
@@ -27,6 +30,46 @@ QUARANTINE = text("""
     insert into quarantine (stream_sequence, digest, model, quarantined_at, reason, detail, payload)
     values (:n, '', 'm', :at, 'decode', '', 'bytes')
 """)
+MODEL = text("""
+    with v as (
+        insert into model_version (model, candidate_version, reference_digest) values ('m', '1', 'd') returning id
+    )
+    insert into slice (model, predicate, name, definition) values ('m', 'p', 'p', '{}'), ('m', 'q', 'q', '{}')
+""")
+DETECTOR = text("""
+    insert into detector (model_version_id, slice_id, metric, kind, state, budget, n_groups, evidence, fold_seq,
+        created_at, last_at, retired_at)
+    values (1, :slice, :metric, :kind, '', 0, 0, 0, 1, now(), now(), cast(:retired_at as timestamptz))
+""")
+BASELINE = text("""
+    insert into baseline (model_version_id, slice_id, metric, kind, source, made_by, made_at, reason, n_groups, content,
+        fold_seq)
+    values (1, :slice, :metric, :kind, :source, 'ada', :made_at, :reason, 5, cast(:content as jsonb), :fold_seq)
+""")
+FOLDED = text("""
+    insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows, fold_seq)
+    values ('comparison', 'w', :at, :at, :at, 1, 7)
+""")
+# Slice, metric, kind, and how many days ago it was retired.
+DETECTORS = (
+    (1, "flip", "change", None),
+    (1, "kl", "tail", None),
+    (2, "flip", "change", 25),
+    (2, "kl", "tail", 12),
+)
+# Why, slice, metric, kind, source, days ago, and in force since which fold.
+BASELINES = (
+    ("superseded long ago", 1, "flip", "change", "learned", 50, 1),
+    ("superseded, in a batch that is kept", 1, "flip", "change", "accepted", 40, 7),
+    ("in force", 1, "flip", "change", "accepted", 30, 2),
+    ("about the one in force", 1, "flip", "change", "frozen", 25, 2),
+    ("superseded lately", 1, "kl", "tail", "learned", 50, 1),
+    ("waits for the monitor", 1, "kl", "tail", "accepted", 45, None),
+    ("in force since lately", 1, "kl", "tail", "accepted", 5, 3),
+    ("retired long ago", 2, "flip", "change", "learned", 60, 1),
+    ("a budget", 2, "flip", "budget", "imported", 60, 1),
+    ("retired lately", 2, "kl", "tail", "learned", 60, 1),
+)
 
 
 def ago(days: float) -> datetime:
@@ -124,6 +167,52 @@ async def test_a_policy_goes_after_what_it_sampled(database: Database) -> None:
     assert kept == ["5 days", "11 days"]
 
 
+async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(database: Database) -> None:
+    """Contents of superseded and retired baselines, and rows of retired detectors, once that is long ago."""
+    keep = msgspec.structs.replace(KEEP, superseded_days=20)
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        for name, metric, kind, days in DETECTORS:
+            retired = None if days is None else ago(days)
+            await connection.execute(
+                DETECTOR, {"slice": name, "metric": metric, "kind": kind, "retired_at": retired}
+            )
+        for reason, name, metric, kind, source, days, fold_seq in BASELINES:
+            content = {"frozen": None, "imported": '{"budget": 0.1}'}.get(source, '{"n_groups": 5}')
+            values = {"reason": reason, "slice": name, "metric": metric, "kind": kind, "content": content}
+            await connection.execute(
+                BASELINE, {**values, "source": source, "made_at": ago(days), "fold_seq": fold_seq}
+            )
+        await connection.execute(FOLDED, {"at": ago(5)})
+        before = await baselines(connection, history=True)
+    done = await maintain(database, keep, NOW)
+    assert (done.n_contents, done.n_detectors) == (2, 1)
+    async with database.begin() as connection:
+        after = await baselines(connection, history=True)
+        left = await connection.execute(
+            text("select metric, kind from detector where retired_at is not null")
+        )
+        assert [tuple(row) for row in left] == [("kl", "tail")]
+        assert {row.slice_id for row in (await resume(connection)).imported} == {2}
+    gone = [one for one, then in zip(after, before, strict=True) if one != then]
+    assert {one.reason for one in gone} == {"superseded long ago", "retired long ago"}
+    assert [msgspec.structs.replace(one, content=None) for one in before] == [
+        msgspec.structs.replace(one, content=None) for one in after
+    ]
+    again = await maintain(database, keep, NOW)
+    assert (again.n_contents, again.n_detectors) == (0, 0)
+
+
+async def test_nothing_goes_that_a_kept_comparison_was_measured_against(database: Database) -> None:
+    """Where comparisons are kept for longer, so is what they are folded against again."""
+    keep = msgspec.structs.replace(KEEP, retention_days=365, superseded_days=20)
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        values = {"slice": 1, "metric": "flip", "kind": "change"}
+        await connection.execute(DETECTOR, {**values, "retired_at": ago(100)})
+    assert (await maintain(database, keep, NOW)).n_detectors == 0
+
+
 async def test_many_rows_go_in_small_transactions(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,4 +231,6 @@ async def test_many_rows_go_in_small_transactions(
         n_quarantined=0,
         n_payloads=0,
         n_policies=0,
+        n_contents=0,
+        n_detectors=0,
     )

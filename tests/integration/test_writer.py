@@ -292,7 +292,8 @@ async def test_what_is_skipped_is_counted_by_reason(database: Database, record: 
     batch = await record.fetchrow("select * from batch")
     assert msgspec.json.decode(batch["skipped"]) == {"decode": 1, "no_reference": 2}
     assert (batch["n_rows"], batch["captured_from"]) == (0, missing.captured_at)
-    assert await record.fetchval("select reference_digest from model_version") == ""
+    version = await record.fetchrow("select id, reference_digest from model_version")
+    assert (version["reference_digest"], batch["unreferenced"]) == ("", [version["id"]])
     assert await record.fetchval("select detail from quarantine") == "not an exchange"
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quantdrift.core.backlog import Backlog
-from quantdrift.monitor.lag import LOOK_S, MOST_STEPS, Lag, Limits, advance, lag_of
+from quantdrift.monitor.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, Limits, advance, lag_of
 
 pytestmark = pytest.mark.property
 
@@ -130,6 +130,60 @@ def test_a_single_exchange_after_an_idle_hour_is_no_lag() -> None:
         lag = advance(lag, busy, limits, look * LOOK_S)
     one = Backlog(n_messages=1, n_bytes=1000, n_ever=1001, oldest_s=1.0)
     assert advance(lag, one, limits, 240 * LOOK_S).steps == 0
+
+
+LIMITS = Limits(max_bytes=1e9, max_age_s=3600.0)
+
+
+def look_on(per_s: float, *, stuck: int, done: bool = True) -> list[Lag]:
+    """Return the lag at each look of two hours, `per_s` exchanges coming, of which the shadow gets all but `stuck` done."""
+    lag, found = Lag(), []
+    for place in range(int(7200 / LOOK_S)):
+        at_s = place * LOOK_S
+        n_ever = 1000 + int(per_s * at_s)
+        n_messages = stuck if done else stuck + int(per_s * min(at_s, LIMITS.max_age_s))
+        oldest_s = min(at_s, LIMITS.max_age_s)
+        seen = Backlog(n_messages=n_messages, n_bytes=1000 * n_messages, n_ever=n_ever, oldest_s=oldest_s)
+        lag = advance(lag, seen, LIMITS, at_s)
+        found.append(lag)
+    return found
+
+
+@pytest.mark.parametrize("per_s", [0.0, 0.0005, 0.01, 1.0, 100.0])
+@pytest.mark.parametrize("stuck", [1, FEW])
+def test_a_few_exchanges_that_are_stuck_halve_nothing(per_s: float, stuck: int) -> None:
+    """However old they grow, and however little comes beside them: the rates of the fleet have nothing to do with it."""
+    found = look_on(per_s, stuck=stuck)
+    assert {lag.factor for lag in found} == {1.0}
+    assert max(lag.load for lag in found) < LOW
+
+
+@pytest.mark.parametrize("per_s", [0.02, 1.0, 100.0])
+def test_a_shadow_that_gets_nothing_done_lowers_the_rates_before_anything_is_forgotten(per_s: float) -> None:
+    """Its backlog grows old as a whole: by half of what the stream allows the rates fall, a look or so late."""
+    found = look_on(per_s, stuck=1, done=False)
+    begun_s = next(place * LOOK_S for place, lag in enumerate(found) if lag.steps)
+    # The eleventh comes ten exchanges later than the first.
+    assert 1800 <= begun_s <= 1800 + 10 / per_s + 4 * LOOK_S
+    assert found[-1].steps > 1
+
+
+def test_a_new_leader_takes_what_waits_to_be_as_old_as_the_oldest() -> None:
+    """It has not seen it come, and losing some is worse than taking too few for a while."""
+    old = Backlog(n_messages=500, n_bytes=1000, n_ever=9000, oldest_s=2000.0)
+    lag = advance(advance(Lag(), old, LIMITS, 0.0), old, LIMITS, LOOK_S)
+    assert lag.steps == 1
+    assert lag.load == pytest.approx(2000 / 3600)
+    few = msgspec.structs.replace(old, n_messages=FEW)
+    assert advance(advance(Lag(), few, LIMITS, 0.0), few, LIMITS, LOOK_S).steps == 0
+
+
+def test_what_is_remembered_of_the_looks_is_bounded() -> None:
+    """No further back than what waits has come, whether the shadow works or not."""
+    for done in (True, False):
+        most = max(len(lag.grown) for lag in look_on(1.0, stuck=1, done=done))
+        assert most <= LIMITS.max_age_s / LOOK_S + 3
+    assert max(len(lag.grown) for lag in look_on(1.0, stuck=40)) <= 4
 
 
 def test_a_new_leader_goes_on_where_the_last_one_was() -> None:

@@ -1,7 +1,6 @@
 """What becomes of discovered slices: decided from rows and times alone."""
 
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 import pytest
@@ -10,46 +9,19 @@ from quantdrift.core.config.schema import Budget, Discovery
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
-from quantdrift.drift.confirmation import N_BETS
 from quantdrift.drift.discovery import Found
 from quantdrift.drift.items import Gathering, Items
-from quantdrift.monitor.candidates import UNSEEN, frozen, origins, settled, with_traffic
+from quantdrift.monitor.candidates import frozen, origins, settled, with_traffic
 from storage.discoveries import Status
 from storage.discovery import DiscoveryRow, SearchedVersion
 from storage.fold_rows import ComparisonRow, to_us
-from tests.discovered_traffic import DAY, NOW, POLICY
+from tests.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery
 
 pytestmark = pytest.mark.unit
 
-FAINT = Predicate(key="header.x-scanner", equals="faint")
 LIMITS = Discovery()
 HOUR = timedelta(hours=1)
 SESSION_US = 1_800_000_000
-
-
-def discovery(**changes: Any) -> DiscoveryRow:
-    """Return a candidate that was frozen at `NOW`."""
-    row = DiscoveryRow(
-        id=1,
-        model="digits",
-        predicate='header.x-scanner = "faint"',
-        name="x-scanner=faint",
-        where=(FAINT,),
-        status=Status.CANDIDATE,
-        model_version_id=1,
-        metric=Metric.FLIP,
-        found_mean=0.1,
-        overall_mean=0.01,
-        found_share=0.1,
-        null_mean=0.02,
-        scale=1.0,
-        log_threshold=7.0,
-        log_wealth=(0.0,) * N_BETS,
-        first_found_at=NOW,
-        frozen_at=NOW,
-        tested_at=NOW,
-    )
-    return msgspec.structs.replace(row, **changes)
 
 
 def item(at: datetime, key: str = "", *, flip: float | None = 1.0, group: str = "") -> ComparisonRow:
@@ -77,9 +49,10 @@ def item(at: datetime, key: str = "", *, flip: float | None = 1.0, group: str = 
 
 def after(rows: list[ComparisonRow], row: DiscoveryRow | None = None, *, hours: int = 4) -> DiscoveryRow:
     """Test one candidate on rows."""
-    (done,) = with_traffic(
+    (done,), n_unknown = with_traffic(
         [row or discovery()], rows, {1: POLICY}, Budget(), session_us=SESSION_US, until=NOW + hours * HOUR
     )
+    assert n_unknown == 0
     return done
 
 
@@ -102,6 +75,22 @@ def test_tests_go_on_where_they_stopped() -> None:
     assert after(rows, halfway) == after(rows), "what was tested must not count again"
 
 
+def test_an_item_whose_policy_nobody_knows_is_left_out_and_counted() -> None:
+    """What retention took of the policies ends no round; the other items count as if it were not there."""
+    rows = [item(NOW + timedelta(seconds=index)) for index in range(6)]
+    strange = [msgspec.structs.replace(row, policy_id=2) for row in rows[:2]]
+    (done,), n_unknown = with_traffic(
+        [discovery()],
+        [*strange, *rows[2:]],
+        {1: POLICY},
+        Budget(),
+        session_us=SESSION_US,
+        until=NOW + 4 * HOUR,
+    )
+    assert n_unknown == 2
+    assert done == after(rows[2:])
+
+
 def test_a_session_is_one_observation_and_no_value_is_none() -> None:
     """Ten exchanges of one user within a session count once; what has no flip does not count."""
     one_user = [item(NOW + timedelta(seconds=index), str(index), group="user") for index in range(10)]
@@ -120,7 +109,8 @@ def test_another_cap_of_the_model_does_not_change_what_is_tested() -> None:
     ]
     now = [Budget(kl_cap=cap) for cap in (0.5, 5.0)]
     ends = [
-        with_traffic([row], rows, {1: POLICY}, one, session_us=SESSION_US, until=NOW + HOUR)[0] for one in now
+        with_traffic([row], rows, {1: POLICY}, one, session_us=SESSION_US, until=NOW + HOUR)[0][0]
+        for one in now
     ]
     assert ends[0] == ends[1]
     assert ends[0].n_groups == 2000
@@ -134,38 +124,58 @@ def test_enough_evidence_confirms_and_stays_confirmed() -> None:
     clean = after([item(NOW + 5 * HOUR + timedelta(seconds=i), flip=0.0) for i in range(500)], row, hours=8)
     assert clean.log_evidence == row.log_evidence
     assert max(clean.log_wealth) < max(row.log_wealth)
-    (done,), waiting = settled([clean], NOW + DAY, LIMITS)
-    assert done.status is Status.CONFIRMED
-    assert done.confirmed_at == NOW + DAY
+    (done,), waiting = settled([clean], {}, NOW + DAY, LIMITS)
+    assert done.row.status is Status.CONFIRMED
+    assert done.row.confirmed_at == NOW + DAY
+    assert "530 exchanges" in done.reason
     assert waiting == {}
 
 
-def test_candidates_expire_and_what_is_unseen_too() -> None:
-    """At `expire_days` without confirmation, and 30 days after the last traffic; not a day before."""
+def stands(row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = None) -> tuple[Status, str]:
+    """Return what becomes of one discovery, and why."""
+    (done,), _ = settled([row], retiring or {}, at, LIMITS)
+    return done.row.status, done.reason
+
+
+def test_candidates_expire_and_what_is_retired_says_why() -> None:
+    """At `expire_days` without confirmation, not an hour before; a slice is retired for the reason given."""
     days = timedelta(days=LIMITS.expire_days)
-    assert settled([discovery()], NOW + days - HOUR, LIMITS)[0][0].status is Status.CANDIDATE
-    assert settled([discovery()], NOW + days, LIMITS)[0][0].status is Status.EXPIRED
-    proven = discovery(log_evidence=9.0)
-    assert settled([proven], NOW + days, LIMITS)[0][0].status is Status.CONFIRMED
+    assert stands(discovery(), NOW + days - HOUR) == (Status.CANDIDATE, "")
+    assert stands(discovery(), NOW + days) == (Status.EXPIRED, "not confirmed within 14 days")
+    assert stands(discovery(log_evidence=9.0), NOW + days)[0] is Status.CONFIRMED
     watched = discovery(status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW + DAY)
-    assert settled([watched], NOW + UNSEEN, LIMITS)[0][0].status is Status.CONFIRMED
-    assert settled([watched], NOW + UNSEEN + DAY, LIMITS)[0][0].status is Status.EXPIRED
+    assert stands(watched, NOW + DAY, {1: ""}) == (Status.CONFIRMED, "")
+    assert stands(watched, NOW + DAY, {1: "quiet"}) == (Status.RETIRED, "quiet")
+    assert stands(discovery(), NOW + DAY, {1: "quiet"}) == (Status.CANDIDATE, "")
 
 
-def test_the_strongest_get_the_places_and_the_rest_wait() -> None:
-    """Per model; what waits stays a candidate and does not expire, for it has been confirmed."""
+def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
+    """Per model; what waits stays a candidate, past its own time for it has been shown, and then expires."""
     rows = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n) for n in range(1, 5)]
     rows += [discovery(id=9, model="other", log_evidence=8.0)]
-    limits = Discovery(most_slices=2)
-    done, waiting = settled(rows, NOW + timedelta(days=99), limits)
-    assert [row.status for row in done] == [
-        Status.CANDIDATE,
-        Status.CANDIDATE,
-        Status.CONFIRMED,
-        Status.CONFIRMED,
-        Status.CONFIRMED,
-    ]
+    limits, begin = Discovery(most_slices=2), NOW + timedelta(days=99)
+    done, waiting = settled(rows, {}, begin, limits)
+    assert [one.row.status for one in done] == [Status.CANDIDATE] * 2 + [Status.CONFIRMED] * 3
+    assert [one.row.waits_since for one in done] == [begin, begin, None, None, None]
     assert waiting == {"digits": 2}
+    days = timedelta(days=limits.expire_days)
+    later, waiting = settled([one.row for one in done], {}, begin + days - HOUR, limits)
+    assert [one.row.waits_since for one in later[:2]] == [begin, begin], "it does not begin to wait anew"
+    assert waiting == {"digits": 2}
+    over, waiting = settled([one.row for one in later], {}, begin + days, limits)
+    assert [one.row.status for one in over[:2]] == [Status.EXPIRED] * 2
+    assert {one.reason for one in over[:2]} == {"no place became free within 14 days"}
+    assert waiting == {}
+
+
+def test_who_waits_takes_the_place_of_what_is_retired() -> None:
+    """In the same round, the strongest of those that wait."""
+    there = discovery(id=1, status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW)
+    wait = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n, waits_since=NOW) for n in (2, 3)]
+    done, waiting = settled([there, *wait], {1: "quiet"}, NOW + DAY, Discovery(most_slices=1))
+    assert [one.row.status for one in done] == [Status.RETIRED, Status.CANDIDATE, Status.CONFIRMED]
+    assert done[2].row.waits_since is None
+    assert waiting == {"digits": 1}
 
 
 def traffic() -> Items:
@@ -213,7 +223,17 @@ def test_what_is_a_slice_already_is_not_tested_again() -> None:
         assert same.watched
 
 
-def test_what_has_expired_is_tested_again_under_its_own_name() -> None:
+def test_what_a_person_retired_is_not_tested_again_and_what_went_quiet_is() -> None:
+    """A decision holds until it is taken back."""
+    for held in (False, True):
+        (origin,) = origins(
+            "digits", [found(FAINT)], traffic(), [], [discovery(status=Status.RETIRED, held=held)]
+        )
+        assert origin.watched is held
+
+
+@pytest.mark.parametrize("status", [Status.EXPIRED, Status.RETIRED])
+def test_what_has_ended_is_tested_again_under_its_own_name(status: Status) -> None:
     """Its id, its slice and its first finding stay; everything that was tested is forgotten."""
     old = Predicate(key="feature.contrast", high=0.3)
     key = slice_of("digits", [old])
@@ -222,7 +242,7 @@ def test_what_has_expired_is_tested_again_under_its_own_name() -> None:
         predicate=key.predicate,
         name=key.name,
         where=key.where,
-        status=Status.EXPIRED,
+        status=status,
         slice_id=4,
         n_groups=99,
         log_evidence=3.0,

@@ -62,8 +62,24 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         ('[[sampling.header_strata]]\nname = "default"\nrate = 1.0', "`default` is taken"),
         ('[[sampling.header_strata]]\nname = "a"\nrate = 2.0', "probability"),
         ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { X-A = "b" }', "lower case"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { "x a" = "b" }', "without spaces"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "" }', "empty value"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = " b" }', "white space"),
+        ('[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "bär" }', "printable ASCII"),
+        (
+            '[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "b\\tc" }',
+            "printable ASCII",
+        ),
+        (
+            '[capture]\nmax_value_bytes = 8\n[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "12345678" }',
+            "max_value_bytes",
+        ),
         (
             '[capture]\nheaders = ["x-a"]\nhmac = ["header.x-a"]\n[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "b" }',
+            "hashed",
+        ),
+        (
+            '[capture]\nheaders = ["X-A"]\nhmac = ["header.X-A"]\n[[sampling.header_strata]]\nname = "a"\nrate = 1.0\nheaders = { x-a = "b" }',
             "hashed",
         ),
         ("[telemetry]\nlog_level = 3", "str"),

@@ -8,14 +8,11 @@ import pytest
 
 from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
-from quantdrift.drift import signal as fields
-from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.margin import EDGES
-from quantdrift.drift.state import dump_state
 from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
 from sidecar.directives import judged
 from storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
-from tests.policies import BEGIN, CONFIG, named
+from tests.policies import BEGIN, CONFIG, evidence, named
 
 pytestmark = pytest.mark.unit
 
@@ -46,22 +43,6 @@ def record(n: int = 400, signals: tuple[SignalEvidence, ...] = ()) -> TrafficRec
             for i, name, w, weight in rows
         ),
         signals=signals,
-    )
-
-
-def evidence(
-    slice_id: int, value: float, mass: float = 1e-6, verdict: Verdict = Verdict.OK
-) -> SignalEvidence:
-    """Return a budget detector's row with this evidence."""
-    state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=True, mass=0.0, at_us=0)
-    state[fields.PAGE_MASS] = mass
-    return SignalEvidence(
-        slice_id=slice_id,
-        model_version_id=1,
-        verdict=verdict,
-        kind=BUDGET.kind,
-        evidence=value,
-        state=dump_state(BUDGET.kind, state),
     )
 
 

@@ -60,6 +60,15 @@ def test_people_read_a_table_and_what_cannot_be_observed(config: Path) -> None:
     assert "Traceback" not in done.output
 
 
+def test_what_is_rarer_than_one_a_day_is_not_called_nothing(config: Path) -> None:
+    """A quarter of a request a day, and its share, are said as they are."""
+    done = _plan(config, "--rps", "1", "--slice", "scanner=ghost=0.000003", "--horizon", "5")
+    assert done.exit_code == 0, done.output
+    (row, told) = (line for line in done.output.splitlines() if line.strip().startswith("scanner=ghost"))
+    assert " 0.0003% " in row
+    assert "samples a day and gets 0.26 requests: join it with others" in told
+
+
 def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
     """The parts of a crossed slice are joined by ` & `; a GPU share is a replay budget."""
     done = _plan(

@@ -12,6 +12,7 @@ from quantdrift.report.interval import (
     mean_of_bins,
     quantile,
     share,
+    shortfall,
 )
 
 pytestmark = pytest.mark.unit
@@ -89,6 +90,38 @@ def test_quantile_in_the_open_last_bin_has_no_upper_bound() -> None:
     found = quantile([0.0] * 63 + [5000.0], 0.5, 5000)
     assert found is not None
     assert found.high is None
+
+
+def test_the_mean_above_a_quantile_is_that_of_the_values_above_it() -> None:
+    """Off by no more than the width of a bin; its interval holds it, and lies above the quantile's lower end."""
+    values = [10 ** (-4 + 3 * index / 5000) for index in range(5000)]
+    for probability in (0.5, 0.95, 0.99):
+        found, place = (one(_bins_of(values), probability, 5000) for one in (shortfall, quantile))
+        assert found is not None
+        assert place is not None
+        above = values[int(probability * 5000) :]
+        true = sum(above) / len(above)
+        assert true / 1.15 <= found.value <= true * 1.15
+        assert found.low <= true <= (found.high or math.inf)
+        assert found.value > place.value
+
+
+def test_the_mean_above_a_quantile_counts_what_is_infinite_as_ten() -> None:
+    """It has no mean: where all that is above lies beyond the histogram, that is said with its edge."""
+    found = shortfall([4900.0] + [0.0] * 62 + [100.0], 0.99, 5000)
+    assert found is not None
+    assert found.value == pytest.approx(10.0)
+    assert found.high == pytest.approx(10.0)
+
+
+def test_the_mean_above_a_quantile_is_told_where_the_quantile_is() -> None:
+    """Ten exchanges are expected beyond it, in the slice's effective number."""
+    bins = _bins_of([0.01] * 2000)
+    assert shortfall(bins, 0.99, 999) is None
+    assert shortfall([0.0] * N_BINS, 0.99, 1000) is None
+    all_alike = shortfall(bins, 0.99, 1000)
+    assert all_alike is not None
+    assert all_alike.low <= 0.01 <= (all_alike.high or 0.0)
 
 
 def test_excess_ranks_by_what_is_sure() -> None:

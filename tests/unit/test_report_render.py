@@ -3,9 +3,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from quantdrift.commands.report import summary
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.render import Drawing, render
-from tests.report_figures import Page, make_figures
+from tests.report_figures import Page, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
 
@@ -100,6 +101,39 @@ def test_figures_survive_json() -> None:
     assert msgspec.json.decode(msgspec.json.encode(figures), type=ReportFigures) == figures
 
 
-def test_the_summary_holds_the_headlines_and_the_path() -> None:
-    """A terminal shows what matters and where the rest is."""
-    assert make_figures().summary() == "1 of 2 slices of digits int8-7 drifted.\nreport: report.html"
+def test_the_terminal_shows_the_headlines_the_worst_tails_and_the_path() -> None:
+    """What matters, with a dash where too little is known, and where the rest is."""
+    shown = [" ".join(line.split()) for line in summary(make_figures()).splitlines()]
+    assert shown == [
+        "1 of 2 slices of digits int8-7 drifted.",
+        "",
+        "digits int8-7, KL in nats",
+        "slice verdict flips KL p95 p99 p99.9 mean above p99 exchanges",
+        "all ok 0.4 % 0.01 - - - 0.31 20,000",
+        "scanner=faint firing 5.2 % 0.01 - - - 0.31 1,000",
+        "scanner=offset unknown 5.2 % 0.01 - - - 0.31 200",
+        "",
+        "report: report.html",
+    ]
+
+
+def test_a_terminal_is_not_flooded_with_slices() -> None:
+    """The worst are shown, the others counted."""
+    figures = make_figures()
+    many = tuple(make_slice(f"s{number}", slice_id=number) for number in range(10, 40))
+    figures = msgspec.structs.replace(
+        figures, models=(msgspec.structs.replace(figures.models[0], slices=many),)
+    )
+    said = summary(figures)
+    assert "25 more stand in the report" in said
+    assert "s15" not in said
+
+
+def test_the_page_has_the_tail_of_each_slice() -> None:
+    """Quantiles up to p99.9 and the mean above p99, each with its interval, or that there is too little for it."""
+    text = _page(make_figures()).text
+    assert "Slice p50 p95 p99 p99.9 Mean above p99 Infinite Effective exchanges" in text
+    assert (
+        "scanner=faint 0.001 [0.0009, above 10] n too small n too small n too small 0.31 [0.2, 0.5] 2 items"
+        in text
+    )

@@ -6,7 +6,7 @@ import pytest
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold import Fold
 from storage.fold_rows import BatchRows, Catalog, Episode, Outcome, Position, Snapshot, TallyRow
-from tests.fold_stream import CATALOG, CONFIG, FAINT_ID, SECOND_US, WITH_REFERENCE, batches
+from tests.fold_stream import CATALOG, CONFIG, FAINT_ID, SECOND_US, WITH_REFERENCE, WITHOUT_REFERENCE, batches
 
 pytestmark = pytest.mark.unit
 
@@ -34,7 +34,7 @@ def _fired() -> tuple[Fold, int, int]:
     return fold, 300, stream[-1].stored_us
 
 
-def _tally(fold_seq: int, at_us: int) -> BatchRows:
+def _tally(fold_seq: int, at_us: int, *, unreferenced: tuple[int, ...] = ()) -> BatchRows:
     row = TallyRow(
         source="pod",
         boot="e" * 32,
@@ -45,7 +45,7 @@ def _tally(fold_seq: int, at_us: int) -> BatchRows:
         taken=0,
         lost=0,
     )
-    return BatchRows(fold_seq=fold_seq, stored_us=at_us, tallies=(row,))
+    return BatchRows(fold_seq=fold_seq, stored_us=at_us, tallies=(row,), unreferenced=unreferenced)
 
 
 def _compared(fold_seq: int, at_us: int, *, version: int, captured_us: int | None = None) -> BatchRows:
@@ -123,17 +123,24 @@ def test_silence_of_everything_ends_no_alert() -> None:
 
 
 def test_an_alert_on_what_is_seen_no_more_ends_after_thirty_days() -> None:
-    """A slice without traffic is retired: its alert ends unknown, its detectors free their allowance."""
+    """A slice without traffic is retired: its alert ends unknown, its detectors free their allowance.
+
+    A version without a reference stays `unknown` for as long as its exchanges come, and goes in the same way then.
+    """
     fold, seq, at_us = _fired()
     fold.take()
     for day in range(1, 32):
-        fold.batch(_tally(seq + day, at_us + day * 24 * HOUR_US))
+        fold.batch(_tally(seq + day, at_us + day * 24 * HOUR_US, unreferenced=(WITHOUT_REFERENCE,)))
     outcome = fold.take()
     assert _closed(outcome) == [(WITH_REFERENCE, FAINT_ID, Verdict.FIRING, Verdict.UNKNOWN)]
     assert all(row.retired_us for row in outcome.detectors)
-    assert {row.reason.partition(":")[0] for row in outcome.verdicts} == {"retired"}
+    gone = [row for row in outcome.verdicts if row.model_version_id == WITH_REFERENCE]
+    assert {row.reason.partition(":")[0] for row in gone} == {"retired"}
     assert fold.position.n_detectors == 0
-    assert [row.model_version_id for row in fold.verdicts()] == [2]
+    assert [row.model_version_id for row in fold.verdicts()] == [WITHOUT_REFERENCE]
+    for day in range(32, 63):
+        fold.batch(_tally(seq + day, at_us + day * 24 * HOUR_US))
+    assert not fold.verdicts()
 
 
 def test_resuming_between_rollout_and_end_changes_nothing() -> None:

@@ -3,13 +3,21 @@
 from collections import Counter
 from collections.abc import Iterator
 
-from quantdrift.core.config.schema import Config, Slice
-from quantdrift.core.config.strata import MOST_STRATA
+from quantdrift.core.config.schema import Config, Model, Slice
+from quantdrift.core.config.strata import MOST_STRATA, unlike
+from quantdrift.core.inclusion import MARGIN, MODEL
 
 
 def problems(config: Config) -> list[str]:
     """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
-    return [*_sidecar(config), *_sampling(config), *_policy(config), *_models(config), *_slices(config)]
+    return [
+        *_sidecar(config),
+        *_sampling(config),
+        *_header_strata(config),
+        *_policy(config),
+        *_models(config),
+        *_slices(config),
+    ]
 
 
 def _sidecar(config: Config) -> Iterator[str]:
@@ -47,22 +55,33 @@ def _sampling(config: Config) -> Iterator[str]:
             yield f"sampling.{section}: `default` is taken, it is what no other stratum takes"
         if any(not 0 <= stratum.rate <= 1 for stratum in strata):
             yield f"sampling.{section}: a rate is a probability, from 0 to 1"
-    if any(name != name.lower() for stratum in config.sampling.header_strata for name in stratum.headers):
-        yield "sampling.header_strata: header names are written in lower case"
-    if len(config.sampling.header_strata) > MOST_STRATA:
-        yield f"sampling.header_strata: at most {MOST_STRATA}"
-    hashed = {name for stratum in config.sampling.header_strata for name in stratum.headers} & {
-        key.removeprefix("header.") for key in config.capture.hmac
-    }
-    if hashed:
-        yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac and cannot be matched"
-    known = _attributes(config) | {"feature.candidate_margin"}
+    known = _attributes(config) | {MARGIN, MODEL}
+    models = {model.name for model in config.models}
     for stratum in config.sampling.body_strata:
+        yield from (
+            f"sampling.body_strata `{stratum.name}`: there is no model `{where.equals}`"
+            for where in stratum.where
+            if where.key == MODEL and where.equals not in models
+        )
         yield from (
             f"sampling.body_strata `{stratum.name}`: `{where.key}` is not recorded"
             for where in stratum.where
             if where.key not in known
         )
+
+
+def _header_strata(config: Config) -> Iterator[str]:
+    for stratum in config.sampling.header_strata:
+        for name, value in stratum.headers.items():
+            if why := unlike(name, value, config.capture.max_value_bytes):
+                yield f"sampling.header_strata `{stratum.name}`: {name} = {value[:64]!r}: {why}"
+    if len(config.sampling.header_strata) > MOST_STRATA:
+        yield f"sampling.header_strata: at most {MOST_STRATA}"
+    hashed = {name for stratum in config.sampling.header_strata for name in stratum.headers} & {
+        key.removeprefix("header.").lower() for key in config.capture.hmac
+    }
+    if hashed:
+        yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac and cannot be matched"
 
 
 def _policy(config: Config) -> Iterator[str]:
@@ -81,10 +100,23 @@ def _models(config: Config) -> Iterator[str]:
             rule.feature and rule.model in {"", model.name} for rule in config.slices
         ):
             yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
+        yield from _tensors(model)
     if config.clusters.least_vectors > config.clusters.most_vectors:
         yield "clusters.least_vectors must not be above clusters.most_vectors"
     if config.clusters.n_clusters > config.clusters.most_ids:
         yield "clusters.n_clusters must not be above clusters.most_ids"
+
+
+def _tensors(model: Model) -> Iterator[str]:
+    for section in ("inputs", "outputs"):
+        tensors = getattr(model, section)
+        for name, count in Counter(tensor.name for tensor in tensors).items():
+            if count > 1:
+                yield f"models `{model.name}`: {section} names `{name}` {count} times"
+        if any(size < -1 for tensor in tensors for size in tensor.shape):
+            yield f"models `{model.name}`: {section}: a dimension is -1, where it varies, or its size"
+    if len(set(model.labels)) < len(model.labels):
+        yield f"models `{model.name}`: labels names a class twice"
 
 
 def _slices(config: Config) -> Iterator[str]:

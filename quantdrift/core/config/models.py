@@ -29,6 +29,20 @@ class Reference(Section, frozen=True, kw_only=True):
     ] = ()
 
 
+class ModelTensor(Section, frozen=True, kw_only=True):
+    """What a model takes or gives, where the wire does not tell: as the server's metadata names it."""
+
+    name: Annotated[str, about("The tensor's name."), Meta(min_length=1)]
+    datatype: Annotated[
+        str,
+        about("Open Inference datatype: BOOL, UINT8..64, INT8..64, FP16, BF16, FP32, FP64 or BYTES."),
+        Meta(pattern=r"^(BOOL|U?INT(8|16|32|64)|BF16|FP(16|32|64)|BYTES)$"),
+    ]
+    shape: Annotated[
+        tuple[int, ...], about("Dimensions, -1 for one that varies. Needed for raw-binary requests only.")
+    ] = ()
+
+
 class Budget(Section, frozen=True, kw_only=True):
     """How much divergence the owner of a model accepts, as means over exchanges."""
 
@@ -62,6 +76,23 @@ class Model(Section, frozen=True, kw_only=True):
     batched: Annotated[bool, about("The first dimension counts items. False: an exchange is one item.")] = (
         True
     )
+    inputs: Annotated[
+        tuple[ModelTensor, ...],
+        about("Inputs where the wire tells no type: raw-binary requests, KServe v1, JSON of TorchServe."),
+    ] = ()
+    outputs: Annotated[tuple[ModelTensor, ...], about("Outputs where the wire tells no type.")] = ()
+    labels: Annotated[
+        tuple[str, ...],
+        about("Names of the classes in the order of the output, where the wire names classes instead."),
+    ] = ()
+    adapter: Annotated[
+        str,
+        about(
+            "How TorchServe's bodies are read: `bytes`, `json`, `scores`, or `package.module:Name` of your own, which the "
+            "capture process imports and runs."
+        ),
+        Meta(pattern=r"^(|bytes|json|scores|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
+    ] = ""
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
 

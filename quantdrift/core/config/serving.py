@@ -67,6 +67,15 @@ class Storage(Section, frozen=True, kw_only=True):
     quarantine_days: Annotated[
         int, about("How long a quarantined exchange keeps its payload.", "days", ge=1)
     ] = 1
+    superseded_days: Annotated[
+        int,
+        about(
+            "How long baselines keep their content, and detectors their row, once in force no more; at least"
+            " retention_days.",
+            "days",
+            ge=2,
+        ),
+    ] = 90
 
 
 class Sidecar(Section, frozen=True, kw_only=True):

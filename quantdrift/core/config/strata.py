@@ -5,6 +5,7 @@ role that reads it; a policy changes their rates alone. So that nobody writes a 
 declared value of a slice rule by header gets one, after those written by hand.
 """
 
+import re
 from collections.abc import Iterator
 
 import msgspec
@@ -13,6 +14,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import HeaderStratum
 
 MOST_STRATA = 63
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
 
 class Strata(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +71,35 @@ def _declared(config: Config) -> Iterator[tuple[str, str]]:
                     yield rule.header, value
 
 
+def unlike(header: str, value: str, max_bytes: int) -> str:
+    """Return why relay and decoder might read a header's value differently, or never see it; empty: they do not.
+
+    The relay compares bytes as they are on the wire, without surrounding white space and control characters; the
+    decoder records text that is cut. What one calls a member of a stratum must be one to the other, or items are
+    weighted with the probability of another stratum.
+
+    Parameters
+    ----------
+    header, value
+        As written.
+    max_bytes
+        `capture.max_value_bytes`.
+    """
+    if not _TOKEN.fullmatch(header):
+        return "a header's name is written in lower case, without spaces and colons"
+    if not value:
+        return "an empty value is no value to some clients and proxies"
+    if not value.isascii() or not value.isprintable():
+        return "a value is of printable ASCII characters: of others nobody knows the encoding"
+    if value != value.strip():
+        return "white space around a value is not part of it"
+    if len(value) >= max_bytes:
+        return f"a value is shorter than capture.max_value_bytes ({max_bytes}), at which it is cut"
+    return ""
+
+
 def _read_alike(rule: Slice, value: str, max_bytes: int) -> bool:
-    plain = value.isascii() and value.isprintable() and value == value.strip()
-    return plain and 0 < len(value) < max_bytes and rule.header == rule.header.lower()
+    return not unlike(rule.header, value, max_bytes)
 
 
 def _takes_whole(stratum: HeaderStratum, header: str, value: str) -> bool:

@@ -159,6 +159,15 @@ class Discovery(Section, frozen=True, kw_only=True):
     expire_days: Annotated[
         int, about("A candidate that is not confirmed in so long expires.", "days", ge=1, le=365)
     ] = 14
+    retire_days: Annotated[
+        int,
+        about(
+            "A confirmed slice that was no worse than the rest for so long is monitored no more. 0: never so.",
+            "days",
+            ge=0,
+            le=365,
+        ),
+    ] = 30
     limit_s: Annotated[float, about("Longest a round of tests and searches may take.", "s", gt=0)] = 900.0
 
 

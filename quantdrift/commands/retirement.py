@@ -1,0 +1,136 @@
+"""`quantdrift slices retire` and `quantdrift slices restore`: discovered slices that a person takes out, or back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.commands.slices import listed_slices, pick
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config.load import Role
+from quantdrift.core.errors import OperatorError
+
+if TYPE_CHECKING:
+    from quantdrift.core.config.load import Secrets
+    from quantdrift.core.config.schema import Config
+    from storage.discovery import DiscoveryRow, StoredRow
+    from storage.slice_list import ListedSlice
+
+_MODEL = click.option("--model", default="", help="Of this model.")
+_BY = click.option(
+    "--by", default=user_name, show_default="your user name", help="Who decides; it is recorded."
+)
+_REASON = click.option("--reason", default="", help="Why; it is recorded.")
+
+
+@click.command("retire")
+@CONFIG
+@DATA
+@_MODEL
+@click.argument("which")
+@_BY
+@_REASON
+@JSON
+def retire(
+    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
+) -> None:
+    """Watch a discovered slice no more. WHICH is its id, its name or its predicate.
+
+    Its place becomes free, an open alert of it ends as unknown, and no search tests it again until it is restored. Its
+    id and its history stay. A candidate may be retired too.
+
+    \b
+    Example:
+      quantdrift slices retire 12 --reason "a load test"
+    """
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    found = asyncio.run(_listed(config, secrets, model, which))
+
+    def decide(row: DiscoveryRow, _: tuple[DiscoveryRow, ...]) -> StoredRow:
+        from quantdrift.monitor.retirement import retired_by_hand
+
+        return retired_by_hand(row, config, reason)
+
+    done = asyncio.run(_change(config, secrets, found, by, decide))
+    told = "the monitor follows with its next batch"
+    if found.verdict in {"warning", "firing"}:
+        told += ", and ends its alert"
+    _tell(found, done, told, as_json=as_json)
+
+
+@click.command("restore")
+@CONFIG
+@DATA
+@_MODEL
+@click.argument("which")
+@_BY
+@_REASON
+@JSON
+def restore(
+    config_path: Path, data: Path | None, model: str, which: str, by: str, reason: str, as_json: bool
+) -> None:
+    """Take a retirement back. WHICH is the slice's id, its name or its predicate.
+
+    What was a slice is monitored again under its id, if there is a place; its detectors begin from nothing. What was a
+    candidate may be found again.
+
+    \b
+    Example:
+      quantdrift slices restore 12
+    """
+    config, secrets = prepare(config_path, Role.MONITOR, data)
+    found = asyncio.run(_listed(config, secrets, model, which))
+
+    def decide(row: DiscoveryRow, rows: tuple[DiscoveryRow, ...]) -> StoredRow:
+        from quantdrift.monitor.retirement import restored
+
+        return restored(row, rows, config.discovery, SystemClock().now(), reason)
+
+    done = asyncio.run(_change(config, secrets, found, by, decide))
+    told = (
+        "a search may find it again"
+        if found.id is None
+        else "shadow workers put items into it within a minute"
+    )
+    _tell(found, done, told, as_json=as_json)
+
+
+async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
+    found = pick(await listed_slices(config, secrets, model), which)
+    if found.discovery is None:
+        raise OperatorError(f"`{found.name}` was not discovered: take it out of the configuration instead")
+    return found
+
+
+async def _change(
+    config: Config,
+    secrets: Secrets,
+    one: ListedSlice,
+    by: str,
+    decide: Callable[[DiscoveryRow, tuple[DiscoveryRow, ...]], StoredRow],
+) -> StoredRow:
+    """Decide on what the record says now, while nobody else changes it, and write that down."""
+    from storage.database import Database
+    from storage.discovery import load_discoveries, store, take_turn
+
+    assert one.discovery is not None
+    async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
+        await take_turn(connection)
+        rows = await load_discoveries(connection)
+        (row,) = (row for row in rows if row.id == one.discovery.id)
+        done = decide(row, rows)
+        await store(connection, done, made_by=by)
+    return done
+
+
+def _tell(one: ListedSlice, done: StoredRow, told: str, *, as_json: bool) -> None:
+    status = done.row.status.value
+    if as_json:
+        emit({"id": one.id, "model": one.model, "name": one.name, "status": status, "reason": done.reason})
+    else:
+        click.echo(f"{one.name} of {one.model} is {status}: {told}")

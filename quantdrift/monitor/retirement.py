@@ -1,0 +1,192 @@
+"""When is a confirmed discovered slice monitored no more? Pure decisions, with their reason in words.
+
+A slice is **quiet** when over the last `discovery.retire_days`
+
+1. it has been monitored all the time, no alert of it was open, and no evidence is growing against it now;
+2. for flips and for capped KL, where it has any, the upper bound of its mean is not above
+   `max(budget, discovery.least_ratio * mean of the rest of the traffic)`: what a candidate must be shown to be above
+   is shown not to be so;
+3. no candidate version on its own is shown to be above that.
+
+The bounds are those of `quantdrift.drift.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
+together, weighted, with Kish's effective number of exchanges. With that number they are approximate, and exchanges of one
+session count as several. Too little traffic to say so is no quiet: such a slice stays until nothing was compared in it
+for 30 days, while others of the model were (**unseen**), or until a person retires it. A slice that the configuration declares as well needs no place
+(**declared**): its watch goes on.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.config.schema import Budget, Config, Discovery
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.predicates import is_declared
+from quantdrift.core.records import Metric
+from quantdrift.drift.bound import upper_bound
+from quantdrift.drift.confirmation import null_mean
+from quantdrift.monitor.judge import UNDECIDED_FROM
+from quantdrift.monitor.signals import WATCHED, budget_of, cap_of
+from storage.discoveries import Status
+from storage.discovery import DiscoveryRow, StoredRow
+from storage.watched import Sums, VersionSums, Watched
+
+DELTA: Final = 0.05
+UNSEEN: Final = timedelta(days=30)  # as long as a detector without an observation lives
+
+
+def reason_to_retire(
+    row: DiscoveryRow,
+    watched: Watched | None,
+    config: Config,
+    budget: Budget,
+    now: datetime,
+    *,
+    compared: bool,
+) -> str:
+    """Return why a confirmed slice is monitored no more, in words; empty: it is.
+
+    Parameters
+    ----------
+    row
+        A confirmed slice.
+    watched
+        What was seen of it in the last `discovery.retire_days`; None where nothing was.
+    config
+        The section `discovery`, and what is declared.
+    budget
+        Of the model.
+    now
+        The time.
+    compared
+        Whether anything of the model was compared lately: while the shadow is down nothing is seen, and that says
+        nothing of a slice.
+    """
+    since = row.confirmed_at or row.frozen_at
+    if is_declared(config, row.key):
+        return "declared: the configuration makes this slice itself, and it is watched on without a place"
+    if compared and now - max(row.seen_at or row.frozen_at, since) >= UNSEEN:
+        return f"unseen: nothing was compared in it for {UNSEEN.days} days"
+    period = timedelta(days=config.discovery.retire_days)
+    if not period or now - since < period or watched is None:
+        return ""
+    if watched.alerted or watched.evidence_ratio >= UNDECIDED_FROM:
+        return ""
+    told = [_calm(metric, watched.versions, budget, config.discovery) for metric in WATCHED]
+    if not any(told) or None in told:
+        return ""
+    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(one for one in told if one)
+
+
+def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow:
+    """Return a discovery that a person wants neither monitored nor tested, until it is restored.
+
+    Raises
+    ------
+    OperatorError
+        It is so already, or the configuration declares it.
+    """
+    if row.status is Status.RETIRED and row.held:
+        raise OperatorError(f"`{row.name}` is retired by hand already")
+    if is_declared(config, row.key):
+        raise OperatorError(f"`{row.name}` is declared in [[slices]]: take it out of the configuration")
+    return StoredRow(
+        row=msgspec.structs.replace(row, status=Status.RETIRED, held=True, waits_since=None),
+        reason=reason or "by hand",
+    )
+
+
+def restored(
+    row: DiscoveryRow, rows: Sequence[DiscoveryRow], limits: Discovery, now: datetime, reason: str
+) -> StoredRow:
+    """Return a retired discovery as it is after a person took that back.
+
+    What was a slice is one again, with its id and a place; its detectors begin from nothing. What never was one may be
+    found again.
+
+    Parameters
+    ----------
+    row
+        The discovery.
+    rows
+        All of them.
+    limits
+        `most_slices`.
+    now
+        The time.
+    reason
+        Of the person; may be empty.
+
+    Raises
+    ------
+    OperatorError
+        It is not retired, or there is no place.
+    """
+    if row.status is not Status.RETIRED:
+        raise OperatorError(f"`{row.name}` is not retired: it is {row.status.value}")
+    back = msgspec.structs.replace(row, held=False)
+    if row.slice_id is None:
+        return StoredRow(
+            row=msgspec.structs.replace(back, status=Status.EXPIRED, expired_at=now),
+            reason=reason or "may be found again",
+        )
+    taken = sum(one.status is Status.CONFIRMED and one.model == row.model for one in rows)
+    if taken >= limits.most_slices:
+        raise OperatorError(
+            f"{taken} discovered slices of {row.model} are monitored, which is discovery.most_slices:"
+            " retire another one first, or raise it"
+        )
+    return StoredRow(
+        row=msgspec.structs.replace(back, status=Status.CONFIRMED, confirmed_at=now),
+        reason=reason or "restored",
+    )
+
+
+def _calm(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
+    """Say how calm a metric is; empty where the slice does not have it, None where it is not shown to be calm."""
+    cap, accepted = cap_of(metric, budget), budget_of(metric, budget)
+    seen = [one for one in versions if one.inside.weight_of(metric) > 0]
+    if not seen:
+        return ""
+
+    def bound(of: Sequence[VersionSums]) -> float:
+        return null_mean(accepted, _rest(metric, of) / cap, limits.least_ratio)
+
+    together = Sums.together(one.inside for one in seen)
+    mean, high = _mean(metric, together) / cap, _high(metric, together, cap)
+    if high > bound(seen) or any(_low(metric, one.inside, cap) > bound([one]) for one in seen):
+        return None
+    return (
+        f"mean {metric.value} {mean * cap:.3g}, at most {high * cap:.3g}, against {bound(seen) * cap:.3g}"
+        " that would count"
+    )
+
+
+def _mean(metric: Metric, sums: Sums) -> float:
+    return sums.of(metric) / sums.weight_of(metric)
+
+
+def _rest(metric: Metric, versions: Sequence[VersionSums]) -> float:
+    """Return the mean over the rest of the traffic; 0 where there is none."""
+    weight = sum(one.everything.weight_of(metric) - one.inside.weight_of(metric) for one in versions)
+    total = sum(one.everything.of(metric) - one.inside.of(metric) for one in versions)
+    return max(total / weight, 0.0) if weight > 0 else 0.0
+
+
+def _high(metric: Metric, sums: Sums, cap: float) -> float:
+    n = _effective(metric, sums)
+    return upper_bound(min(_mean(metric, sums) / cap, 1.0) * n, n, DELTA)
+
+
+def _low(metric: Metric, sums: Sums, cap: float) -> float:
+    n = _effective(metric, sums)
+    return 1.0 - upper_bound((1.0 - min(_mean(metric, sums) / cap, 1.0)) * n, n, DELTA)
+
+
+def _effective(metric: Metric, sums: Sums) -> float:
+    """Return Kish's effective number of the exchanges that have the metric."""
+    if sums.weight_sq <= 0 or sums.weight <= 0:
+        return 0.0
+    return sums.weight**2 / sums.weight_sq * sums.weight_of(metric) / sums.weight

@@ -1,0 +1,108 @@
+"""What was seen of the confirmed discovered slices lately: sums over their traffic, their alerts, their evidence."""
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Metric
+
+_SUMMED: Final = ("weight", "weight_sq", "flip", "flip_weight", "kl", "kl_weight")
+_SUMS: Final = text(f"""
+    with inside as (
+        select d.id as discovery_id, d.model, r.model_version_id,
+            {", ".join(f"sum(r.{name}) as {name}" for name in _SUMMED)}
+        from discovery d join rollup_hour r on r.slice_id = d.slice_id
+        where d.status = 'confirmed' and r.hour >= :since group by 1, 2, 3
+    ), everything as (
+        select s.model, r.model_version_id, {", ".join(f"sum(r.{name}) as all_{name}" for name in _SUMMED)}
+        from slice s join rollup_hour r on r.slice_id = s.id
+        where s.predicate = 'true' and s.model in (select model from inside) and r.hour >= :since group by 1, 2
+    )
+    select * from inside join everything using (model, model_version_id) order by discovery_id, model_version_id
+""")  # noqa: S608 - constants
+_ALERTED: Final = text("""
+    select distinct d.id from discovery d join alert a on a.slice_id = d.slice_id
+    where d.status = 'confirmed' and (a.resolved_at is null or a.resolved_at >= :since)
+""")
+# While it alerts, a verdict's evidence is that of the alarm; else it is what stands now.
+_EVIDENCE: Final = text("""
+    select d.id, max(v.evidence / v.threshold) as ratio from discovery d join verdict v on v.slice_id = d.slice_id
+    where d.status = 'confirmed' and v.threshold > 0 and v.last_at >= :since group by 1
+""")
+
+
+class Sums(msgspec.Struct, frozen=True, kw_only=True):
+    """Sums over exchanges; names as in `rollup_hour`, KL capped and in nats."""
+
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    flip: float = 0.0
+    flip_weight: float = 0.0
+    kl: float = 0.0
+    kl_weight: float = 0.0
+
+    @classmethod
+    def together(cls, parts: "Iterable[Sums]") -> "Sums":
+        """Return the sums over several versions."""
+        found = list(parts)
+        return cls(**{name: sum(getattr(one, name) for one in found) for name in _SUMMED})
+
+    def of(self, metric: Metric) -> float:
+        """Return the weighted sum of flips or of KL."""
+        return self.kl if metric is Metric.KL else self.flip
+
+    def weight_of(self, metric: Metric) -> float:
+        """Return the weight of what has that metric."""
+        return self.kl_weight if metric is Metric.KL else self.flip_weight
+
+
+class VersionSums(msgspec.Struct, frozen=True, kw_only=True):
+    """The traffic of one candidate version, inside a slice and altogether."""
+
+    inside: Sums
+    everything: Sums
+
+
+class Watched(msgspec.Struct, frozen=True, kw_only=True):
+    """What was seen of a slice in a period.
+
+    Parameters
+    ----------
+    versions
+        One for each candidate version that was compared in it.
+    alerted
+        Whether an alert of it was open at any time, or is.
+    evidence_ratio
+        Largest evidence of any version over its paging threshold, as it stands.
+    """
+
+    versions: tuple[VersionSums, ...]
+    alerted: bool = False
+    evidence_ratio: float = 0.0
+
+
+async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[int, Watched]:
+    """Return what was seen of the confirmed slices since then, by the id of the discovery."""
+    period = {"since": since}
+    versions: dict[int, list[VersionSums]] = {}
+    for row in (await connection.execute(_SUMS, period)).mappings():
+        sums = VersionSums(inside=_sums(row), everything=_sums(row, "all_"))
+        versions.setdefault(row["discovery_id"], []).append(sums)
+    alerted = set((await connection.scalars(_ALERTED, period)).all())
+    ratios = {row.id: row.ratio for row in await connection.execute(_EVIDENCE, period)}
+    return {
+        place: Watched(
+            versions=tuple(versions.get(place, ())),
+            alerted=place in alerted,
+            evidence_ratio=ratios.get(place, 0.0),
+        )
+        for place in versions.keys() | alerted | ratios.keys()
+    }
+
+
+def _sums(row: RowMapping, prefix: str = "") -> Sums:
+    return Sums(**{name: float(row[f"{prefix}{name}"]) for name in _SUMMED})

@@ -1,0 +1,122 @@
+"""An example of every kind of detector, and whether one keeps to finite, nonnegative numbers."""
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+
+from quantdrift.drift.block import STEPS, Block, FloatArray
+from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.quantile import tail_bin
+from tests import change_streams, tail_streams
+
+PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    """What is needed to put a kind to the test.
+
+    Parameters
+    ----------
+    live
+        Returns the state of a signal that takes part.
+    learning
+        Returns that of one that does not yet, or None where there is no such thing.
+    shown
+        Returns what one-item groups with values x, (steps, N), show: (steps, N, width).
+    """
+
+    live: Callable[[], FloatArray]
+    learning: Callable[[], FloatArray] | None
+    shown: Callable[[FloatArray], FloatArray]
+
+
+def _budget() -> FloatArray:
+    return BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
+
+
+def _change() -> FloatArray:
+    return CHANGE.from_content(change_streams.baseline(6000, 60, tau=0.25), scale=1.0, mass=0.0, at_us=0)
+
+
+def _tail() -> FloatArray:
+    found: FloatArray = tail_streams.learned(np.random.default_rng(1), 1, 30_000, tau=0.25)[0]
+    return found
+
+
+def pairs(x: FloatArray) -> FloatArray:
+    """Return values and weights of 1, (steps, N, 2), with what is above 1 clipped."""
+    found: FloatArray = np.stack((np.minimum(x, 1.0), np.ones(x.shape)), axis=-1)
+    return found
+
+
+EXAMPLES: dict[str, Example] = {
+    "budget": Example(live=_budget, learning=None, shown=pairs),
+    "change": Example(
+        live=_change,
+        learning=lambda: CHANGE.fresh(scale=1.0, mass=0.0, at_us=0),
+        shown=lambda x: change_streams.observed(np.minimum(x, 1.0)),
+    ),
+    "tail": Example(
+        live=_tail,
+        learning=lambda: TAIL.fresh(tau=0.25, scale=1.0, mass=0.0, at_us=0),
+        shown=lambda x: tail_streams.observed(tail_bin(x)),
+    ),
+}
+
+
+def given(kind: str, x: FloatArray, *, first: int = 0, gamma: float = 1e-9) -> Block:
+    """Return groups of one item with values x, (steps, N), a second apart."""
+    return change_streams.block(EXAMPLES[kind].shown(x), first=first, gamma=gamma, second_us=1_000_000)
+
+
+def phases(kind: str) -> FloatArray:
+    """Return states of every stage: watching, warned, firing, and learning where there is such a thing."""
+    detector, example = DETECTORS[kind], EXAMPLES[kind]
+    states = [example.live() for _ in range(3)]
+    detector.alarmed(states[1], page=False)
+    detector.alarmed(states[2], page=True)
+    if example.learning:
+        states += [example.learning(), example.learning()]
+        detector.alarmed(states[4], page=True)
+    return np.stack(states)
+
+
+def after(detector: Detector, states: FloatArray, block: Block) -> FloatArray:
+    """Return the states at the end of a block."""
+    return detector.run(states, block).stopped(np.full(len(states), len(block.seen) - 1))
+
+
+def mixed(seed: int, n: int) -> FloatArray:
+    """Return values of n signals over a whole block, some of them 1."""
+    rng = np.random.default_rng(seed)
+    return np.where(rng.random((STEPS, n)) < 0.05, 1.0, rng.exponential(0.005, (STEPS, n)))
+
+
+def sound(detector: Detector, states: FloatArray, shown: FloatArray) -> bool:
+    """Return whether 30 blocks that all show the same, (steps, N, width), leave finite, nonnegative numbers alone.
+
+    Resolve and alarms included: an alarm resets what has passed 1e9, as a watch would long before. Arithmetic that
+    leaves the numbers is as unsound as a number that is none.
+    """
+    first = 0
+    try:
+        with np.errstate(over="raise", invalid="raise", divide="raise"):
+            for _ in range(30):
+                path = detector.run(
+                    states, change_streams.block(shown, first=first, gamma=1e-9, second_us=1_000_000)
+                )
+                hit = path.page >= 1e9
+                states = path.stopped(np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1))
+                if not np.isfinite(states).all() or any(
+                    (getattr(path, name) < 0).any() for name in (*PATHS, "page_bets")
+                ):
+                    return False
+                for row in np.flatnonzero(hit.any(axis=0)):
+                    detector.alarmed(states[row], page=True)
+                first += STEPS
+                for state in states:
+                    detector.tend(state, mass=first * 1e-9, at_us=first * 1_000_000)
+    except FloatingPointError:
+        return False
+    return bool(np.isfinite(states).all())

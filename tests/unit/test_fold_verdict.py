@@ -1,0 +1,182 @@
+"""What the fold says of a slice, and when it changes its mind."""
+
+import random
+
+import msgspec
+import pytest
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.monitor.fold import Fold
+from storage.fold_rows import BatchRows, Episode, TallyRow, TransitionRow
+from tests.fold_stream import (
+    ALL_ID,
+    BEGIN_US,
+    CATALOG,
+    CLEAR_ID,
+    CONFIG,
+    FAINT_ID,
+    SECOND_US,
+    WITHOUT_REFERENCE,
+    batches,
+)
+from tests.folds import EMPTY, fold_all, quiet, verdict_of
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_drifted_slice_fires_and_the_aggregate_does_not() -> None:
+    """At 8 % flips against a budget of 1 % the slice pages; all traffic together stays inside its budget.
+
+    Its weighted mean is 0.8 %: a false page there has probability below 1e-3 in this stream.
+    """
+    fold, outcome = fold_all(batches(300, faint_share=0.3))
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
+    assert verdict_of(fold, ALL_ID)[0] is Verdict.OK
+    assert verdict_of(fold, CLEAR_ID)[0] is Verdict.OK
+    fired = [row for row in outcome.transitions if row.to_verdict is Verdict.FIRING]
+    assert [(row.slice_id, row.metric) for row in fired] == [(FAINT_ID, Metric.FLIP)]
+    story = fired[0].details
+    assert story["low"] <= story["mean"] <= story["high"]
+    assert 0.03 < story["mean"] < 0.2
+    assert story["aggregate_verdict"] == "ok"
+    assert story["budget"] == 0.01
+    assert story["advice"]
+    assert BEGIN_US <= fired[0].onset_us <= fired[0].at_us
+    (shown,) = [row for row in fold.verdicts() if row.slice_id == FAINT_ID]
+    assert shown.evidence == story["evidence"] >= shown.threshold, "the worst first: not reset by the alarm"
+
+
+def test_a_version_without_reference_is_unknown_and_never_fires() -> None:
+    """Whatever its comparisons say, it has no detectors; its verdict names what is missing."""
+    fold, outcome = fold_all(batches(200, version=WITHOUT_REFERENCE, faint_flips=1.0))
+    assert not outcome.transitions
+    assert not outcome.detectors
+    assert not outcome.rollups
+    (row,) = fold.verdicts()
+    assert (row.model_version_id, row.verdict) == (WITHOUT_REFERENCE, Verdict.UNKNOWN)
+    assert row.reason.startswith("no reference")
+
+
+def test_too_few_exchanges_are_unknown_with_the_number_that_is_missing() -> None:
+    """Below min_groups a slice is never ok, and its reason counts down."""
+    fold, _ = fold_all(quiet(20))
+    assert verdict_of(fold, FAINT_ID) == (Verdict.UNKNOWN, "needs 30 more exchanges")
+    fold, outcome = fold_all(quiet(50))
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.OK
+    assert [(row.from_verdict, row.to_verdict, row.episode) for row in outcome.transitions] == [
+        (Verdict.UNKNOWN, Verdict.OK, Episode.NONE)
+    ]
+
+
+def test_loss_makes_a_slice_unknown() -> None:
+    """Above max_loss_ratio in its own header strata a slice is not ok, whatever was compared."""
+    fold, _ = fold_all(quiet(200, lost=10))
+    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict is Verdict.UNKNOWN
+    assert reason.startswith("loss")
+
+
+def test_silence_while_there_is_traffic_is_unknown() -> None:
+    """Without a comparison for stale_after_s of event time, and with offered requests, a slice is stale."""
+    stream = quiet(60)
+    fold, _ = fold_all(stream)
+    for number in range(61, 500):
+        at_us = BEGIN_US + (number - 60) * 60 * SECOND_US
+        tally = TallyRow(
+            source="pod",
+            boot="b" * 32,
+            stratum="faint",
+            sequence=number,
+            at_us=at_us,
+            offered=10 * number,
+            taken=number,
+            lost=0,
+        )
+        fold.batch(BatchRows(fold_seq=60 + number, stored_us=at_us, tallies=(tally,)))
+    verdict, reason = verdict_of(fold, FAINT_ID)
+    assert verdict is Verdict.UNKNOWN
+    assert reason.startswith("stale")
+
+
+def test_loss_does_not_hide_a_firing_slice() -> None:
+    """An alert lasts until its slice has shown to be inside the budget, even where samples are lost."""
+    stream = batches(300)
+    fold, _ = fold_all(stream)
+    at_us = stream[-1].stored_us
+    tally = TallyRow(
+        source="pod",
+        boot="c" * 32,
+        stratum="faint",
+        sequence=1,
+        at_us=at_us,
+        offered=1000,
+        taken=1000,
+        lost=1000,
+    )
+    fold.batch(BatchRows(fold_seq=301, stored_us=at_us, tallies=(tally,)))
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.FIRING
+
+
+def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
+    """After an alert some 700 clean exchanges resolve it, and new evidence starts from nothing."""
+    stream = batches(300)
+    fold, _ = fold_all(stream)
+    at_us = stream[-1].stored_us
+    for number in range(1, 1200):
+        row = msgspec.structs.replace(
+            stream[0].comparisons[0],
+            exchange_id=f"{number:032x}",
+            captured_us=at_us + number * SECOND_US,
+            slice_ids=(FAINT_ID,),
+            group_key="",
+            pi1=1.0,
+            pi2=1.0,
+            u1=0.0,
+            u2=0.0,
+            candidate_margin=0.5,
+            flip=0.0,
+            kl=0.0,
+        )
+        fold.batch(BatchRows(fold_seq=300 + number, stored_us=row.captured_us, comparisons=(row,)))
+    (closed,) = [row for row in fold.take().transitions if row.episode is Episode.CLOSE]
+    assert (closed.from_verdict, closed.to_verdict) == (Verdict.FIRING, Verdict.OK)
+    assert verdict_of(fold, FAINT_ID)[0] is Verdict.OK
+    assert next(row for row in fold.verdicts() if row.slice_id == FAINT_ID).evidence < 1e-3
+
+
+def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
+    """One in fifty divergences is thirty times as large, the mean stays far inside its budget: the tail detector pages.
+
+    After 12,000 exchanges as a baseline, seeded; at a threshold of 10 a false page here has probability below 1e-3.
+    """
+    rng = random.Random(7)
+    template = batches(1)[0].comparisons[0]
+    fold = Fold(CONFIG, EMPTY)
+    fold.learn(CATALOG)
+    outcome = fold.take()
+    found: list[TransitionRow] = []
+    for number in range(1, 141):
+        rows = tuple(
+            msgspec.structs.replace(
+                template,
+                exchange_id=f"{number * 100 + place:032x}",
+                item=0,
+                captured_us=BEGIN_US + (number * 100 + place) * SECOND_US,
+                slice_ids=(FAINT_ID,),
+                pi1=1.0,
+                flip=0.0,
+                kl=rng.expovariate(1 / 0.001) * (30.0 if number > 120 and rng.random() < 0.02 else 1.0),
+            )
+            for place in range(100)
+        )
+        fold.batch(BatchRows(fold_seq=number, stored_us=rows[-1].captured_us, comparisons=rows))
+        outcome = fold.take()
+        found += outcome.transitions
+        if number == 120:
+            assert verdict_of(fold, FAINT_ID) == (
+                Verdict.OK,
+                "no evidence against its budget or its baseline",
+            ) or ("baseline needs some" in verdict_of(fold, FAINT_ID)[1])
+    (page,) = [row for row in found if row.to_verdict is Verdict.FIRING]
+    assert (page.slice_id, page.metric, page.details["detector"]) == (FAINT_ID, Metric.KL, "tail")
+    assert page.onset_us > BEGIN_US + 11_000 * SECOND_US
