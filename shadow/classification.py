@@ -14,14 +14,25 @@ beside at least one finite value; not a number, plus infinity, and nothing but m
 Where only the candidate is not finite, `flip` and `topk` are 1, since it has no top class where the reference has
 one, and all else is undefined. Where the reference is not finite, everything is undefined: nothing can be said of
 the candidate. Either is told by its flag, and nothing undefined enters an average.
+
+A candidate may list its top classes instead, `value:index[:label]` (Triton's classification extension). Its order is
+then the candidate's ranking, and the reference is reduced to as many classes: `flip` is exact, `topk` compares the
+sets of as many as were listed, at most k. Of the rest only what the list tells is defined:
+
+- all classes listed: `js` and `margin`, of logits `kl` too. Of probabilities `kl` is undefined: they come with six
+  decimals, and what is printed as zero may be anything below 5e-7;
+- two or more probabilities listed: `margin`;
+- else nothing: fewer logits than there are classes have no known sum.
 """
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from shadow.comparator import Divergences, Flags, Values
+from shadow.listed import Listed, read_listed
 from shadow.runtime import Array
 
 LN2 = float(np.log(2.0))
@@ -51,7 +62,8 @@ class ClassificationComparator:
         Parameters
         ----------
         candidate, reference
-            (items, classes), floating point, logits or probabilities; at least two classes.
+            (items, classes), floating point, logits or probabilities; at least two classes. Of the candidate also
+            (items, listed classes), texts.
 
         Raises
         ------
@@ -59,8 +71,12 @@ class ClassificationComparator:
             Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are said
             to be probabilities and are not.
         """
+        if candidate.dtype == np.dtype(object):
+            return self._compare_listed(candidate, reference)
         _check_shapes(candidate, reference)
-        candidate, reference = candidate.astype(np.float64), reference.astype(np.float64)
+        return self._compare_values(candidate.astype(np.float64), reference.astype(np.float64))
+
+    def _compare_values(self, candidate: Values, reference: Values) -> Divergences:
         log_q, q_finite = self._log_probabilities(candidate, "candidate")
         log_p, p_finite = self._log_probabilities(reference, "reference")
         both = p_finite & q_finite
@@ -83,6 +99,47 @@ class ClassificationComparator:
             candidate_top=np.where(q_finite, _top(candidate), -1),
             reference_top=np.where(p_finite, _top(reference), -1),
         )
+
+    def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
+        _check_reference(texts, reference)
+        n_classes = reference.shape[1]
+        listed = read_listed(texts, n_classes)
+        full = listed.k == n_classes
+        reference = reference.astype(np.float64)
+        found = self._compare_values(listed.spread(n_classes) if full else reference, reference)
+        p_finite = found.reference_finite
+        q_finite, gap = self._of_list(listed)
+        if full:
+            gap = found.candidate_margin
+        k = min(self._top_k, listed.k)
+        chosen = np.zeros(reference.shape, dtype=np.bool_)
+        np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
+        topk = np.where(q_finite, (chosen != _top_set(reference, k)).any(axis=1), True)
+        flip = np.where(q_finite, listed.classes[:, 0] != _top(reference), True)
+        undefined = np.full(len(reference), np.nan)
+        logits = self._output_kind is OutputKind.LOGITS
+        return msgspec.structs.replace(
+            found,
+            flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            topk=np.where(p_finite, topk.astype(np.float64), np.nan),
+            js=found.js if full else undefined,
+            kl=found.kl if full and logits else undefined,
+            margin=np.where(q_finite & p_finite, np.abs(gap - found.reference_margin), np.nan),
+            candidate_margin=np.where(q_finite, gap, np.nan),
+            candidate_finite=q_finite,
+            candidate_top=np.where(q_finite, listed.classes[:, 0], -1),
+        )
+
+    def _of_list(self, listed: Listed) -> tuple[Flags, Values]:
+        """Return which items are finite, and the gap of the two largest probabilities where the list tells it."""
+        values = listed.values
+        if self._output_kind is OutputKind.LOGITS:
+            finite: Flags = np.asarray(~np.isnan(values).any(axis=1) & np.isfinite(values[:, 0]))
+            return finite, np.full(len(values), np.nan)
+        finite = np.asarray(np.isfinite(values).all(axis=1))
+        safe = np.where(finite[:, np.newaxis], values, 0.0)
+        _check_probabilities(safe, safe.sum(axis=1) - 1.0, "candidate")
+        return finite, safe[:, 0] - safe[:, 1] if listed.k > 1 else np.full(len(values), np.nan)
 
     def _log_probabilities(self, output: Values, side: str) -> tuple[Values, Flags]:
         """Return ln of the probabilities, and which items are finite; others hold the uniform distribution."""
@@ -115,15 +172,29 @@ def _check_shapes(candidate: Array, reference: Array) -> None:
         )
 
 
-def _log_normalised(probabilities: Values, side: str) -> Values:
-    total = probabilities.sum(axis=1, keepdims=True)
-    worst = float(np.abs(total - 1.0).max(initial=0.0))
+def _check_reference(texts: Array, reference: Array) -> None:
+    if reference.dtype.kind != "f" or reference.ndim != 2 or reference.shape[1] < 2:
+        raise _output(
+            f"the candidate's output is text, the reference's {reference.dtype.name}{list(reference.shape)}: a list of "
+            "top classes is compared with floating-point [items, classes]"
+        )
+    if len(texts) != len(reference):
+        raise _output(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
+
+
+def _check_probabilities(probabilities: Values, excess: Values, side: str) -> None:
+    worst = float(excess.max(initial=0.0))
     lowest = float(probabilities.min(initial=0.0))
     if worst > SUM_TOLERANCE or lowest < -NEGATIVE_TOLERANCE:
         raise _output(
             f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
             f"{lowest:.3g}): if these are logits, set `models.output_kind`"
         )
+
+
+def _log_normalised(probabilities: Values, side: str) -> Values:
+    total = probabilities.sum(axis=1, keepdims=True)
+    _check_probabilities(probabilities, np.abs(total - 1.0), side)
     clipped = np.maximum(probabilities, 0.0)
     with np.errstate(divide="ignore"):
         log: Values = np.log(clipped / clipped.sum(axis=1, keepdims=True))

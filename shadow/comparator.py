@@ -51,7 +51,7 @@ class Comparator(Protocol):
         Parameters
         ----------
         candidate, reference
-            The compared output of both sides : (items, ...).
+            The compared output of both sides : (items, ...). Texts come as objects of `bytes`.
 
         Raises
         ------

@@ -35,8 +35,12 @@ def response_head(status: int, fields: Fields, version: bytes = b"HTTP/1.1") -> 
     return _head(b"%b %d " % (version, status), fields)
 
 
+def field_lines(fields: Fields) -> bytes:
+    """Return the lines of header fields, each with its end; parameter as for a request."""
+    return b"".join(
+        b"%b: %b\r\n" % (name, _NO_VALUE.sub(b" ", value)) for name, value in fields if _NAME.fullmatch(name)
+    )
+
+
 def _head(start: bytes, fields: Fields) -> bytes:
-    lines = [
-        b"%b: %b" % (name, _NO_VALUE.sub(b" ", value)) for name, value in fields if _NAME.fullmatch(name)
-    ]
-    return b"\r\n".join((start, *lines, b"", b""))
+    return b"%b\r\n%b\r\n" % (start, field_lines(fields))

@@ -52,6 +52,7 @@ _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
 _PER_STRATUM = len(Count) + len(_LOSSES)
 _N_GAUGES = 32  # room to grow
+MOST_ROWS = 128  # header strata that a sidecar may have had in its life
 
 REFUSED = {
     Refusal.UNREADABLE: Gauge.POLICY_UNREADABLE,

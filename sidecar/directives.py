@@ -6,15 +6,17 @@ and time. The salt belongs to the epoch, so it changes with the rates, and every
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.directive import Directive, Refusal, RefusedError, decode_directive, is_central
 from quantdrift.core.records import HeaderStratum, Policy
-from sidecar.policy import policy_at, policy_of
+from sidecar.policy import digest, policy_at, policy_of
 
 MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced
+_T = TypeVar("_T")
 _EARLY_S = 300.0  # how far the monitor's clock may run ahead of this one
 
 
@@ -29,8 +31,26 @@ class Directives:
 
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
+        self._earlier: OrderedDict[str, Sampling] = OrderedDict()
         self._known: OrderedDict[str, Directive] = OrderedDict()
         self._current: Directive | None = None
+
+    def reconfigure(self, sampling: Sampling) -> None:
+        """Go over to another configuration's rates; the earlier ones are still told by their epochs."""
+        if sampling == self._sampling:
+            return
+        _put(self._earlier, digest(self._sampling), self._sampling)
+        self._sampling = sampling
+        own = _unrated(policy_of(sampling, "").header_strata)
+        if self._current is not None and _unrated(self._current.policy.header_strata) != own:
+            self._current = None  # it has rates for other strata: the next one is judged by these
+
+    def knows(self, epoch: str) -> bool:
+        """Return whether the rates of an epoch are told from what it was drawn by."""
+        name = epoch.partition("-")[2]
+        if is_central(epoch):
+            return name in self._known
+        return name == digest(self._sampling) or name in self._earlier
 
     @property
     def known(self) -> list[Directive]:
@@ -39,11 +59,7 @@ class Directives:
 
     def remember(self, directive: Directive) -> None:
         """Be able to tell its epochs."""
-        name = directive.policy.epoch
-        self._known[name] = directive
-        self._known.move_to_end(name)
-        while len(self._known) > MOST_KNOWN:
-            self._known.popitem(last=False)
+        _put(self._known, directive.policy.epoch, directive)
 
     def follow(self, directive: Directive | None) -> None:
         """Follow it from now on; None: the configuration's rates hold."""
@@ -69,9 +85,16 @@ class Directives:
     def of(self, epoch: str) -> Policy | None:
         """Return the policy of an epoch, or None: its directive is forgotten."""
         if not is_central(epoch):
-            return policy_of(self._sampling, epoch)
+            return policy_of(self._earlier.get(epoch.partition("-")[2], self._sampling), epoch)
         directive = self._known.get(epoch.partition("-")[2])
         return None if directive is None else msgspec.structs.replace(directive.policy, epoch=epoch)
+
+
+def _put(known: OrderedDict[str, _T], name: str, value: _T) -> None:
+    known[name] = value
+    known.move_to_end(name)
+    while len(known) > MOST_KNOWN:
+        known.popitem(last=False)
 
 
 def judged(wire: bytes, sampling: Sampling, now_s: float) -> Directive:

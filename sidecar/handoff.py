@@ -22,7 +22,7 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     id
         32 hexadecimal digits, minted for it.
     stratum
-        Index of its header stratum in the policy.
+        Row of its header stratum in the table of counts.
     pi1
         First-phase inclusion probability.
     u1
@@ -68,13 +68,13 @@ def frame(meta: RawMeta, chunks: Iterable[bytes | memoryview]) -> list[bytes | m
     return [_HEAD.pack(total, len(body)) + body, *chunks]
 
 
-def lengths(head: bytes) -> tuple[int, int]:
+def lengths(head: bytes | memoryview) -> tuple[int, int]:
     """Return what is still to be read after the 8 bytes of `head`, and how much of it is meta."""
     total, meta = _HEAD.unpack(head)
     return total - 4, meta
 
 
-def parse(meta_bytes: int, rest: bytes) -> tuple[RawMeta, memoryview, memoryview]:
+def parse(meta_bytes: int, rest: bytes | memoryview) -> tuple[RawMeta, memoryview, memoryview]:
     """Return meta, request and response of a frame's `rest`, uncopied.
 
     Raises

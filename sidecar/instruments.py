@@ -1,12 +1,13 @@
 """The sidecar's instruments, read from the shared counters at each collection."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from quantdrift.core import telemetry as t
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
 from sidecar.counters import REFUSED, Counters, Gauge
+from sidecar.settled import Settled
 
 _TOTALS = {
     t.IGNORED: Gauge.IGNORED,
@@ -23,9 +24,7 @@ _TOTALS = {
 }
 
 
-def observe(
-    telemetry: t.Telemetry, counters: Counters, strata: Sequence[str], config: Config, clock: Clock
-) -> None:
+def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Settled], clock: Clock) -> None:
     """Have every instrument of the sidecar read from `counters`.
 
     Parameters
@@ -34,19 +33,16 @@ def observe(
         The supervisor's meter.
     counters
         Written by the relay workers and the capture process.
-    strata
-        Names of the header strata, in the policy's order.
-    config
-        Its bounds add up to what may be held and wait.
+    settled
+        Returns what holds: the names of the strata, and bounds that add up to what may be held and wait.
     clock
         For the age of the policy.
     """
-    sidecar, intake = config.sidecar, config.intake
     for instrument, gauge in _TOTALS.items():
         telemetry.observe(instrument, _total(counters, gauge))
 
     def counts() -> tuple[StratumCount, ...]:
-        return counters.strata(list(strata))
+        return counters.strata(list(settled().rows))
 
     telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
@@ -58,15 +54,19 @@ def observe(
             (n, {"stratum": c.stratum, "reason": loss.value}) for c in counts() for loss, n in c.lost.items()
         ],
     )
-    limit = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes) + sidecar.queue_bytes
-    limit += intake.max_pending_bytes + sidecar.handoff_bytes
-    telemetry.observe(t.QUEUE_LIMIT, lambda: [(limit, {})])
+    telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(settled().config), {})])
     telemetry.observe(
         t.POLICY_REFUSED,
         lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in REFUSED.items()],
     )
     telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
     telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
+
+
+def _limit(config: Config) -> int:
+    sidecar = config.sidecar
+    relays = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes)
+    return relays + config.intake.max_pending_bytes + sidecar.handoff_bytes + sidecar.queue_bytes
 
 
 def _policy_ages(counters: Counters, clock: Clock) -> Iterable[tuple[float, t.Labels]]:

@@ -22,7 +22,7 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
     now_s
         Seconds since 1970, UTC.
     """
-    return policy_of(sampling, f"{int(now_s // sampling.epoch_s):x}-{_digest(sampling)}")
+    return policy_of(sampling, f"{int(now_s // sampling.epoch_s):x}-{digest(sampling)}")
 
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:
@@ -58,7 +58,8 @@ def uniform(key: bytes, salt: bytes) -> float:
     return (int.from_bytes(digest, "big") >> 11) * 2.0**-53
 
 
-def _digest(sampling: Sampling) -> str:
+def digest(sampling: Sampling) -> str:
+    """Return what names these rates in the epochs of a configuration."""
     rates = msgspec.json.encode(
         [sampling.paused, sampling.rate, sampling.header_strata, sampling.body_rate, sampling.body_strata]
     )

@@ -1,21 +1,70 @@
-"""The configuration that a sidecar started with, for its children: also for one that is started anew months later.
+"""The configuration that holds in a sidecar, for its children: also for one that is started anew months later.
 
-They do not load the file again. Who edits it, or a ConfigMap that is mounted, changes it under a running pod: a relay
-worker that is replaced could then not read it, or would count other strata than the table of counts has, and the pod
-would not serve.
+They do not load the files themselves. Who edits one, or a ConfigMap that is mounted, changes it under a running pod:
+the supervisor alone reads it, and what it cannot accept changes nothing. A stratum keeps its place in the table of
+counts for the sidecar's life, whatever later configurations call first.
 """
 
+import logging
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import QuantdriftError
+from sidecar.counters import MOST_ROWS
+from sidecar.policy import policy_of
 
 _NAME = "config"
+_LOG = logging.getLogger(__name__)
 
 
-def settle(config: Config, directory: Path) -> Path:
-    """Write the configuration into a directory of this sidecar alone, and return where.
+class RowsError(QuantdriftError):
+    """The table of counts has no row left for another stratum."""
+
+
+class Settled(msgspec.Struct, frozen=True, kw_only=True):
+    """What holds.
+
+    Parameters
+    ----------
+    config
+        The configuration.
+    rows
+        Names of the header strata in the order of the table of counts: all that there have been.
+    """
+
+    config: Config
+    rows: tuple[str, ...]
+
+    @classmethod
+    def of(cls, config: Config, before: Iterable[str] = ()) -> Self:
+        """Return what holds with `config`, after rows that were there before.
+
+        Raises
+        ------
+        RowsError
+            There are too many.
+        """
+        rows = dict.fromkeys(
+            [*before, *(stratum.name for stratum in policy_of(config.sampling, "").header_strata)]
+        )
+        if len(rows) > MOST_ROWS:
+            raise RowsError(f"more than {MOST_ROWS} header strata since the start: restart the sidecar")
+        return cls(config=config, rows=tuple(rows))
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """The row of each header stratum of the policy, in the policy's order."""
+        return tuple(
+            self.rows.index(stratum.name) for stratum in policy_of(self.config.sampling, "").header_strata
+        )
+
+
+def settle(settled: Settled, directory: Path) -> Path:
+    """Write into a directory of this sidecar alone, whole, and return where.
 
     Raises
     ------
@@ -23,16 +72,55 @@ def settle(config: Config, directory: Path) -> Path:
         It cannot be written.
     """
     path = directory / _NAME
-    path.write_bytes(msgspec.msgpack.encode(config))
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.msgpack.encode(settled))
+    new.replace(path)
     return path
 
 
-def settled(path: Path) -> Config:
-    """Return what `settle` wrote.
+class Settlement:
+    """A child's view of what holds.
+
+    Parameters
+    ----------
+    path
+        Where `settle` wrote.
+
+    Attributes
+    ----------
+    settled : Settled
+        What held at the last look.
 
     Raises
     ------
     OSError
         It cannot be read.
     """
-    return msgspec.msgpack.decode(path.read_bytes(), type=Config)
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen = self._signature()
+        self.settled = _read(path)
+
+    def refresh(self) -> bool:
+        """Look again; return whether something else holds now. What cannot be read changes nothing."""
+        try:
+            seen = self._signature()
+            if seen == self._seen:
+                return False
+            settled = _read(self._path)
+        except (OSError, msgspec.MsgspecError) as error:
+            _LOG.warning("the configuration cannot be read, what held goes on: %s", error)
+            return False
+        self._seen = seen
+        is_new = settled != self.settled
+        self.settled = settled
+        return is_new
+
+    def _signature(self) -> tuple[int, int, int]:
+        status = self._path.stat()
+        return status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def _read(path: Path) -> Settled:
+    return msgspec.msgpack.decode(path.read_bytes(), type=Settled)

@@ -24,20 +24,21 @@ from quantdrift.core.child import Child
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process import Stop
-from quantdrift.core.telemetry import RESTARTS, Telemetry
-from sidecar.counters import Counters, Gauge
+from quantdrift.core.process import Stop, supervise
+from quantdrift.core.telemetry import RELOADS, RESTARTS, Telemetry
+from sidecar.counters import MOST_ROWS, Counters, Gauge
 from sidecar.drain import Deadlines
 from sidecar.instruments import observe
-from sidecar.policy import policy_of
-from sidecar.settled import settle
+from sidecar.reload import Watch, follow
+from sidecar.settled import Settled, settle
 
 _LOG = logging.getLogger(__name__)
+_LOOK_S = 1.0
 _RELAY = "sidecar.relay.worker"
 _INTAKE = "sidecar.intake.process"
 
 
-async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
+async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None = None) -> int:
     """Run the sidecar until `stop`; return the exit code.
 
     Parameters
@@ -46,6 +47,8 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         Of the sidecar; its children get the same configuration, whatever becomes of the file.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
+    path
+        Main file of the configuration, which is followed; None: what was given holds for ever.
 
     Raises
     ------
@@ -70,8 +73,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         if config.intake.tap:
             tap = stack.enter_context(_listen_tap(Path(config.intake.tap)))
             stack.callback(Path(config.intake.tap).unlink, missing_ok=True)
-        settled = _settle(config, directory)
-        return await _Supervisor(settled, config, secrets, _Sockets(relay, intake, tap, handoff)).run(stop)
+        sockets = _Sockets(relay, intake, tap, handoff)
+        supervisor = _Supervisor(Settled.of(config), secrets, directory, sockets)
+        return await supervisor.run(stop, None if path is None else Watch(path))
 
 
 class _Sockets(NamedTuple):
@@ -84,18 +88,22 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, settled: Path, config: Config, secrets: Secrets, sockets: _Sockets) -> None:
+    def __init__(self, settled: Settled, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+        config = settled.config
         self._config = config
+        self._settled = settled
+        self._secrets = secrets
+        self._directory = directory
         self._sockets = sockets
-        strata = [stratum.name for stratum in policy_of(config.sampling, "").header_strata]
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
-        self._counters = Counters.create(self._n_relays + 2, len(strata))
+        self._counters = Counters.create(self._n_relays + 2, MOST_ROWS)
         self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
         self._restarts = self._telemetry.counter(RESTARTS)
-        observe(self._telemetry, self._counters, strata, config, SystemClock())
+        self._reloads = self._telemetry.counter(RELOADS)
+        observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
         environment = {**os.environ, **_told(secrets)}
-        common = ["--config", str(settled), "--counters-fd", str(self._counters.fd)]
+        common = ["--config", str(_settle(settled, directory)), "--counters-fd", str(self._counters.fd)]
         common += ["--n-slots", str(self._counters.n_slots)]
         inward = [*common, "--handoff", sockets.handoff.getsockname()]
         self._workers = []
@@ -133,7 +141,7 @@ class _Supervisor:
         )
         self._stop = Stop()
 
-    async def run(self, stop: Stop) -> int:
+    async def run(self, stop: Stop, watch: Watch | None) -> int:
         self._stop = stop
         admin = Admin(self._config.sidecar.admin, self._is_ready)
         try:
@@ -150,16 +158,39 @@ class _Supervisor:
             _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
         if self._sockets.tap is not None:
             _LOG.info("taking taps in at %s", self._config.intake.tap)
+        watching = asyncio.create_task(self._watch(watch, stop))
         try:
             await stop.wait()
             await self._end(workers, capture)
         finally:
+            watching.cancel()
             for child in (*self._workers, self._capture):
                 child.kill()
-            await asyncio.gather(capture, *workers, return_exceptions=True)
+            await asyncio.gather(watching, capture, *workers, return_exceptions=True)
             await admin.stop()
             self._telemetry.close()
         return 0
+
+    async def _watch(self, watch: Watch | None, stop: Stop) -> None:
+        if watch is None:
+            return
+
+        async def look() -> None:
+            await stop.wait(_LOOK_S)
+            try:
+                settled = await asyncio.to_thread(follow, watch, self._settled, self._secrets)
+                if settled is None or settled == self._settled:
+                    return
+                _settle(settled, self._directory)
+            except OperatorError as error:
+                _LOG.error("the configuration is not taken over, what held goes on: %s", error)
+                self._reloads.add(1, {"result": "refused"})
+                return
+            self._settled = settled
+            self._reloads.add(1, {"result": "taken_over"})
+            _LOG.info("a new configuration holds")
+
+        await supervise("watching the configuration", look, stop)
 
     async def _end(self, workers: list[asyncio.Task[int]], capture: asyncio.Task[int]) -> None:
         deadlines = Deadlines.of(self._config.sidecar)
@@ -214,12 +245,14 @@ class _Supervisor:
         )
 
 
-def _settle(config: Config, directory: Path) -> Path:
+def _settle(settled: Settled, directory: Path) -> Path:
+    # Children are told the secrets by the environment: a file may be gone when one is started anew.
+    config = settled.config
+    capture = msgspec.structs.replace(config.capture, hmac_key_file="")
+    intake = msgspec.structs.replace(config.intake, token_file="")
+    config = msgspec.structs.replace(config, capture=capture, intake=intake)
     try:
-        # Children are told the secrets by the environment: a file may be gone when one is started anew.
-        capture = msgspec.structs.replace(config.capture, hmac_key_file="")
-        intake = msgspec.structs.replace(config.intake, token_file="")
-        return settle(msgspec.structs.replace(config, capture=capture, intake=intake), directory)
+        return settle(msgspec.structs.replace(settled, config=config), directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."

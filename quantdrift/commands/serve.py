@@ -18,6 +18,9 @@ def sidecar(config_path: Path) -> None:
     Clients connect to sidecar.listen; bytes go to sidecar.backend and back unchanged. SIGTERM keeps the port open
     for drain_delay_s, closes connections between exchanges, and ends within grace_s.
 
+    The configuration file and models.d/ beside it are watched: what is captured and how much of it follows a change
+    within seconds, without a connection being touched. Ports and the stream need a restart; the log says so.
+
     \b
     Example:
       QUANTDRIFT__SIDECAR__BACKEND=127.0.0.1:8001 quantdrift sidecar -c config.toml
@@ -26,7 +29,7 @@ def sidecar(config_path: Path) -> None:
     from sidecar.supervisor import serve
 
     config, secrets = prepare(config_path, Role.SIDECAR)
-    sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.sidecar.grace_s))
+    sys.exit(run(lambda stop: serve(config, secrets, stop, config_path), grace_s=config.sidecar.grace_s))
 
 
 @click.command()

@@ -44,8 +44,15 @@ class Follower:
         self._slot = slot
         self._clock = clock
         self._epoch = ""
+        self._wire: bytes | None = None
         notice.read(directives, whole=True)  # a predecessor may have posted it
         self.tick()
+
+    def reconfigure(self, config: Config) -> None:
+        """Judge by another configuration; what was refused or followed is judged anew."""
+        self._config = config
+        if self._wire is not None:
+            self.see(self._wire)
 
     def see(self, wire: bytes | None) -> None:
         """Deal with what the bucket holds now.
@@ -55,6 +62,7 @@ class Follower:
         """
         if wire is None:
             return
+        self._wire = wire
         try:
             directive = judged(wire, self._config.sampling, self._now_s())
         except RefusedError as error:

@@ -19,79 +19,20 @@ from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.capture.follower import Follower
-from sidecar.capture.publisher import Publisher
-from sidecar.capture.reception import Reception
-from sidecar.capture.recorder import Origin, Recorder
+from sidecar.capture.desk import Office
+from sidecar.capture.recorder import Origin
 from sidecar.capture.tallies import Tallies
-from sidecar.counters import Count, Counters, Slot
-from sidecar.directives import Directives
+from sidecar.counters import MOST_ROWS, Count, Counters
 from sidecar.drain import Deadlines
-from sidecar.handoff import RawMeta
 from sidecar.notice import NAME, Notice
-from sidecar.policy import policy_of
-from sidecar.protocols.lost import LostError
-from sidecar.settled import settled
+from sidecar.settled import Settlement
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
-class Desk:
-    """Records one raw exchange after the other: published, thinned or lost, and counted in any case.
-
-    Parameters
-    ----------
-    recorder
-        Makes the record.
-    publisher
-        Takes it.
-    slot
-        Counts.
-    n_strata
-        Header strata of the policy.
-    """
-
-    def __init__(self, recorder: Recorder, publisher: Publisher, slot: Slot, n_strata: int) -> None:
-        self._recorder = recorder
-        self._publisher = publisher
-        self._slot = slot
-        self._n_strata = n_strata
-        self._n_errors = 0
-
-    def handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
-        """Deal with one exchange.
-
-        Raises
-        ------
-        ValueError
-            There is no such stratum: the frames are out of step.
-        """
-        if not 0 <= meta.stratum < self._n_strata:
-            raise ValueError(f"there is no stratum {meta.stratum}")
-        self._slot.add(meta.stratum, Count.HANDED)
-        try:
-            exchange = self._recorder.record(meta, request, response)
-            if exchange is None:
-                self._slot.add(meta.stratum, Count.THINNED)
-            else:
-                self._publisher.put(exchange, meta.stratum)
-        except LostError as error:
-            _LOG.debug("exchange %s is lost: %s", meta.id, error)
-            self._slot.lose(meta.stratum, error.loss)
-        except Exception:  # noqa: BLE001 - an observer: one bad exchange must not end it
-            self._n_errors += 1
-            if (
-                self._n_errors & (self._n_errors - 1) == 0
-            ):  # 1, 2, 4, 8: a fault in each must not flood the log
-                _LOG.exception(
-                    "exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors
-                )
-            self._slot.lose(meta.stratum, Loss.CAPTURE_ERROR)
-
-
 async def serve(
-    config: Config,
+    settlement: Settlement,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -104,7 +45,9 @@ async def serve(
 
     Parameters
     ----------
-    config, secrets
+    settlement
+        What holds; looked at once a second.
+    secrets
         Of the sidecar.
     stop
         Asks for the end.
@@ -118,20 +61,18 @@ async def serve(
         POD_NAME and MODEL_VERSION are read from it.
     """
     clock = SystemClock()
+    config = settlement.settled.config
     slot = counters.slot(counters.n_slots - 1)
     slot.settle(
         counters.n_strata, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR
     )
     origin = origin_of(config, secrets, boot, environment)
-    publisher = Publisher(config, slot, clock)
-    directives = Directives(config.sampling)
     notice = Notice(Path(listener.getsockname()).with_name(NAME))
-    follower = Follower(config, directives, notice, slot, clock)
-    desk = Desk(Recorder(config, origin, directives), publisher, slot, counters.n_strata)
-    reception = Reception(config.sidecar, desk.handle)
+    office = Office(settlement, origin, notice, slot, clock)
+    publisher, follower, reception = office.publisher, office.follower, office.reception
     tallies = Tallies(
         counters=counters,
-        strata=[stratum.name for stratum in policy_of(config.sampling, "").header_strata],
+        rows=lambda: settlement.settled.rows,
         source=origin.source,
         boot=boot,
         queue=lambda: publisher.queue,
@@ -146,6 +87,7 @@ async def serve(
 
     async def tick() -> None:
         await stop.wait(_TICK_S)
+        office.look()
         follower.tick()
 
     ended = Stop()
@@ -201,10 +143,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--boot", required=True)
     given = parser.parse_args(arguments)
-    config = settled(given.config)
+    settlement = Settlement(given.config)
+    config = settlement.settled.config
     secrets = load_secrets(config, Role.SIDECAR)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")
-    counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
+    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
     listener = socket.socket(fileno=given.handoff_fd)
 
     async def process(stop: Stop) -> int:
@@ -212,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return await serve(
-            config,
+            settlement,
             secrets,
             stop,
             counters=counters,

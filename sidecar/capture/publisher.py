@@ -53,10 +53,9 @@ class Publisher:
     """
 
     def __init__(self, config: Config, slot: Slot, clock: Clock) -> None:
-        self._config = config
         self._slot = slot
-        self._exchanges = Bucket(config.sampling.max_exchanges_per_s, clock)
-        self._bytes = Bucket(float(config.sampling.max_bytes_per_s), clock)
+        self._clock = clock
+        self.reconfigure(config)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # until acknowledged or lost
         self._more = asyncio.Semaphore(0)
@@ -65,6 +64,12 @@ class Publisher:
         self._queue: Queue | None = None
         self._connected = asyncio.Event()
         slot.set(Gauge.QUEUE_BYTES, 0)
+
+    def reconfigure(self, config: Config) -> None:
+        """Go over to another configuration's caps; the stream stays."""
+        self._config = config
+        self._exchanges = Bucket(config.sampling.max_exchanges_per_s, self._clock)
+        self._bytes = Bucket(float(config.sampling.max_bytes_per_s), self._clock)
 
     @property
     def queue(self) -> Queue | None:

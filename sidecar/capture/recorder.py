@@ -5,17 +5,20 @@ from urllib.parse import unquote
 
 import msgspec
 
-from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.config.schema import Model
+from quantdrift.core.inclusion import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from sidecar.capture.attributes import Attributes, cut, keyed_hash
 from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.protocols import DECODERS
+from sidecar.protocols.adapters import load_adapter
 from sidecar.protocols.decoder import Wire
 from sidecar.protocols.lost import LostError
 from sidecar.protocols.message import Head, parse_head, read_body
 from sidecar.routes import Routes
+from sidecar.settled import Settled
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128
@@ -49,20 +52,28 @@ class Recorder:
 
     Parameters
     ----------
-    config
-        Models, capture rules and rates.
+    settled
+        Models, capture rules and rates, and the strata's names.
     origin
         This sidecar.
     directives
         What epochs are told from; without it they are the configuration's.
+
+    Raises
+    ------
+    OperatorError
+        A model's adapter cannot be had.
     """
 
-    def __init__(self, config: Config, origin: Origin, directives: Directives | None = None) -> None:
+    def __init__(self, settled: Settled, origin: Origin, directives: Directives | None = None) -> None:
+        config = settled.config
         self._config = config
+        self._rows = settled.rows
         self._origin = origin
         self._limit = config.sidecar.max_exchange_bytes
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
+        self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         self._attributes = Attributes(config.capture, origin.hmac_key)
         self._directives = directives or Directives(config.sampling)
         self._policy: Policy | None = None
@@ -93,23 +104,26 @@ class Recorder:
         if route is None:
             raise LostError(Loss.DECODE, "no inference request")
         decoder = DECODERS[route.protocol]
+        named = self._model(unquote(route.model)) if route.model else None
         wire = Wire(
             max_bytes=self._limit,
             max_values=self._limit // _BYTES_PER_VALUE,
-            model=self._model(unquote(route.model)) if route.model else None,
+            model=named,
+            adapter=self._adapters.get(named.name) if named else None,
         )
         content = read_body(asked, bytes(request[meta.request_head_bytes :]), self._limit)
         query = decoder.request(asked, content, wire)
         model = wire.model or self._model(query.model)
         attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
         query = msgspec.structs.replace(query, document={})  # it is large
+        wire = msgspec.structs.replace(wire, model=model)
         raw = bytes(response[meta.response_head_bytes :])
         reply = decoder.response(answer, read_body(answer, raw, self._limit - len(content)), query, wire)
 
         group = self._group(asked)
         policy = self._policy_of(meta.epoch)
         margin = candidate_margin(reply.outputs, model) if self._thinning.needs_margin else None
-        thinned = self._thinning.thin(group or meta.id, meta.pi1, attributes, margin)
+        thinned = self._thinning.thin(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
         if not thinned.kept:
             return None
         return Exchange(
@@ -124,7 +138,7 @@ class Recorder:
             attributes=attributes,
             sampling=Sampling(
                 policy=policy,
-                header_stratum=policy.header_strata[meta.stratum].name,
+                header_stratum=self._rows[meta.stratum],
                 body_stratum=thinned.stratum,
                 pi1=meta.pi1,
                 pi2=thinned.pi2,

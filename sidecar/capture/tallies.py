@@ -1,7 +1,7 @@
 """Publishes the exact counts of the whole sidecar, cumulative since it started: a lost message costs nothing."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
@@ -24,8 +24,8 @@ class Tallies:
     ----------
     counters
         Of all processes of this sidecar.
-    strata
-        Names of the header strata, in their order.
+    rows
+        Returns the names of the header strata, in the order of the counters.
     source, boot
         This sidecar and its start.
     queue
@@ -38,7 +38,7 @@ class Tallies:
         self,
         *,
         counters: Counters,
-        strata: list[str],
+        rows: Callable[[], Sequence[str]],
         source: str,
         boot: str,
         queue: Callable[[], Queue | None],
@@ -46,7 +46,7 @@ class Tallies:
     ) -> None:
         self._counters = counters
         self._slot = counters.slot(counters.n_slots - 1)
-        self._strata = strata
+        self._rows = rows
         self._source = source
         self._boot = boot
         self._queue = queue
@@ -60,7 +60,7 @@ class Tallies:
             boot=self._boot,
             sequence=self._slot.gauge(Gauge.SEQUENCE),
             at=self._clock.now(),
-            strata=self._counters.strata(self._strata),
+            strata=self._counters.strata(list(self._rows())),
             blind_connections=self._counters.gauge(Gauge.BLIND),
         )
 

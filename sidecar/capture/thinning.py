@@ -69,7 +69,7 @@ class Thinning:
         pi1
             Probability with which the first phase took it.
         attributes
-            As recorded with the exchange.
+            As recorded with the exchange, and its model under `MODEL`.
         margin
             The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
         """

@@ -45,7 +45,23 @@ class Entrance:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    def offer(self, target: str, headers: Mapping[str, str], method: str = "POST") -> Ticket | None:
+    @property
+    def held_bytes(self) -> int:
+        """What all ways in together hold of exchanges that are not complete."""
+        return self._scope.held_bytes
+
+    @property
+    def max_exchange_bytes(self) -> int:
+        """Most that a request and its response may have together."""
+        return self._scope.max_exchange_bytes
+
+    def offer(
+        self,
+        target: str,
+        headers: Mapping[str, str],
+        method: str = "POST",
+        version: bytes = b"HTTP/1.1",
+    ) -> Ticket | None:
         """Count a request and draw.
 
         Parameters
@@ -56,6 +72,8 @@ class Entrance:
             Of the request.
         method
             Of the request.
+        version
+            Of HTTP: gRPC is read in `HTTP/2` alone.
 
         Returns
         -------
@@ -68,7 +86,7 @@ class Entrance:
         if path is None:
             scope.slot.note(Gauge.IGNORED)
             return None
-        head = request_head(asked, where, _raw(headers))
+        head = request_head(asked, where, _raw(headers), version)
         draw = scope.sampler.draw(asked, path, head, 0, len(head))
         scope.slot.add(draw.stratum, Count.OFFERED)
         if not draw.taken:
@@ -85,6 +103,7 @@ class Entrance:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
         captured_at: datetime | None = None,
+        version: bytes = b"HTTP/1.1",
     ) -> None:
         """Give an exchange to the capture process, or count why it could not be given.
 
@@ -98,8 +117,10 @@ class Entrance:
             Of the response.
         captured_at
             When the response was complete; aware. None: now.
+        version
+            Of HTTP.
         """
-        head, answer = ticket.head, response_head(status, _raw(headers or {}))
+        head, answer = ticket.head, response_head(status, _raw(headers or {}), version)
         if len(head) + len(request) + len(answer) + len(response) > self._scope.max_exchange_bytes:
             self.lose(ticket, Loss.HELD_BYTES)
             return
@@ -118,15 +139,15 @@ class Entrance:
         )
         self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
 
-    def admit(self, content: bytes, n_strata: int) -> None:
+    def admit(self, content: bytes, n_rows: int) -> None:
         """Pass on a frame of the hand-off whose maker has drawn already, by the rates that it was told.
 
         Parameters
         ----------
         content
             The frame.
-        n_strata
-            Header strata of the policy.
+        n_rows
+            Header strata in the table of counts.
 
         Raises
         ------
@@ -137,12 +158,12 @@ class Entrance:
         if n_rest != len(content) - HEAD_BYTES or not 0 <= n_meta <= n_rest:
             raise ValueError("a frame whose lengths do not add up")
         meta, _, _ = parse(n_meta, content[HEAD_BYTES:])
-        if not 0 <= meta.stratum < n_strata:
+        if not 0 <= meta.stratum < n_rows:
             raise ValueError(f"there is no stratum {meta.stratum}")
         self._scope.slot.add(meta.stratum, Count.TAKEN)
         self._scope.offer(meta.stratum, [content])
 
-    def count(self, counts: Counts, n_strata: int) -> None:
+    def count(self, counts: Counts, n_rows: int) -> None:
         """Add what a tap has counted.
 
         Raises
@@ -153,7 +174,7 @@ class Entrance:
         slot = self._scope.slot
         lost = [(stratum, loss, n) for stratum, of in counts.lost.items() for loss, n in of.items()]
         numbers = [*counts.offered.values(), *(n for _, _, n in lost), counts.early, counts.errors]
-        if any(n < 0 for n in numbers) or any(not 0 <= s < n_strata for s in (*counts.offered, *counts.lost)):
+        if any(n < 0 for n in numbers) or any(not 0 <= s < n_rows for s in (*counts.offered, *counts.lost)):
             raise ValueError("counts that cannot be")
         for stratum, n in counts.offered.items():
             slot.add(stratum, Count.OFFERED, n)
@@ -168,8 +189,8 @@ class Entrance:
         self._scope.slot.note(Gauge.IGNORED)
 
     def hold(self, n_bytes: int) -> None:
-        """Show what waits to be complete."""
-        self._scope.slot.set(Gauge.HELD_BYTES, n_bytes)
+        """Account for `n_bytes` more of what waits to be complete, or fewer where it is negative."""
+        self._scope.hold(n_bytes)
 
     def lose(self, ticket: Ticket, loss: Loss) -> None:
         """Count an exchange that cannot be handed over."""
@@ -177,6 +198,9 @@ class Entrance:
 
 
 def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return header fields without those that tell how a body travelled: what is handed over is the content alone."""
     return [
-        (name.encode(errors="replace"), value.encode(errors="replace")) for name, value in headers.items()
+        (name.encode(errors="replace"), value.encode(errors="replace"))
+        for name, value in headers.items()
+        if name.lower() not in _OF_FRAMING
     ]

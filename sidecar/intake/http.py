@@ -21,6 +21,7 @@ from quantdrift.core.process import Stop, supervise
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.exchanges import Batch, BatchError, read_batch
 from sidecar.intake.logger import Logger
+from sidecar.settled import Settled
 
 _JSON = "application/json"
 _TICK_S = 1.0
@@ -46,7 +47,7 @@ class HttpWay:
         self._token = token.encode()
         self._entrance = entrance
         self._listener = listener
-        self._logger = Logger(config.intake, config.sidecar.max_exchange_bytes, entrance)
+        self._logger = Logger(config, entrance)
         self._ended = Stop()
         self._ticking: asyncio.Task[None] | None = None
         app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
@@ -73,6 +74,10 @@ class HttpWay:
         if self._ticking is not None:
             await self._ticking
         self._logger.close()
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to other bounds; the longest body that is read stays."""
+        self._logger.reconfigure(settled.config)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from quantdrift.core.config.schema import Intake
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.events import Event, EventError, Half, read_event, target_of, with_json_length
@@ -24,18 +24,23 @@ class Logger:
 
     Parameters
     ----------
-    intake
-        Window and bound of the pairs.
-    max_bytes
-        Longest content that is kept.
+    config
+        Window and bounds.
     entrance
         Where exchanges go.
     """
 
-    def __init__(self, intake: Intake, max_bytes: int, entrance: Entrance) -> None:
-        self._pairs = Pairs(intake.pair_window_s, intake.max_pending_bytes)
-        self._max_bytes = max_bytes
+    def __init__(self, config: Config, entrance: Entrance) -> None:
         self._entrance = entrance
+        self._pairs = Pairs(config.intake.pair_window_s, config.intake.max_pending_bytes)
+        self._max_bytes = config.sidecar.max_exchange_bytes
+        self._told_bytes = 0  # of what the entrance was told that is held
+
+    def reconfigure(self, config: Config) -> None:
+        """Go over to another window and other bounds."""
+        self._pairs.window_s = config.intake.pair_window_s
+        self._pairs.limit_bytes = config.intake.max_pending_bytes
+        self._max_bytes = config.sidecar.max_exchange_bytes
 
     async def handle(self, request: web.Request) -> web.Response:
         """Answer an event at once: 200, or 400 where it says too little of itself to be joined."""
@@ -76,9 +81,11 @@ class Logger:
 
     def tick(self) -> None:
         """Let go of what waits in vain. Called about once a second."""
-        for one in self._pairs.expire(asyncio.get_running_loop().time()):
+        beside = self._entrance.held_bytes - self._told_bytes
+        for one in self._pairs.expire(asyncio.get_running_loop().time(), beside):
             self._entrance.lose(one.ticket, Loss.UNPAIRED)
-        self._entrance.hold(self._pairs.held_bytes)
+        self._entrance.hold(self._pairs.held_bytes - self._told_bytes)
+        self._told_bytes = self._pairs.held_bytes
 
     def close(self) -> None:
         """Let go of everything."""

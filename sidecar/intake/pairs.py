@@ -70,8 +70,8 @@ class Pairs:
     """
 
     def __init__(self, window_s: float, limit_bytes: int) -> None:
-        self._window_s = window_s
-        self._limit_bytes = limit_bytes
+        self.window_s = window_s
+        self.limit_bytes = limit_bytes
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self.held_bytes = 0
 
@@ -115,11 +115,19 @@ class Pairs:
             self._drop(key)
         return None if entry.asked is None else Pair(asked=entry.asked, answer=answer), []
 
-    def expire(self, now_s: float) -> Iterator[Asked]:
-        """Let go of what has waited too long, or is too much; yield the requests among it."""
+    def expire(self, now_s: float, beside_bytes: int = 0) -> Iterator[Asked]:
+        """Let go of what has waited too long, or is too much; yield the requests among it.
+
+        Parameters
+        ----------
+        now_s
+            Seconds on a clock that never goes back.
+        beside_bytes
+            What others hold within the same bound.
+        """
         while self._entries:
             key, entry = next(iter(self._entries.items()))
-            if now_s - entry.since_s < self._window_s and self.held_bytes <= self._limit_bytes:
+            if now_s - entry.since_s < self.window_s and self.held_bytes + beside_bytes <= self.limit_bytes:
                 return
             self._drop(key)
             if entry.asked is not None:

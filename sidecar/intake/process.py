@@ -13,35 +13,37 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Counters, Gauge, Slot
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.intake.entrance import Entrance
-from sidecar.intake.ways import Sockets, ways
+from sidecar.intake.ways import Sockets, Way, ways
 from sidecar.notice import NAME, Notice
 from sidecar.policy import epoch_salt
 from sidecar.relay.handout import Handout
 from sidecar.relay.observer import Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
-from sidecar.settled import settled
+from sidecar.settled import Settlement
 from sidecar.tap.wire import Rates
 
 _TICK_S = 1.0
 
 
 async def serve(
-    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, sockets: Sockets, handoff: str
+    settlement: Settlement, secrets: Secrets, stop: Stop, *, slot: Slot, sockets: Sockets, handoff: str
 ) -> int:
     """Take exchanges in until `stop`; return the exit code.
 
     Parameters
     ----------
-    config, secrets
+    settlement
+        What holds; looked at once a second.
+    secrets
         Of the sidecar.
     stop
         Asks for the end. Pairs that are not complete by then are lost, and counted.
@@ -54,19 +56,26 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     clock = SystemClock()
+    config = settlement.settled.config
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
-    n_strata = len(config.sampling.header_strata) + 1
-    slot.settle(n_strata, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+    slot.settle(MOST_ROWS, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
     notice.read(directives)
-    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp(), directives)
+
+    def sampler() -> Sampler:
+        settled = settlement.settled
+        now_s = clock.now().timestamp()
+        sampling = settled.config.sampling
+        return Sampler(sampling, secrets.salt, mint, now_s, directives, places=settled.places)
+
+    mint = Mint()
     scope = Scope(
         config.sidecar,
         routes=Routes(config.capture.protocols),
-        sampler=sampler,
+        sampler=sampler(),
         offer=handout.offer,
         slot=slot,
         clock=clock,
@@ -75,25 +84,35 @@ async def serve(
 
     def rates() -> Rates:
         policy = directives.at(clock.now().timestamp())
+        settled = settlement.settled
         return Rates(
             epoch=policy.epoch,
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
-            sticky=config.sampling.sticky_header.lower(),
+            sticky=settled.config.sampling.sticky_header.lower(),
             strata=policy.header_strata,
-            max_exchange_bytes=config.sidecar.max_exchange_bytes,
+            places=settled.places,
+            max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
         )
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
+        if settlement.refresh():
+            now = settlement.settled.config
+            directives.reconfigure(now.sampling)
+            scope.reconfigure(now.sidecar, Routes(now.capture.protocols), sampler())
+            for way in entered:
+                way.reconfigure(settlement.settled)
         notice.read(directives)
-        sampler.refresh(clock.now().timestamp())
+        scope.sampler.refresh(clock.now().timestamp())
 
     ended = Stop()
+    entered: list[Way] = []
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:
         for way in ways(config, secrets, entrance, sockets, rates):
             await stack.enter_async_context(way)
+            entered.append(way)
         slot.set(Gauge.SERVING, 1)
         await stop.wait()
         await asyncio.sleep(deadlines.accept_s)
@@ -115,13 +134,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    config = settled(given.config)
+    settlement = Settlement(given.config)
+    config = settlement.settled.config
     secrets = Secrets(
         salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
         intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
-    counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
+    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
     sockets = Sockets(
         http=None if given.listen_fd is None else socket.socket(fileno=given.listen_fd),
         tap=None if given.tap_fd is None else socket.socket(fileno=given.tap_fd),
@@ -129,7 +149,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def process(stop: Stop) -> int:
         slot = counters.slot(given.slot)
-        return await serve(config, secrets, stop, slot=slot, sockets=sockets, handoff=given.handoff)
+        return await serve(settlement, secrets, stop, slot=slot, sockets=sockets, handoff=given.handoff)
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
 

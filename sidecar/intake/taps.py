@@ -11,6 +11,7 @@ import msgspec
 
 from quantdrift.core.process import Stop, supervise
 from sidecar.intake.entrance import Entrance
+from sidecar.settled import Settled
 from sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
 
 _LOG = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ class Taps:
         self._listener = listener
         self._current = rates
         self._rates = rates()
+        self._n_rows = 1 + max(self._rates.places)
         self._writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -61,6 +63,10 @@ class Taps:
         for task in self._readers:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to other rows; the rates are told within half a second."""
+        self._n_rows = len(settled.rows)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
@@ -88,19 +94,18 @@ class Taps:
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        limit = self._rates.max_exchange_bytes + _META_BYTES + _HEADS_BYTES
-        n_strata = len(self._rates.strata)
         while True:
+            limit = self._rates.max_exchange_bytes + _META_BYTES + _HEADS_BYTES
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
             if not 1 <= length <= limit:
                 raise ValueError(f"a message of {length} bytes")
             content = await reader.readexactly(length - 1)
             if kind == Kind.EXCHANGE:
-                self._entrance.admit(content, n_strata)
+                self._entrance.admit(content, self._n_rows)
                 await asyncio.sleep(0)  # buffered messages come without a pause: the hand-off must run, too
             elif kind == Kind.COUNTS:
                 counts = _COUNTS.decode(content)
-                self._entrance.count(counts, n_strata)
+                self._entrance.count(counts, self._n_rows)
                 writer.write(message(Kind.ACK, counts.number))
             else:
                 raise ValueError(f"a message of kind {kind}")

@@ -1,14 +1,15 @@
-"""The ways in that are configured, as context managers: entered, they take exchanges in."""
+"""The ways in that are configured."""
 
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractAsyncContextManager
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 from quantdrift.core.config import Config, Secrets
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.http import HttpWay
 from sidecar.intake.taps import Taps
+from sidecar.settled import Settled
 from sidecar.tap.wire import Rates
 
 
@@ -19,9 +20,24 @@ class Sockets(NamedTuple):
     tap: socket.socket | None
 
 
+class Way(Protocol):
+    """One way in: entered, it takes exchanges in."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take no more in, and end."""
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to another configuration's bounds."""
+
+
 def ways(
     config: Config, secrets: Secrets, entrance: Entrance, sockets: Sockets, rates: Callable[[], Rates]
-) -> Iterator[AbstractAsyncContextManager[object]]:
+) -> Iterator[Way]:
     """Return each way in that the configuration asks for.
 
     Parameters
@@ -39,3 +55,7 @@ def ways(
         yield HttpWay(config, secrets.intake_token, entrance, sockets.http)
     if sockets.tap is not None:
         yield Taps(entrance, sockets.tap, rates)
+    if config.intake.ext_proc:
+        from sidecar.intake.ext_proc import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
+
+        yield ExtProc(config, entrance)

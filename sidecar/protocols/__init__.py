@@ -4,8 +4,19 @@ from collections.abc import Mapping
 
 from quantdrift.core.records import Protocol
 from sidecar.protocols.decoder import Decoder
+from sidecar.protocols.kserve_v1 import KserveV1
 from sidecar.protocols.oip import OipRest
+from sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
+from sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
+from sidecar.protocols.torchserve import TorchServe
 
 DECODERS: Mapping[Protocol, Decoder] = {
     Protocol.OIP_REST: OipRest(),
+    Protocol.OIP_GRPC: OipGrpc(),
+    Protocol.OIP_GRPC_STREAM: OipGrpcStream(),
+    Protocol.KSERVE_V1: KserveV1(),
+    Protocol.TORCHSERVE: TorchServe(),
+    Protocol.OPENAI_CHAT: OpenAIChat(),
+    Protocol.OPENAI_COMPLETIONS: OpenAICompletions(),
+    Protocol.OPENAI_EMBEDDINGS: OpenAIEmbeddings(),
 }

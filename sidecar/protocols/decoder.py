@@ -1,7 +1,7 @@
 """What every protocol's decoder is: from the content of two messages to named tensors. No I/O."""
 
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,38 @@ from sidecar.protocols.message import Head
 
 # A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
 MAX_JSON_VALUES = 2_000_000
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A body, or one field of a form.
+
+    Parameters
+    ----------
+    name
+        The field's name; `body` for a whole body.
+    content_type
+        In lower case, without parameters; empty where it is not told.
+    data
+        Decompressed.
+    """
+
+    name: str
+    content_type: str
+    data: bytes
+
+
+class Adapter(typing.Protocol):
+    """Reads bodies whose form is a matter between a model's handler and its clients.
+
+    Whatever it raises costs the exchange and nothing else: a `LostError` is counted by its reason, any other error as
+    `capture_error`, with its traceback in the log.
+    """
+
+    def inputs(self, parts: Sequence[Part], wire: "Wire") -> tuple[Tensor, ...]:
+        """Return the tensors of a request: of its whole body, or of its form's fields, in their order."""
+
+    def outputs(self, part: Part, wire: "Wire") -> tuple[Tensor, ...]:
+        """Return the tensors of a response."""
 
 
 class Wire(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,11 +57,14 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
         Most values that a JSON document may hold.
     model
         The model's configuration; None where only the body names the model.
+    adapter
+        What the configuration names for the model, or None.
     """
 
     max_bytes: int
     max_values: int = MAX_JSON_VALUES
     model: Model | None = None
+    adapter: Adapter | None = None
 
 
 class Query(msgspec.Struct, frozen=True, kw_only=True):

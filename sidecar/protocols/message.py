@@ -13,6 +13,9 @@ from sidecar.protocols.lost import LostError
 
 _CHUNK_HEAD_BYTES = 4096  # a chunk's size line, extensions included
 _GZIP = 16 + zlib.MAX_WBITS
+# Each coding may expand to the limit again, and each member of gzip copies what is behind it: both cost time.
+_MAX_CODINGS = 4
+_MAX_MEMBERS = 64
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,8 +95,11 @@ def read_body(head: Head, raw: bytes, limit_bytes: int) -> bytes:
         if codings != ["chunked"]:
             raise LostError(Loss.DECODE, "a transfer coding that is not known")
         raw = _dechunk(raw)
-    for coding in reversed(_codings(head, "content-encoding")):
-        raw = _expand(coding, raw, limit_bytes)
+    encodings = _codings(head, "content-encoding")
+    if len(encodings) > _MAX_CODINGS:
+        raise LostError(Loss.DECODE, f"more than {_MAX_CODINGS} content codings")
+    for coding in reversed(encodings):
+        raw = expand(coding, raw, limit_bytes)
     if len(raw) > limit_bytes:
         raise LostError(Loss.TOO_LARGE, f"a body of {len(raw)} bytes")
     return raw
@@ -123,7 +129,18 @@ def _dechunk(raw: bytes) -> bytes:
         parts.append(chunk)
 
 
-def _expand(coding: str, raw: bytes, limit_bytes: int) -> bytes:
+def expand(coding: str, raw: bytes, limit_bytes: int) -> bytes:
+    """Return what was compressed; errors as for a body.
+
+    Parameters
+    ----------
+    coding
+        `gzip` or `deflate`.
+    raw
+        Whole.
+    limit_bytes
+        Longest content.
+    """
     if coding in ("gzip", "x-gzip"):
         windows = [_GZIP]
     elif coding == "deflate":
@@ -142,6 +159,8 @@ def _inflate(raw: bytes, window: int, limit_bytes: int) -> bytes:
     parts: list[bytes] = []
     left = limit_bytes
     while raw:  # gzip may hold several members
+        if len(parts) == _MAX_MEMBERS:
+            raise LostError(Loss.DECODE, f"a compressed body of more than {_MAX_MEMBERS} members")
         inflater = zlib.decompressobj(window)
         part = inflater.decompress(raw, left + 1)
         if len(part) > left:

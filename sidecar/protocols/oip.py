@@ -1,41 +1,32 @@
 """Open Inference Protocol v2, REST: requests and responses to tensors.
 
 JSON with flat or nested data, and the binary tensor extension: the JSON object, then the tensors' bytes in JSON
-order, where `Inference-Header-Content-Length` is the JSON part's length. Both may be mixed in one message.
+order, where `Inference-Header-Content-Length` is the JSON part's length. Both may be mixed in one message. A length of
+0 marks a raw request: all of the body is the content of the only input, whose name, type and shape are not told.
 """
 
-import json
 import math
-import struct
-from collections.abc import Mapping
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import numpy as np
 
-from quantdrift.core.datatype import DTYPES
+from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Loss, Tensor
+from sidecar.protocols.content import (
+    check_content,
+    check_shape,
+    item_bytes,
+    pack_strings,
+    refuse_sequence,
+    refuse_shared_memory,
+)
 from sidecar.protocols.decoder import Query, Reply, Wire
+from sidecar.protocols.document import convert, pack_values, read_document
 from sidecar.protocols.lost import LostError
 from sidecar.protocols.message import Head
 
 _JSON_LENGTH = "inference-header-content-length"
-
-_LENGTH = struct.Struct("<I")
-_T = TypeVar("_T")
-_MAX_RANK = 32
-_MAX_SIZE = 2**63 - 1
-
-# BF16 comes only as bytes.
-_ITEM_BYTES: Mapping[str, int] = {"BF16": 2} | {name: dtype.itemsize for name, dtype in DTYPES.items()}
-# What JSON may hold for each kind of type. A server whose JSON knows no NaN writes null.
-_JSON_TYPES: Mapping[str, frozenset[type]] = {
-    "b": frozenset({bool}),
-    "u": frozenset({int}),
-    "i": frozenset({int}),
-    "f": frozenset({int, float, type(None)}),
-}
 
 
 class _WireTensor(msgspec.Struct):
@@ -71,11 +62,14 @@ class OipRest:
         ------
         LostError
             `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
-            stateful sequence cannot be replayed alone. `too_large`: more values than may be held.
+            stateful sequence cannot be replayed alone. `too_large`: more values than may be held. `metadata`: a raw
+            request to a model whose input is not configured.
         """
+        if head.headers.get(_JSON_LENGTH) == "0":
+            return Query(inputs=(_raw_input(body, wire.model),))
         part, tail = _split(head, body)
         document = read_document(part, wire.max_values)
-        asked = _convert(document, _WireRequest)
+        asked = convert(document, _WireRequest)
         parameters = asked.parameters or {}
         refuse_sequence(parameters)
         for output in asked.outputs or ():
@@ -85,21 +79,9 @@ class OipRest:
     def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
         """Return the response; errors as for a request."""
         part, tail = _split(head, body)
-        answer = _convert(read_document(part, wire.max_values), _WireResponse)
+        answer = convert(read_document(part, wire.max_values), _WireResponse)
         version = "" if answer.model_version is None else str(answer.model_version)
         return Reply(version=version, outputs=_tensors(answer.outputs, tail))
-
-
-def refuse_sequence(parameters: Mapping[str, Any]) -> None:
-    """Raise where a request is a step of a stateful sequence: it cannot be replayed alone."""
-    if parameters.get("sequence_id"):  # 0 and the empty string stand for none
-        raise LostError(Loss.SEQUENCE, "it belongs to a sequence")
-
-
-def refuse_shared_memory(parameters: Mapping[str, Any] | None) -> None:
-    """Raise where a tensor's parameters say that it did not travel."""
-    if parameters and "shared_memory_region" in parameters:
-        raise LostError(Loss.SHARED_MEMORY, "a tensor is in shared memory")
 
 
 def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:
@@ -107,47 +89,36 @@ def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:
     if json_length is None:
         return body, memoryview(b"")
     length = int(json_length) if json_length.isdecimal() and len(json_length) < 12 else -1
-    if length == 0:
-        raise LostError(Loss.DECODE, "a raw request: its tensor's type and shape did not travel")
     if not 0 < length <= len(body):
         raise LostError(Loss.DECODE, f"{_JSON_LENGTH} does not fit the body")
     return body[:length], memoryview(body)[length:]
 
 
-def read_document(part: bytes, max_values: int) -> dict[str, Any]:
-    """Return the JSON object in `part`, which holds at most `max_values` values.
+def _raw_input(body: bytes, model: Model | None) -> Tensor:
+    """Return the input of a raw request, with what the configuration says of it.
 
-    Raises
-    ------
-    LostError
-        `decode`: it is none. `too_large`: it holds more.
+    One dimension that varies is told by the length. Where two do and the first of them counts items, a server that
+    makes batches takes the body for one item.
     """
-    if part.count(b",") + part.count(b"[") + part.count(b"{") > max_values:
-        raise LostError(Loss.TOO_LARGE, f"the JSON part holds more than {max_values} values")
-    try:
-        document = msgspec.json.decode(part)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        document = _lenient(part)
-    except RecursionError as error:
-        raise LostError(Loss.DECODE, "the JSON part is nested too deeply") from error
-    if not isinstance(document, dict):
-        raise LostError(Loss.DECODE, "the JSON part is no object")
-    return document
-
-
-def _lenient(part: bytes) -> Any:
-    """Read what is no strict JSON but is written by servers: NaN and Infinity, which a broken model answers."""
-    try:
-        return json.loads(part)
-    except (ValueError, RecursionError) as error:
-        raise LostError(Loss.DECODE, "the JSON part is unreadable") from error
-
-
-def _convert(document: dict[str, Any], kind: type[_T]) -> _T:
-    try:
-        return msgspec.convert(document, kind)
-    except msgspec.ValidationError as error:
-        raise LostError(Loss.DECODE, str(error)) from error
+    if model is None or len(model.inputs) != 1 or not model.inputs[0].shape:
+        raise LostError(
+            Loss.METADATA, "a raw request: give its tensor's name, datatype and shape in models.inputs"
+        )
+    told = model.inputs[0]
+    shape = list(told.shape)
+    if told.datatype == "BYTES":  # the body is one string, without its length
+        shape, body = [abs(size) for size in shape], pack_strings([body])
+    elif shape.count(-1) == 2 and shape[0] == -1 and model.batched:
+        shape[0] = 1
+    if shape.count(-1) > 1 or (told.datatype == "BYTES" and math.prod(shape) != 1):
+        raise LostError(
+            Loss.METADATA, f"a raw request: {list(told.shape)} in models.inputs leaves its shape open"
+        )
+    if -1 in shape:
+        known = item_bytes(told.datatype) * -math.prod(shape)
+        shape[shape.index(-1)] = len(body) // known if known else 0
+    check_content(told.datatype, shape, body)
+    return Tensor(name=told.name, datatype=told.datatype, shape=tuple(shape), data=body)
 
 
 def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
@@ -156,7 +127,7 @@ def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
     tensors: list[Tensor] = []
     position = 0
     for wire in wires:
-        _check_shape(wire)
+        check_shape(wire.datatype, wire.shape)
         size = (wire.parameters or {}).get("binary_data_size")
         if size is None:
             data = _from_json(wire)
@@ -165,61 +136,17 @@ def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
         else:
             data = bytes(tail[position : position + size])
             position += size
-            _check_binary(wire, size, data)
+            if len(data) != size:
+                raise LostError(Loss.DECODE, "the body ends within a tensor")
+            check_content(wire.datatype, wire.shape, data)
         tensors.append(Tensor(name=wire.name, datatype=wire.datatype, shape=tuple(wire.shape), data=data))
     if position != len(tail):
         raise LostError(Loss.DECODE, f"{len(tail) - position} bytes belong to no tensor")
     return tuple(tensors)
 
 
-def _check_shape(wire: _WireTensor) -> None:
-    if wire.datatype not in _ITEM_BYTES and wire.datatype != "BYTES":
-        raise LostError(Loss.DECODE, "a tensor's datatype is not known")
-    if len(wire.shape) > _MAX_RANK or any(not 0 <= size <= _MAX_SIZE for size in wire.shape):
-        raise LostError(Loss.DECODE, "a tensor's shape is none")
-
-
-def _check_binary(wire: _WireTensor, size: int, data: bytes) -> None:
-    n_items = math.prod(wire.shape)
-    if len(data) != size:
-        raise LostError(Loss.DECODE, "the body ends within a tensor")
-    if wire.datatype != "BYTES":
-        if size != n_items * _ITEM_BYTES[wire.datatype]:
-            raise LostError(Loss.DECODE, "a tensor's bytes do not fill its shape")
-        return
-    position = n_found = 0
-    while position + _LENGTH.size <= size:
-        position += _LENGTH.size + _LENGTH.unpack_from(data, position)[0]
-        n_found += 1
-    if position != size or n_found != n_items:
-        raise LostError(Loss.DECODE, "a tensor's strings do not fill its shape")
-
-
 def _from_json(wire: _WireTensor) -> bytes:
-    flat = _flatten(wire.data, wire.shape)
-    try:
-        if wire.datatype == "BYTES":
-            return _strings(flat)
-        dtype = DTYPES.get(wire.datatype)
-        if dtype is None:
-            raise LostError(Loss.DECODE, f"{wire.datatype} does not come as JSON")
-        if not _JSON_TYPES[dtype.kind].issuperset(map(type, flat)):
-            raise LostError(Loss.DECODE, f"a tensor's data is not {wire.datatype}")
-        with np.errstate(over="ignore"):  # the server saw an infinity there, too
-            return np.array(flat, dtype=dtype).tobytes()
-    except (OverflowError, UnicodeEncodeError) as error:
-        raise LostError(Loss.DECODE, f"a tensor's data is not {wire.datatype}") from error
-
-
-def _strings(flat: list[Any]) -> bytes:
-    data = bytearray()
-    for text in flat:
-        if not isinstance(text, str):
-            raise LostError(Loss.DECODE, "a tensor's data is not BYTES")
-        raw = text.encode()
-        data += _LENGTH.pack(len(raw))
-        data += raw
-    return bytes(data)
+    return pack_values(_flatten(wire.data, wire.shape), wire.datatype)
 
 
 def _flatten(data: Any, shape: list[int]) -> list[Any]:

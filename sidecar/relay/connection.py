@@ -7,28 +7,20 @@ does not read stops the other side from being read. An observer that raises is l
 import asyncio
 import contextlib
 import logging
-import os
-import socket
-import struct
 from collections.abc import Callable
-from typing import cast
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Gauge
-from sidecar.relay.observer import Observer, Scope
+from sidecar.relay.holding import Holder, Scope
+from sidecar.relay.opening import Opening
+from sidecar.relay.side import Side, ignore
 
 _LOG = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
 LINGER_S = 60.0
-# A little above what one read may bring, so that a single large read does not stop the reading.
-_HIGH_WATER_BYTES = 256 * 1024
-_READ_BYTES = 256 * 1024
-_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-
-
-def _ignore(_: bytes) -> None:
-    """See nothing."""
+QUIET_S = 1.0
+PATIENCE_S = 3.0
 
 
 class Relay:
@@ -84,99 +76,24 @@ class Relay:
         self.scope.slot.note(Gauge.FORWARDED_BYTES, moved)
 
     async def drain(self) -> None:
-        """Close every connection as soon as it is between exchanges; return when all are closed."""
+        """Close every connection as soon as it is between exchanges; return when all are closed.
+
+        A client of HTTP/2 cannot be told beforehand: what it sends while it is being closed fails. So it is closed
+        when it has been quiet for `QUIET_S`, and only after `PATIENCE_S` at the first moment without an exchange.
+        """
         for connection in list(self.connections):
-            connection.drain()
+            connection.drain(patient=True)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                await self._empty.wait()
+        for connection in list(self.connections):
+            connection.drain(patient=False)
         await self._empty.wait()
 
     def abort(self) -> None:
         """Close every connection at once."""
         for connection in list(self.connections):
             connection.abort()
-
-
-class _Side(asyncio.Protocol):
-    """One end of a connection: what it reads, the other writes."""
-
-    __slots__ = ("connection", "forward", "has_ended", "is_lost", "n_bytes", "observe", "transport")
-
-    def __init__(self, connection: "Connection") -> None:
-        self.connection = connection
-        self.transport: asyncio.Transport | None = None
-        self.forward: Callable[[bytes], None] = connection.wait
-        self.observe: Callable[[bytes], None] = _ignore
-        self.n_bytes = 0
-        self.has_ended = False  # it sends no more
-        self.is_lost = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
-        self.connection.made(self)
-
-    def data_received(self, data: bytes) -> None:
-        self.forward(data)
-        self.n_bytes += len(data)
-        try:
-            self.observe(data)
-        except Exception:  # noqa: BLE001 - an observer on the serving path
-            self.connection.let_go()
-
-    def eof_received(self) -> bool:
-        self.connection.ended(self)
-        return True  # the other direction goes on
-
-    def pause_writing(self) -> None:
-        self.connection.other(self).pause()
-
-    def resume_writing(self) -> None:
-        self.connection.other(self).resume()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if exc is not None and self is self.connection.backend:
-            self.read_rest()
-        self.is_lost = True
-        self.connection.lost(self, exc)
-
-    @property
-    def waiting_bytes(self) -> int:
-        return 0 if self.transport is None else self.transport.get_write_buffer_size()
-
-    def pause(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.pause_reading()
-
-    def resume(self) -> None:
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.resume_reading()
-
-    def read_rest(self) -> None:
-        """Take what has arrived: a failed write ends the transport, and an early answer (413, say) may lie unread."""
-        if self.transport is None:
-            return
-        end = self.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # there is nothing more, or it was reset
-            while data := os.read(end.fileno(), _READ_BYTES):
-                self.data_received(data)
-
-    def end(self) -> None:
-        """Send what waits, then say that no more comes."""
-        if self.transport is not None and not self.transport.is_closing():
-            self.transport.write_eof()
-
-    def close(self, *, reset: bool = False) -> None:
-        """Send what waits, then close; `reset` tells the peer that it was no orderly end."""
-        if self.transport is None:
-            return
-        if reset and not self.is_lost:
-            end = self.transport.get_extra_info("socket")
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
-        self.transport.close()
-
-    def abort(self) -> None:
-        """Close without sending what waits."""
-        if self.transport is not None:
-            self.transport.abort()
 
 
 class Connection:
@@ -197,6 +114,8 @@ class Connection:
         "_connecting",
         "_early",
         "_is_closing",
+        "_is_draining",
+        "_is_patient",
         "_observer",
         "_quiet",
         "_quiet_since_s",
@@ -211,15 +130,16 @@ class Connection:
         self._early: list[bytes] = []
         self._connecting: asyncio.Task[None] | None = None
         self._is_closing = False
+        self._is_draining = self._is_patient = False
         self._reported_bytes = 0
         self._quiet: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
-        self._observer: Observer | None = None
-        self.client = _Side(self)
-        self.backend = _Side(self)
+        self._observer: Holder | None = None
+        self.client = Side(self)
+        self.backend = Side(self)
         self._guard(self._watch)
 
-    def other(self, side: _Side) -> _Side:
+    def other(self, side: Side) -> Side:
         """Return the end that is not `side`."""
         return self.backend if side is self.client else self.client
 
@@ -228,7 +148,7 @@ class Connection:
         self._early.append(data)
         self.client.pause()
 
-    def made(self, side: _Side) -> None:
+    def made(self, side: Side) -> None:
         """Take note that one end is connected."""
         if side is self.client:
             self._relay.opened(self)
@@ -238,7 +158,7 @@ class Connection:
         else:
             self._join()
 
-    def ended(self, side: _Side) -> None:
+    def ended(self, side: Side) -> None:
         """Take note that `side` sends no more, and tell the other one."""
         side.has_ended = True
         if side is self.backend and self._observer is not None:
@@ -247,7 +167,7 @@ class Connection:
         if self.other(side).has_ended:
             self._close()
 
-    def lost(self, side: _Side, error: Exception | None) -> None:
+    def lost(self, side: Side, error: Exception | None) -> None:
         """Take note that `side` is gone, and end the other one in the same way."""
         if self._observer is not None:
             self._guard(self._observer.close)
@@ -262,11 +182,20 @@ class Connection:
         if other.is_lost or other.transport is None:
             self._relay.closed(self)
 
-    def drain(self) -> None:
-        """Close as soon as it is between exchanges. Where that is not known, it stays."""
+    def drain(self, *, patient: bool) -> None:
+        """Close as soon as it is between exchanges. Where that is not known, it stays.
+
+        Parameters
+        ----------
+        patient
+            Whether a client that may send something at any time must have been quiet for some time.
+        """
+        self._is_draining = True
+        self._is_patient = patient
         if self._observer is not None:
-            self.backend.observe = self._observe_last
-            self._guard(self._close_if_idle)
+            self._follow(self._observer)
+            if not self._waits_for_quiet:
+                self._guard(self._close_if_idle)
 
     def abort(self) -> None:
         """Close at once."""
@@ -275,15 +204,19 @@ class Connection:
         self.backend.abort()
 
     def expire(self, now_s: float) -> None:
-        """Close at once where an end came from us or the backend, and nothing has moved since `LINGER_S`."""
-        if not self._is_closing and not self.backend.has_ended:
+        """Close what is over, or draining, and has not moved for long enough. Called about once a second."""
+        if self._is_closing or self.backend.has_ended:
+            limit_s, close = LINGER_S, self.abort
+        elif self._is_draining:
+            limit_s, close = QUIET_S, self._close_if_idle
+        else:
             return
         state = (self.client.n_bytes, self.client.waiting_bytes, self.backend.waiting_bytes)
         if state != self._quiet:
             self._quiet = state
             self._quiet_since_s = now_s
-        elif now_s - self._quiet_since_s >= LINGER_S:
-            self.abort()
+        elif now_s - self._quiet_since_s >= limit_s:
+            self._guard(close)
 
     def report(self) -> int:
         """Return how many bytes were forwarded since the last report."""
@@ -312,23 +245,51 @@ class Connection:
             self.let_go()
 
     def _watch(self) -> None:
-        observer = Observer(self._relay.scope)
+        self._follow(Opening(self._relay.scope, self._follow))
+
+    def _follow(self, observer: Holder) -> None:
+        """Show the bytes to `observer` from now on."""
         self._observer = observer
-        self.client.observe = observer.request
-        self.backend.observe = observer.response
+        self.client.observe, self.backend.observe = observer.request, observer.response
+        if self._is_draining and not self._waits_for_quiet:
+            self.client.observe = self._closing(observer.request)
+            self.backend.observe = self._closing(observer.response)
+
+    @property
+    def _waits_for_quiet(self) -> bool:
+        return self._is_patient and self._observer is not None and self._observer.speaks_unasked
 
     def _stop_watching(self) -> None:
         self._observer = None
-        self.client.observe = self.backend.observe = _ignore
+        self.client.observe = self.backend.observe = ignore
 
-    def _observe_last(self, data: bytes) -> None:
-        if self._observer is not None:
-            self._observer.response(data)
+    def _closing(self, observe: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return `observe`, but closing the connection where that leaves it between exchanges."""
+
+        def look(data: bytes) -> None:
+            observe(data)
             self._close_if_idle()
 
+        return look
+
     def _close_if_idle(self) -> None:
-        if self._observer is not None and self._observer.is_idle:
+        if self._observer is None or not self._observer.is_idle:
+            return
+        if self._observer.speaks_unasked:
+            self._part()
+        else:
             self._close()
+
+    def _part(self) -> None:
+        """Tell the client that no more comes, and close once it has closed. What it sends until then reaches nobody.
+
+        To close at once would reset its connection as soon as it sends anything, and cost it what it has not read yet.
+        """
+        self._is_closing = True
+        self._stop_watching()
+        self.client.forward = self.backend.forward = ignore
+        self.backend.has_ended = True
+        self.client.end()
 
     async def _connect(self) -> None:
         relay = self._relay

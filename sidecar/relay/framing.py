@@ -98,6 +98,8 @@ class Delimiter:
             Framing is lost; the delimiter must not be fed again.
         """
         pos, size = 0, len(chunk)
+        if self._state is _HEAD and not self._partial and self._backlog is None:
+            pos = self._whole(chunk, size)
         while pos < size:
             if self._backlog is not None:
                 self._wait(chunk[pos:])
@@ -157,6 +159,23 @@ class Delimiter:
     def _end(self) -> None:
         self.keep = False
         self._on_end()
+
+    def _whole(self, chunk: bytes, size: int) -> int:
+        """Take the head that a chunk begins with, and its body where nothing else follows; return how far.
+
+        Most messages come like this: for the others there is the long way.
+        """
+        stop = chunk.find(b"\r\n\r\n") + 4
+        if not 4 < stop <= self._max_head_bytes:
+            return 0
+        body = self._on_head(chunk, 0, stop)
+        if body < 0 or stop + body != size:
+            self._begin(body)
+            return stop
+        if body and self.keep:
+            self._on_piece(chunk, stop, size)
+        self._end()
+        return size
 
     def _head(self, chunk: bytes, pos: int) -> int:
         """Take bytes of a head; return how far."""

@@ -8,23 +8,31 @@ import re
 
 import msgspec
 
-from quantdrift.core.errors import QuantdriftError
-
-# Lengths of bodies that are no number.
-CHUNKED = -1
-UNTIL_CLOSE = -2
-
-_REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~\x80-\xff]+) HTTP/1\.([01])(?=\r\n)")
-_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?:[ ][^\r\n]*)?(?=\r\n)")
-# The last alternative is a folded line. No part of it can backtrack: a hostile head costs linear time.
-_FIELD = re.compile(
-    rb"\r\n(?:(content-length|transfer-encoding|upgrade|expect)([ \t]*):([^\r\n]*)|[ \t])", re.IGNORECASE
+from sidecar.relay.lines import (
+    CHUNKED,
+    EXPECT,
+    NOTHING,
+    UPGRADE,
+    WANTED,
+    FramingError,
+    Habit,
+    Lines,
 )
-_DIGITS = re.compile(rb"[0-9]{1,18}")
 
+__all__ = [
+    "CHUNKED",
+    "UNTIL_CLOSE",
+    "FramingError",
+    "RequestHead",
+    "ResponseHead",
+    "parse_request",
+    "parse_response",
+]
 
-class FramingError(QuantdriftError):
-    """The bytes of a connection can no longer be told apart into messages with certainty."""
+UNTIL_CLOSE = -2  # a body's length, as `CHUNKED` is
+
+_REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~\x80-\xff]+) HTTP/1\.([01])")
+_STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?:[ ][^\r\n]*)?")
 
 
 class RequestHead(msgspec.Struct, frozen=True, gc=False):
@@ -40,6 +48,8 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
         Whether what follows the request depends on the answer (`Upgrade`, CONNECT).
     expect
         Whether the body may be left out, depending on the answer.
+    wanted
+        The lines of the fields that were asked for, in their order.
     """
 
     method: bytes
@@ -47,6 +57,7 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     body: int
     upgrade: bool
     expect: bool
+    wanted: tuple[bytes, ...] = ()
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
@@ -64,64 +75,88 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
     body: int
 
 
-def parse_request(data: bytes, start: int, stop: int) -> RequestHead:
+def parse_request(
+    data: bytes, start: int, stop: int, lines: Lines | None = None, habit: Habit[RequestHead] | None = None
+) -> RequestHead:
     """Return the request head in `data[start:stop]`, which ends with its empty line.
+
+    Parameters
+    ----------
+    data, start, stop
+        Where it is.
+    lines
+        What was seen of heads so far.
+    habit
+        Of this client; the head may become it.
 
     Raises
     ------
     FramingError
         It is none of HTTP/1, or what it says of its length is doubtful.
     """
-    line = _REQUEST_LINE.match(data, start, stop)
+    text = data[start : stop - 4]
+    first, length, others, wanted, varying = _fields(text, Lines() if lines is None else lines)
+    line = _REQUEST_LINE.fullmatch(first)
     if line is None:
         raise FramingError("this is no HTTP/1 request")
     method, target, minor = line.groups()
-    length, upgrade, expect = _fields(data, line.end(), stop, minor)
-    return RequestHead(method, target, length or 0, upgrade or method == b"CONNECT", expect)
+    if length == CHUNKED and minor != b"1":
+        raise FramingError("a Transfer-Encoding that is not followed")
+    upgrade = method == b"CONNECT" or UPGRADE in others
+    head = RequestHead(method, target, length or 0, upgrade, EXPECT in others, wanted)
+    if habit is not None and varying:
+        habit.keep(text, varying, head)
+    return head
 
 
-def parse_response(data: bytes, start: int, stop: int) -> ResponseHead:
-    """Return the response head in `data[start:stop]`, which ends with its empty line.
-
-    Raises
-    ------
-    FramingError
-        It is none of HTTP/1, or what it says of its length is doubtful.
-    """
-    line = _STATUS_LINE.match(data, start, stop)
+def parse_response(
+    data: bytes, start: int, stop: int, lines: Lines | None = None, habit: Habit[ResponseHead] | None = None
+) -> ResponseHead:
+    """Return the response head in `data[start:stop]`; parameters and errors as for a request."""
+    text = data[start : stop - 4]
+    first, length, _, _, varying = _fields(text, Lines() if lines is None else lines)
+    line = _STATUS_LINE.fullmatch(first)
     if line is None:
         raise FramingError("this is no HTTP/1 response")
     minor, status = line.groups()
-    length, _, _ = _fields(data, line.end(), stop, minor)
-    return ResponseHead(int(status), UNTIL_CLOSE if length is None else length)
+    if length == CHUNKED and minor != b"1":
+        raise FramingError("a Transfer-Encoding that is not followed")
+    head = ResponseHead(int(status), UNTIL_CLOSE if length is None else length)
+    if habit is not None and varying:
+        habit.keep(text, varying, head)
+    return head
 
 
-def _fields(data: bytes, start: int, stop: int, minor: bytes) -> tuple[int | None, bool, bool]:
-    """Return the body's length (None where no field tells it), and whether there is an Upgrade, an Expect."""
-    # A lone CR or LF is a line's end to some parsers and not to others.
-    n_lines = data.count(b"\r\n", start, stop)
-    if n_lines != data.count(b"\n", start, stop) or n_lines != data.count(b"\r", start, stop):
-        raise FramingError("a line does not end in CR LF")
+def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, tuple[int, ...], tuple[bytes, ...], bytes]:
+    """Return what a head without its empty line tells.
+
+    The start line; the body's length, or None where no field tells it; what else fields mean; the lines that are
+    wanted; and the one field whose value may be another the next time, or nothing.
+    """
+    plain, meanings = lines.plain, lines.meanings
+    told = text.split(b"\r\n")
+    telling = [line for line in told if line not in plain]
     length: int | None = None
-    upgrade = expect = False
-    for match in _FIELD.finditer(data, start, stop - 2):
-        name, space, value = match.groups()
-        if name is None or space:
-            raise FramingError("a header field is folded, or has a space before its colon")
-        name = name.lower()
-        if name == b"upgrade":
-            upgrade = True
-        elif name == b"expect":
-            expect = True
-        elif length is not None:
-            raise FramingError("the length of the body is told twice")
-        elif name == b"content-length":
-            digits = value.strip(b" \t")
-            if _DIGITS.fullmatch(digits) is None:
-                raise FramingError("Content-Length is no number")
-            length = int(digits)
-        elif minor == b"1" and value.strip(b" \t").lower() == b"chunked":
-            length = CHUNKED
+    others: tuple[int, ...] = ()
+    wanted: tuple[bytes, ...] = ()
+    n_new, varying = 0, b""
+    for line in telling[1:]:
+        meaning = meanings.get(line)
+        if meaning is None:
+            meaning = lines.learn(line)
+            n_new += 1
+        if meaning >= CHUNKED:
+            if length is not None:
+                raise FramingError("the length of the body is told twice")
+            length = meaning
+        elif meaning == WANTED:
+            wanted = (*wanted, line)
+        elif meaning == NOTHING:
+            varying = line
         else:
-            raise FramingError("a Transfer-Encoding that is not followed")
-    return length, upgrade, expect
+            others = (*others, meaning)
+    if n_new == 0:
+        varying = next((line for line in told[::-1] if line in plain), b"")
+    elif n_new > 1:
+        varying = b""
+    return telling[0], length, others, wanted, varying

@@ -24,7 +24,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     Parameters
     ----------
     stratum
-        Index of its header stratum in the policy.
+        Row of its header stratum in the table of counts.
     taken
         Whether the first phase took it.
     pi1
@@ -43,6 +43,21 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     u1: float
     epoch: str
     id: str
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """What of a request decides: of two with the same, both are taken with the same probability.
+
+    Parameters
+    ----------
+    stratum
+        Row of its header stratum in the table of counts.
+    key
+        The sticky header's value, which decides; empty where its own identifier does.
+    """
+
+    stratum: int
+    key: bytes
 
 
 class Mint:
@@ -105,10 +120,10 @@ class _Values:
         return self._indices.get(headers.get(self._header))
 
 
-def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
+def _rules(strata: Sequence[HeaderStratum], places: Sequence[int]) -> list[_Rule | _Values]:
     found: list[_Rule | _Values] = []
     header = ""
-    for index, stratum in enumerate(strata):
+    for index, stratum in zip(places, strata, strict=True):
         if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
             ((name, value),) = stratum.headers.items()
             if name != header:
@@ -138,6 +153,13 @@ class Sampler:
         Seconds since 1970, UTC.
     directives
         Whose rates hold; without it the configuration's do.
+    places
+        Row of each header stratum in the table of counts, which a draw is told by; without it their order.
+
+    Attributes
+    ----------
+    names : frozenset of bytes
+        Header fields that a decision needs, in lower case.
     """
 
     def __init__(
@@ -147,55 +169,84 @@ class Sampler:
         mint: Mint,
         now_s: float,
         directives: Directives | None = None,
+        *,
+        places: Sequence[int] | None = None,
     ) -> None:
         self._directives = directives or Directives(sampling)
         self._secret = secret
         self._mint = mint
         self._sticky = sampling.sticky_header.lower().encode()
         names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
-        names |= {self._sticky} - {b""}
+        self.names = frozenset(names | {self._sticky} - {b""})
         # No part of it can backtrack: a hostile head costs linear time.
         self._fields = (
-            re.compile(rb"\r\n(" + b"|".join(map(re.escape, sorted(names))) + rb"):([^\r\n]*)", re.IGNORECASE)
-            if names
+            re.compile(
+                rb"\r\n(" + b"|".join(map(re.escape, sorted(self.names))) + rb"):([^\r\n]*)", re.IGNORECASE
+            )
+            if self.names
             else None
         )
         self._epoch = ""
         self._salt = b""
-        self._rates: list[float] = []
-        self._rules = _rules(self._directives.at(now_s).header_strata)
+        strata = self._directives.at(now_s).header_strata
+        self._places = tuple(range(len(strata))) if places is None else tuple(places)
+        self._rates = [0.0] * (1 + max(self._places))
+        self._rules = _rules(strata, self._places)
         self.refresh(now_s)
 
     def refresh(self, now_s: float) -> None:
-        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata never change."""
+        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same."""
         policy = self._directives.at(now_s)
         if policy.epoch == self._epoch:
             return
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
-        self._rates = [stratum.rate for stratum in policy.header_strata]
+        for place, stratum in zip(self._places, policy.header_strata, strict=True):
+            self._rates[place] = stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
-        """Return what becomes of the request whose head is `data[start:stop]`.
+        """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
+        return self._draw(self.place(method, path, data, start, stop))
 
-        Its identifier decides, or the sticky header's value where there is one.
-        """
-        headers = {} if self._fields is None else self._headers(data, start, stop)
+    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Place:
+        """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
+        return self.locate(method, path, {} if self._fields is None else self._headers(data, start, stop))
+
+    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> Place:
+        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `gather`."""
         index = None
         for rule in self._rules:
             index = rule.find(method, path, headers)
             if index is not None:
                 break
         assert index is not None  # the last rule, `default`, takes everything
-        rate = self._rates[index]
+        return Place(index, headers.get(self._sticky, b""))
+
+    def take(self, place: Place) -> Draw | None:
+        """Return the draw of a request if it is taken.
+
+        Its identifier decides, or the sticky header's value where there is one.
+        """
+        if self._rates[place.stratum] <= 0.0:
+            return None
+        draw = self._draw(place)
+        return draw if draw.taken else None
+
+    def _draw(self, place: Place) -> Draw:
+        rate = self._rates[place.stratum]
         identifier = self._mint()
-        u1 = uniform(headers.get(self._sticky) or identifier.encode(), self._salt) if rate > 0.0 else 1.0
-        return Draw(index, u1 < rate, rate, u1, self._epoch, identifier)
+        u1 = uniform(place.key or identifier.encode(), self._salt) if rate > 0.0 else 1.0
+        return Draw(place.stratum, u1 < rate, rate, u1, self._epoch, identifier)
 
     def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
         assert self._fields is not None
         found: dict[bytes, bytes] = {}
         for match in self._fields.finditer(data, start, stop - 2):
-            name, value = match[1].lower(), match[2].strip(b" \t").translate(None, _CONTROL)
-            found[name] = found[name] + b", " + value if name in found else value
+            gather(found, match[1].lower(), match[2])
         return found
+
+
+def gather(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Add a header field to `found` as strata and the sticky draw see it; its name is in lower case."""
+    value = value.strip(b" \t").translate(None, _CONTROL)
+    found[name] = found[name] + b", " + value if name in found else value

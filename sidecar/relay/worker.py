@@ -13,32 +13,34 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Counters, Gauge, Slot
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.notice import NAME, Notice
 from sidecar.relay.connection import Relay
 from sidecar.relay.handout import Handout
-from sidecar.relay.observer import Scope
+from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
-from sidecar.settled import settled
+from sidecar.settled import Settlement
 
 _TICK_S = 1.0
 
 
 async def serve(
-    config: Config, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket, handoff: str
+    settlement: Settlement, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket, handoff: str
 ) -> int:
     """Relay until `stop`, then drain; return the exit code.
 
     Parameters
     ----------
-    config, secrets
+    settlement
+        What holds; looked at once a second.
+    secrets
         Of the sidecar.
     stop
         Asks for the end. For `drain_delay_s` new connections are still accepted; then a connection is closed once it
@@ -52,21 +54,28 @@ async def serve(
     """
     loop = asyncio.get_running_loop()
     clock = SystemClock()
+    config = settlement.settled.config
     bounds = config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
-    n_strata = len(config.sampling.header_strata) + 1
-    slot.settle(n_strata, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+    slot.settle(MOST_ROWS, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
     notice.read(directives)
-    sampler = Sampler(config.sampling, secrets.salt, Mint(), clock.now().timestamp(), directives)
+
+    def sampler() -> Sampler:
+        settled = settlement.settled
+        now_s = clock.now().timestamp()
+        sampling = settled.config.sampling
+        return Sampler(sampling, secrets.salt, mint, now_s, directives, places=settled.places)
+
+    mint = Mint()
     host, _, port = bounds.backend.rpartition(":")
     scope = Scope(
         bounds,
         routes=Routes(config.capture.protocols),
-        sampler=sampler,
+        sampler=sampler(),
         offer=handout.offer,
         slot=slot,
         clock=clock,
@@ -76,8 +85,12 @@ async def serve(
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
+        if settlement.refresh():
+            now = settlement.settled.config
+            directives.reconfigure(now.sampling)
+            scope.reconfigure(now.sidecar, Routes(now.capture.protocols), sampler())
         notice.read(directives)
-        sampler.refresh(clock.now().timestamp())
+        scope.sampler.refresh(clock.now().timestamp())
         relay.tick()
 
     ended = Stop()
@@ -110,11 +123,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    config = settled(given.config)
+    settlement = Settlement(given.config)
+    config = settlement.settled.config
     # No file is read anew, and it need not know the key of hashed attributes.
     secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {given.slot}")
-    counters = Counters(given.counters_fd, given.n_slots, len(config.sampling.header_strata) + 1)
+    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
     listener = socket.socket(fileno=given.listen_fd)
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -124,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def process(stop: Stop) -> int:
         slot = counters.slot(given.slot)
-        return await serve(config, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
+        return await serve(settlement, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
 

@@ -40,13 +40,14 @@ class Chooser:
     def __init__(self, rates: Rates, path: str, chance: Callable[[], float] = random.random) -> None:
         self._rates = rates
         self._chance = chance
-        self.strata_rates = [stratum.rate for stratum in rates.strata]
-        possible = [(index, one) for index, one in enumerate(rates.strata) if _may_match(one, path)]
+        placed = list(zip(rates.places, rates.strata, strict=True))
+        self.strata_rates = {place: stratum.rate for place, stratum in placed}
+        possible = [(place, stratum) for place, stratum in placed if _may_match(stratum, path)]
         self._looks = _looks(possible)
         self.bare = next(index for index, one in possible if not one.headers)
 
     def stratum(self, headers: Mapping[str, str]) -> int:
-        """Return the index of the stratum that a call with these headers (lower-case names) is in."""
+        """Return the row of the stratum that a call with these headers (lower-case names) is in."""
         for name, by_value in self._looks:
             for index, others in by_value.get(headers.get(name), ()):
                 if not others or all(headers.get(key) == value for key, value in others):

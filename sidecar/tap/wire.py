@@ -33,9 +33,9 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     number
         Rises by one.
     offered
-        Calls, by index of header stratum.
+        Calls, by row of header stratum.
     lost
-        Calls that were chosen and then lost, by index of header stratum and reason.
+        Calls that were chosen and then lost, by row of header stratum and reason.
     errors
         Calls that could not be understood: no tensors, or an error of our own.
     early
@@ -62,6 +62,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
         Header whose value decides, in lower case, or empty.
     strata
         In order; the first that matches decides; the last takes everything.
+    places
+        Row of each stratum in the table of counts: what draws and counts are told by.
     max_exchange_bytes
         Longest exchange that is taken in.
     """
@@ -70,6 +72,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     salt: bytes
     sticky: str
     strata: tuple[HeaderStratum, ...]
+    places: tuple[int, ...]
     max_exchange_bytes: int
 
 

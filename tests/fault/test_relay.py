@@ -10,8 +10,10 @@ import pytest
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge
+from sidecar.relay import holding
 from sidecar.relay import observer as observing
 from sidecar.relay.framing import Delimiter
+from sidecar.relay.lines import Habit
 from sidecar.relay.observer import Observer, Scope
 from sidecar.relay.sampler import Sampler
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
@@ -42,12 +44,15 @@ POINTS: list[tuple[Any, str]] = [
     (Delimiter, "feed"),
     (Delimiter, "eof"),
     (Delimiter, "_head"),
+    (Delimiter, "_whole"),
     (Delimiter, "_end"),
-    (Sampler, "draw"),
+    (Habit, "find"),
+    (Sampler, "take"),
+    (Scope, "place"),
     (Scope, "hold"),
     (observing, "parse_request"),
     (observing, "parse_response"),
-    (observing, "frame"),
+    (holding, "frame"),
 ]
 
 
@@ -94,7 +99,7 @@ async def test_bytes_flow_wherever_the_observer_raises(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "draw"), (observing, "frame")],
+    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "take"), (holding, "frame")],
     ids=lambda value: getattr(value, "__name__", value),
 )
 @on_both_loops

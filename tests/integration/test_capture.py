@@ -20,9 +20,9 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Delivery, Queue
 from quantdrift.core.records import Exchange, Loss, Tally
-from sidecar.counters import Count, Counters, Gauge
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
 from sidecar.handoff import frame
-from sidecar.settled import settle
+from sidecar.settled import Settled, settle
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
@@ -54,8 +54,8 @@ class Capture:
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
         written = directory / "config.toml"
         written.write_text(CONFIG.format(url=url, name=self.stream.name))
-        self._config = settle(load(written), directory)
-        self.counters = Counters.create(2, 2)
+        self._config = settle(Settled.of(load(written)), directory)
+        self.counters = Counters.create(2, MOST_ROWS)
         self.slot = self.counters.slot(1)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / "s"))

@@ -1,9 +1,7 @@
 """Whatever the pieces that bytes come in: the same exchanges, and the same bytes on the other side."""
 
-import asyncio
 import itertools
-from collections.abc import Coroutine
-from typing import Any, cast
+from typing import cast
 
 import h11
 import httptools
@@ -13,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sidecar.counters import Gauge
-from sidecar.relay.connection import Connection, Relay
 from sidecar.relay.framing import Delimiter
 from sidecar.relay.heads import parse_request, parse_response
 from sidecar.relay.observer import Observer
+from tests.relay_ends import relayed
 from tests.relay_rig import INFER, Bench
 
 pytestmark = pytest.mark.property
@@ -155,74 +153,6 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
     assert bench.pairs == [(turn.request, turn.response) for turn in talk if turn.is_inference]
     assert bench.slot.gauge(Gauge.BLIND) == bench.slot.gauge(Gauge.HELD_BYTES) == 0
     assert observer.is_idle
-
-
-class Wire(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.closing = False
-
-    def write(self, data: Any) -> None:
-        """Keep it."""
-        self.written += data
-
-    def is_closing(self) -> bool:
-        """Say whether it was closed."""
-        return self.closing
-
-    def close(self) -> None:
-        """Close it."""
-        self.closing = True
-
-    abort = close
-
-    def write_eof(self) -> None:
-        """Say that no more comes."""
-
-    def pause_reading(self) -> None:
-        """Read on: the test decides what comes."""
-
-    def resume_reading(self) -> None:
-        """Read on."""
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Never be full."""
-
-    def get_write_buffer_size(self) -> int:
-        """Never wait."""
-        return 0
-
-
-class Loop:
-    """Connects to no backend: the test does."""
-
-    def create_task(self, work: Coroutine[Any, Any, None]) -> "Loop":
-        """Start nothing."""
-        work.close()
-        return self
-
-    def cancel(self) -> None:
-        """Be a task that is not needed any more."""
-
-
-def relayed(
-    bench: Bench, steps: list[tuple[bool, bytes]], connected_at: int
-) -> tuple[bytes, bytes, Connection]:
-    """Send `steps` through a connection whose backend is there at a step; return what came out of both ends."""
-    relay = Relay("h", 1, bench.scope, cast("asyncio.AbstractEventLoop", Loop()))
-    connection = Connection(relay)
-    client, backend = Wire(), Wire()
-    connection.client.connection_made(client)
-    for index, (from_client, chunk) in enumerate(steps):
-        if connection.backend.transport is None and (index >= connected_at or not from_client):
-            connection.backend.connection_made(backend)
-        (connection.client if from_client else connection.backend).data_received(chunk)
-    if connection.backend.transport is None:
-        connection.backend.connection_made(backend)
-    return backend.written, client.written, connection
 
 
 @settings(max_examples=80, deadline=None)

@@ -39,6 +39,7 @@ def chooser_of(sampling: Sampling, seed: int = 1) -> Chooser:
         salt=b"s",
         sticky=sampling.sticky_header,
         strata=policy_of(sampling, "e").header_strata,
+        places=tuple(range(len(sampling.header_strata) + 1)),
         max_exchange_bytes=1000,
     )
     return Chooser(rates, PATH, random.Random(seed).random)

@@ -11,11 +11,13 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss
-from sidecar.capture.process import Desk, origin_of
+from sidecar.capture.desk import Desk
+from sidecar.capture.process import origin_of
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.recorder import Recorder
 from sidecar.capture.tallies import Tallies
 from sidecar.counters import Count, Counters, Gauge
+from sidecar.settled import Settled
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -28,7 +30,7 @@ def desk_of(config: Config) -> tuple[Desk, Counters]:
     """Return a desk whose publisher is not connected, and its counters."""
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
-    recorder = Recorder(config, origin_of(config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(Settled.of(config), origin_of(config, SECRETS, "b" * 32, {}))
     return Desk(recorder, Publisher(config, slot, CLOCK), slot, 1), counters
 
 
@@ -131,7 +133,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     for sequence in (1, 2):
         tallies = Tallies(
             counters=counters,
-            strata=["a", "default"],
+            rows=lambda: ["a", "default"],
             source="pod",
             boot="b",
             queue=lambda: None,

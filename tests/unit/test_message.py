@@ -58,6 +58,11 @@ def test_what_is_no_head_is_lost_as_decode(raw: bytes) -> None:
         (head(content_encoding="deflate"), zlib.compress(b"hello")),
         (head(content_encoding="deflate"), raw_deflate(b"hello")),
         (head(content_encoding="deflate, identity, gzip"), squeezed(zlib.compress(b"hello"))),
+        (
+            head(content_encoding="gzip,gzip,gzip, GZIP"),
+            functools.reduce(lambda x, _: squeezed(x), range(4), b"hello"),
+        ),
+        (head(content_encoding="gzip"), squeezed(b"hello") + squeezed(b"") * 63),
     ],
     ids=lambda _: "case",
 )
@@ -79,11 +84,16 @@ def test_codings_are_undone(fields: Head, raw: bytes) -> None:
         (head(content_encoding="gzip"), b"hello"),
         (head(content_encoding="gzip"), squeezed(b"hello")[:-9]),
         (head(content_encoding="deflate"), b"hello"),
+        (
+            head(content_encoding="gzip, gzip, gzip, gzip, gzip"),
+            functools.reduce(lambda x, _: squeezed(x), range(5), b"x"),
+        ),
+        (head(content_encoding="gzip"), squeezed(b"") * 65),
     ],
     ids=lambda _: "case",
 )
 def test_a_body_that_is_not_what_its_head_says_is_lost_as_decode(fields: Head, raw: bytes) -> None:
-    """Cut, malformed and unknown codings are refused."""
+    """Cut, malformed, unknown and too many codings are refused."""
     with pytest.raises(LostError) as caught:
         read_body(fields, raw, LIMIT)
     assert caught.value.loss is Loss.DECODE

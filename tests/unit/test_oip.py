@@ -8,6 +8,7 @@ import numpy.typing as npt
 import pytest
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
 
+from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
 from sidecar.protocols.lost import LostError
 from tests.oip_messages import decode_request, decode_response
@@ -206,9 +207,9 @@ def test_binary_data_must_fill_its_tensors_exactly(tensor: dict[str, Any], tail:
     assert caught.value.loss is Loss.DECODE
 
 
-@pytest.mark.parametrize("length", ["0", "-1", "x", "", "9" * 5000, "1000"], ids=lambda _: "case")
+@pytest.mark.parametrize("length", ["00", "-1", "x", "", "9" * 5000, "1000"], ids=lambda _: "case")
 def test_a_json_length_that_does_not_fit_is_lost_as_decode(length: str) -> None:
-    """0 marks a raw request, whose tensor's type and shape did not travel."""
+    """Whatever is no length of the JSON part."""
     with pytest.raises(LostError) as caught:
         decode_request(length, one_input(data=[1, 2]))
     assert caught.value.loss is Loss.DECODE
@@ -245,4 +246,67 @@ def test_a_shape_that_no_record_can_hold_is_lost() -> None:
     """It is the client's: no error of our own."""
     with pytest.raises(LostError) as caught:
         decode_request(None, one_input(shape=[0, 2**63], data=[]))
+    assert caught.value.loss is Loss.DECODE
+
+
+def raw_model(datatype: str, *shape: int, batched: bool = True) -> Model:
+    """Return a model whose input is configured."""
+    return Model(name="m", batched=batched, inputs=(ModelTensor(name="x", datatype=datatype, shape=shape),))
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "shape"),
+    [
+        (raw_model("FP32", -1, 4), bytes(16), (1, 4)),
+        (raw_model("FP32", 1, 4), bytes(16), (1, 4)),
+        (raw_model("FP32", -1, -1), bytes(16), (1, 4)),
+        (raw_model("FP32", 2, -1, 2), bytes(48), (2, 3, 2)),
+        (raw_model("BF16", -1), bytes(6), (3,)),
+        (raw_model("UINT8", -1, batched=False), b"", (0,)),
+    ],
+    ids=lambda _: "case",
+)
+def test_a_raw_request_is_what_the_configuration_says(
+    model: Model, body: bytes, shape: tuple[int, ...]
+) -> None:
+    """All of the body is the only input; its length tells what varies, as Triton takes it."""
+    request = decode_request("0", body, model=model)
+    told = model.inputs[0].datatype
+    assert request.inputs == (Tensor(name="x", datatype=told, shape=shape, data=body),)
+
+
+def test_a_raw_string_is_the_whole_body() -> None:
+    """It has no length before it on the wire."""
+    for shape in ((1,), (-1, 1), (-1, -1)):
+        (text,) = decode_request("0", "größe".encode(), model=raw_model("BYTES", *shape)).inputs
+        assert (text.shape, text.data) == ((1,) * len(shape), b"\x07\0\0\0" + "größe".encode())
+
+
+@pytest.mark.parametrize(
+    ("model", "loss"),
+    [
+        (None, Loss.METADATA),
+        (Model(name="m"), Loss.METADATA),
+        (raw_model("FP32"), Loss.METADATA),
+        (Model(name="m", inputs=raw_model("FP32", 4).inputs * 2), Loss.METADATA),
+        (raw_model("FP32", 4, -1, -1), Loss.METADATA),
+        (raw_model("FP32", -1, -1, batched=False), Loss.METADATA),
+        (raw_model("BYTES", 2), Loss.METADATA),
+        (raw_model("FP32", -1, 3), Loss.DECODE),
+        (raw_model("FP32", 3), Loss.DECODE),
+        (raw_model("FP32", -1, 0), Loss.DECODE),
+    ],
+    ids=lambda _: "case",
+)
+def test_a_raw_request_that_cannot_be_told_is_lost_by_its_reason(model: Model | None, loss: Loss) -> None:
+    """What must be configured is told apart from a body that does not fit it."""
+    with pytest.raises(LostError) as caught:
+        decode_request("0", bytes(16), model=model)
+    assert caught.value.loss is loss
+
+
+def test_an_answer_is_never_raw() -> None:
+    """A response says what its tensors are."""
+    with pytest.raises(LostError) as caught:
+        decode_response("0", bytes(16))
     assert caught.value.loss is Loss.DECODE

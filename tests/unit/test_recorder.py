@@ -14,6 +14,7 @@ from sidecar.capture.recorder import Origin, Recorder
 from sidecar.directives import Directives
 from sidecar.policy import policy_of
 from sidecar.protocols.lost import LostError
+from sidecar.settled import Settled
 from tests.policies import directive
 from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 
@@ -39,7 +40,7 @@ ORIGIN = Origin(source="pod-1", version="", salt=b"salt", hmac_key=b"")
 def record(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange | None:
     """Return what the recorder makes of a raw exchange."""
     meta, request, response = raw_exchange(**given)
-    return Recorder(config, origin).record(meta, request, response)
+    return Recorder(Settled.of(config), origin).record(meta, request, response)
 
 
 def recorded(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange:
@@ -139,7 +140,8 @@ def test_requests_of_one_user_are_one_group() -> None:
         (Loss.DECODE, {"path": "/v2/models/digits/generate"}),
         (Loss.DECODE, {"request": b"{"}),
         (Loss.DECODE, {"response": b"{"}),
-        (Loss.DECODE, {"headers": {"Inference-Header-Content-Length": "0"}}),
+        (Loss.METADATA, {"headers": {"Inference-Header-Content-Length": "0"}}),
+        (Loss.METADATA, {"path": "/predictions/digits"}),
         (Loss.DECODE, {"headers": {"Content-Encoding": "br"}}),
         (Loss.SEQUENCE, {"request": {**REQUEST, "parameters": {"sequence_id": 1}}}),
         (
@@ -173,7 +175,7 @@ def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     drawn = directive(*rates, config=config, issued_at=datetime.now(UTC))
     directives.follow(drawn)
     directives.follow(directive(0.125, 0.125, config=config, issued_at=datetime.now(UTC)))
-    recorder = Recorder(config, ORIGIN, directives)
+    recorder = Recorder(Settled.of(config), ORIGIN, directives)
     meta, request, response = raw_exchange(epoch=f"4d-{drawn.policy.epoch}", pi1=rates[0])
     exchange = recorder.record(meta, request, response)
     assert exchange is not None
@@ -193,3 +195,25 @@ def test_an_empty_sticky_header_groups_nothing() -> None:
     config = msgspec.structs.replace(CONFIG, sampling=sampling)
     assert recorded(config, headers={"x-user": ""}).group == ""
     assert recorded(config, headers={"x-user": "u"}).group != ""
+
+
+def test_each_protocol_is_read_by_its_decoder() -> None:
+    """The path tells which; a model's adapter is the one that is configured, and OpenAI's model is in the body."""
+    config = msgspec.structs.replace(
+        CONFIG, models=(Model(name="digits", adapter="bytes"), Model(name="a/b"))
+    )
+    v1 = recorded(
+        config, path="/v1/models/digits:predict", request={"instances": [1]}, response={"predictions": [2]}
+    )
+    assert (v1.protocol, v1.inputs[0].name, v1.outputs[0].name) == ("kserve-v1", "instances", "predictions")
+    served = recorded(config, path="/predictions/digits/7", request=b"a", response=b"b")
+    assert (served.protocol, served.version) == ("torchserve", "7")
+    assert served.inputs[0].data == b"\x01\0\0\0a"
+    said = recorded(
+        config,
+        path="/v1/completions",
+        request={"model": "a/b", "prompt": "p", "user": "u"},
+        response={"choices": [{"index": 0, "text": "t"}]},
+    )
+    assert (said.protocol, said.model) == ("openai-completions", "a/b")
+    assert [tensor.name for tensor in said.inputs] == ["prompt", "options"]

@@ -2,7 +2,6 @@
 
 import difflib
 import os
-import tomllib
 import typing
 from collections.abc import Mapping
 from enum import StrEnum
@@ -12,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.check import problems
+from quantdrift.core.config.parts import read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.errors import OperatorError
@@ -43,7 +43,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
-    """Return the configuration in `path` with the environment's overrides.
+    """Return the configuration in `path` and `models.d/` beside it, with the environment's overrides.
 
     `QUANTDRIFT__SECTION__OPTION=value` overrides one option; lists and tables are given as JSON. Relative paths
     of files stay relative to the configuration file and are resolved here. Slices by header add header strata where
@@ -55,12 +55,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
         The file cannot be read, a key is unknown (the nearest known name is given), a value is of the wrong type
         or out of bounds, or options contradict each other. All contradictions are listed at once.
     """
-    try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OperatorError(f"no configuration file at {path}: give one with --config") from error
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise OperatorError(f"{path} cannot be read: {error}") from error
+    document = read_parts(path)
     _override(document, os.environ if environment is None else environment)
     _refuse_unknown(document, Config, "")
     try:

@@ -1,0 +1,88 @@
+"""The files that make a configuration: the main one, and one per model in `models.d/` beside it.
+
+A part holds `[[models]]` and `[[slices]]` alone. It may be mounted, added and taken away by itself, as teams come and
+go; everything that belongs to the whole installation stands in the main file.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from quantdrift.core.errors import OperatorError
+
+DIRECTORY = "models.d"
+_LISTS = ("models", "slices")
+
+Signature = tuple[tuple[str, int, int, int], ...]
+
+
+def read_parts(path: Path) -> dict[str, Any]:
+    """Return the document of the main file with the lists of the parts appended, in the order of their names.
+
+    Paths of references in a part are relative to that part's directory.
+
+    Raises
+    ------
+    OperatorError
+        A file cannot be read, or a part holds anything else.
+    """
+    document = _read(path)
+    for part in _parts(path):
+        found = _read(part)
+        if other := sorted(set(found) - set(_LISTS)):
+            raise OperatorError(
+                f"{part}: a file in {DIRECTORY} holds [[models]] and [[slices]] alone, not `{other[0]}`"
+            )
+        for name in _LISTS:
+            _extend(document, name, found.get(name, []), part)
+    return document
+
+
+def signature(path: Path) -> Signature:
+    """Return what tells whether any of the files has changed: names, times, sizes and places of all of them."""
+    found = []
+    for one in (path, *_parts(path)):
+        try:
+            status = one.stat()  # through the links of a mounted ConfigMap
+        except OSError:
+            continue
+        found.append((one.name, status.st_mtime_ns, status.st_ino, status.st_size))
+    return tuple(found)
+
+
+def _parts(path: Path) -> list[Path]:
+    """Return the parts. Hidden files are none: a mounted ConfigMap keeps its versions in such."""
+    try:
+        return sorted(
+            one
+            for one in (path.parent / DIRECTORY).iterdir()
+            if one.suffix == ".toml" and not one.name.startswith(".") and one.is_file()
+        )
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise OperatorError(f"{path.parent / DIRECTORY} cannot be read: {error}") from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise OperatorError(f"no configuration file at {path}: give one with --config") from error
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise OperatorError(f"{path} cannot be read: {error}") from error
+
+
+def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
+    if not isinstance(more, list) or not all(isinstance(one, dict) for one in more):
+        raise OperatorError(f"{part}: write [[{name}]], a list")
+    for one in more:
+        references = one.get("references")
+        for reference in references if isinstance(references, list) else ():
+            if isinstance(reference, dict) and isinstance(reference.get("path"), str):
+                reference["path"] = str(part.resolve().parent / reference["path"])
+    if more:
+        whole = document.setdefault(name, [])
+        if not isinstance(whole, list):
+            raise OperatorError(f"{part}: `{name}` of the main file is no list")
+        whole.extend(more)

@@ -1,0 +1,106 @@
+"""gRPC's own layer: messages with their prefixes, compressed or not, and how much may be in one."""
+
+import struct
+from collections.abc import Mapping
+
+from quantdrift.core.records import Loss
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head, expand
+
+_PREFIX = struct.Struct("!?I")  # whether it is compressed, and its length
+# A field of two bytes on the wire takes up to 50 in memory: a message's length alone bounds nothing.
+_MAX_FIELDS = 50_000
+_MAX_VARINT_BYTES = 10
+
+Nested = Mapping[int, "Nested"]
+"""The fields of a message that are messages themselves, by number, with theirs."""
+
+
+def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
+    """Return the messages in a body, decompressed.
+
+    Parameters
+    ----------
+    head
+        Its `grpc-encoding` tells how messages are compressed that say of themselves that they are.
+    body
+        What came in DATA frames.
+    max_bytes
+        Most that all of them hold.
+
+    Raises
+    ------
+    LostError
+        `decode`: they are none. `too_large`: above the limit.
+    """
+    messages: list[bytes] = []
+    position, left = 0, max_bytes
+    while position < len(body):
+        stop = position + _PREFIX.size
+        if stop > len(body):
+            raise LostError(Loss.DECODE, "a message's prefix is cut short")
+        compressed, n_bytes = _PREFIX.unpack_from(body, position)
+        message = body[stop : stop + n_bytes]
+        position = stop + n_bytes
+        if len(message) != n_bytes:
+            raise LostError(Loss.DECODE, "a message is cut short")
+        if compressed:
+            message = expand(head.headers.get("grpc-encoding", "identity"), message, left)
+        left -= len(message)
+        if left < 0:
+            raise LostError(Loss.TOO_LARGE, f"messages of more than {max_bytes} bytes")
+        messages.append(message)
+        if len(messages) > _MAX_FIELDS:
+            raise LostError(Loss.TOO_LARGE, f"more than {_MAX_FIELDS} messages")
+    return messages
+
+
+def check_fields(messages: list[bytes], nested: Nested) -> None:
+    """Raise where messages hold more fields than may be held (`too_large`), or are none (`decode`).
+
+    Parameters
+    ----------
+    messages
+        Serialised.
+    nested
+        Where else fields are counted beside their top level.
+    """
+    left = _MAX_FIELDS
+    for message in messages:
+        try:
+            left = _count(message, 0, len(message), nested, left)
+        except IndexError as error:
+            raise LostError(Loss.DECODE, "a message is cut short") from error
+
+
+def _count(data: bytes, position: int, stop: int, nested: Nested, left: int) -> int:
+    """Return how many of the `left` fields are left after those of `data[position:stop]`."""
+    while position < stop:
+        left -= 1
+        if left < 0:
+            raise LostError(Loss.TOO_LARGE, f"more than {_MAX_FIELDS} fields")
+        tag, position = _varint(data, position)
+        kind = tag & 7
+        if kind == 0:
+            _, position = _varint(data, position)
+        elif kind == 2:
+            n_bytes, position = _varint(data, position)
+            inner = nested.get(tag >> 3)
+            if inner is not None:
+                left = _count(data, position, min(position + n_bytes, stop), inner, left)
+            position += n_bytes
+        elif kind in (1, 5):
+            position += 8 if kind == 1 else 4
+        else:
+            raise LostError(Loss.DECODE, "a message holds what is no field")
+    return left
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for n in range(_MAX_VARINT_BYTES):
+        byte = data[position + n]
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return value, position + n + 1
+    raise LostError(Loss.DECODE, "a message holds a number that is none")

@@ -1,0 +1,195 @@
+"""OpenAI-compatible servers: chat, completions and embeddings, whole and streamed, to tensors.
+
+The model is named in the body. Text is BYTES; what has structure is kept as JSON. Of a request's other members only
+those that decide what is generated are kept.
+"""
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from quantdrift.core.records import Loss, Tensor
+from sidecar.protocols.decoder import Query, Reply, Wire
+from sidecar.protocols.document import convert, pack_values, read_document, text_tensor, write_json
+from sidecar.protocols.generation import Generation, numbers
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head
+from sidecar.protocols.sse import read_events
+
+_DONE = b"[DONE]"
+_BY_ID = "return_tokens_as_token_ids"
+
+# Never what tells who asked: user, metadata, safety_identifier, prompt_cache_key and the like.
+OPTIONS = frozenset(
+    """
+    add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of chat_template chat_template_kwargs
+    continue_final_message dimensions documents echo encoding_format frequency_penalty function_call functions
+    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos
+    include_stop_str_in_output length_penalty logit_bias logprobs max_completion_tokens max_tokens min_p min_tokens
+    modalities n parallel_tool_calls prediction presence_penalty prompt_logprobs reasoning_effort repetition_penalty
+    response_format return_token_ids return_tokens_as_token_ids seed skip_special_tokens
+    spaces_between_special_tokens stop stop_token_ids stream stream_options structured_outputs suffix temperature
+    tool_choice top_k top_logprobs top_p truncate_prompt_tokens typical_p use_beam_search verbosity
+    """.split()  # noqa: SIM905 - a list of so many words would be a page
+)
+
+
+class _Embedding(msgspec.Struct):
+    index: Annotated[int, Meta(ge=0)]
+    embedding: list[float] | str
+
+
+class _Embeddings(msgspec.Struct):
+    data: list[_Embedding]
+
+
+class OpenAIChat:
+    """Decoder of `POST /v1/chat/completions`."""
+
+    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+        """Return the request.
+
+        Raises
+        ------
+        LostError
+            `decode`: not what the protocol says. `too_large`: more values than may be held.
+        """
+        document = read_document(body, wire.max_values)
+        messages, tools = document.get("messages"), document.get("tools")
+        if not isinstance(messages, list) or not messages:
+            raise LostError(Loss.DECODE, "no messages")
+        inputs = [text_tensor("messages", [write_json(messages)])]
+        if tools:
+            inputs.append(text_tensor("tools", [write_json(tools)]))
+        return _query(document, inputs)
+
+    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+        """Return the response.
+
+        Raises
+        ------
+        LostError
+            As for a request; of a stream also `truncated`, where it ends without saying so, and `error_status`, where
+            it tells of an error.
+        """
+        return _generated(body, query, wire)
+
+
+class OpenAICompletions:
+    """Decoder of `POST /v1/completions`."""
+
+    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+        """Return the request; errors as for a chat."""
+        document = read_document(body, wire.max_values)
+        return _query(document, _texts_or_ids(document.get("prompt"), "prompt", "prompt_ids"))
+
+    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+        """Return the response; errors as for a chat."""
+        return _generated(body, query, wire)
+
+
+class OpenAIEmbeddings:
+    """Decoder of `POST /v1/embeddings`."""
+
+    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+        """Return the request; errors as for a chat."""
+        document = read_document(body, wire.max_values)
+        return _query(document, _texts_or_ids(document.get("input"), "input", "input_ids"))
+
+    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+        """Return the response: one vector for each input.
+
+        Raises
+        ------
+        LostError
+            `decode`: not what the protocol says, or vectors that differ in length. `too_large`: as for a request.
+        """
+        found = convert(read_document(body, wire.max_values), _Embeddings).data
+        found.sort(key=lambda entry: entry.index)
+        if [entry.index for entry in found] != list(range(_n_texts(query.inputs))):
+            raise LostError(Loss.DECODE, "not one vector for each input")
+        vectors = [_vector(entry.embedding) for entry in found]
+        if len({len(vector) for vector in vectors}) != 1:
+            raise LostError(Loss.DECODE, "vectors of different lengths")
+        shape = (len(vectors), len(vectors[0]) // 4)
+        data = b"".join(vectors)
+        return Reply(version="", outputs=(Tensor(name="embedding", datatype="FP32", shape=shape, data=data),))
+
+
+def _query(document: dict[str, Any], inputs: Sequence[Tensor]) -> Query:
+    options = {
+        name: document[name] for name in sorted(OPTIONS & document.keys()) if document[name] is not None
+    }
+    model = document.get("model")
+    return Query(
+        inputs=(*inputs, text_tensor("options", [write_json(options)])),
+        parameters=options,
+        document=document,
+        model=model if isinstance(model, str) else "",
+    )
+
+
+def _texts_or_ids(given: Any, text: str, ids: str) -> list[Tensor]:
+    """Return one or several texts as a tensor, or the tokens of each as a tensor of its own."""
+    several = given if isinstance(given, list) else [given]
+    if several and all(isinstance(one, str) for one in several):
+        return [text_tensor(text, several)]
+    if several and all(type(one) is int for one in several):
+        several = [several]
+    if not several or not all(isinstance(one, list) for one in several):
+        raise LostError(Loss.DECODE, f"{text} is neither text nor tokens")
+    return [numbers(f"{ids}.{place}", "INT64", one) for place, one in enumerate(several)]
+
+
+def _n_texts(inputs: Sequence[Tensor]) -> int:
+    """Return how many texts were asked about; the last input holds the options."""
+    return inputs[0].shape[0] if inputs[0].datatype == "BYTES" else len(inputs) - 1
+
+
+def _generated(body: bytes, query: Query, wire: Wire) -> Reply:
+    """Return what was generated.
+
+    Whether it is streamed the body tells: who took it in need not have seen its head. A JSON object begins with a
+    brace, and no line of a stream does.
+    """
+    generation = Generation(wire.max_values)
+    if body.lstrip()[:1] == b"{":
+        generation.add(read_document(body, wire.max_values))
+    else:
+        _join(body, generation, wire)
+    named = query.parameters.get(_BY_ID) is True
+    return Reply(version="", outputs=generation.tensors(tokens_are_ids=named))
+
+
+def _join(body: bytes, generation: Generation, wire: Wire) -> None:
+    n_values = 0
+    for event in read_events(body, _DONE):
+        if event.data == _DONE:
+            return
+        if event.kind == b"error":
+            raise LostError(Loss.ERROR_STATUS, "the stream tells of an error")
+        if event.kind not in (b"", b"message"):
+            raise LostError(Loss.DECODE, "a kind of event that is not known")
+        n_values += event.data.count(b",") + event.data.count(b"[") + event.data.count(b"{")
+        if n_values > wire.max_values:
+            raise LostError(Loss.TOO_LARGE, f"a stream of more than {wire.max_values} values")
+        generation.add(read_document(event.data, wire.max_values))
+    raise LostError(Loss.TRUNCATED, "a stream without its end")
+
+
+def _vector(embedding: Sequence[float] | str) -> bytes:
+    """Return a vector : FP32. As text it is the base64 of just that."""
+    if not isinstance(embedding, str):
+        return pack_values(embedding, "FP32")
+    try:
+        data = base64.b64decode(embedding, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise LostError(Loss.DECODE, "a vector is not base64") from error
+    if len(data) % np.dtype(np.float32).itemsize:
+        raise LostError(Loss.DECODE, "a vector is cut short")
+    return data

@@ -1,0 +1,66 @@
+"""Server-sent events, as the HTML standard defines them, of a stream that is complete."""
+
+import io
+from collections.abc import Iterator
+
+import msgspec
+
+from quantdrift.core.records import Loss
+from sidecar.protocols.lost import LostError
+
+_MAX_EVENTS = 200_000
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event.
+
+    Parameters
+    ----------
+    kind
+        What `event:` says, or empty.
+    data
+        Its `data:` lines, joined with line feeds.
+    """
+
+    kind: bytes
+    data: bytes
+
+
+def read_events(body: bytes, last: bytes) -> Iterator[Event]:
+    """Yield the events in `body`.
+
+    Lines end with CRLF, LF or CR. Comments, ids and unknown fields are passed over, and so is an event that the
+    stream's end cut off.
+
+    Parameters
+    ----------
+    body
+        All of the stream.
+    last
+        Data of the event that ends a stream: some servers leave out the empty line behind it.
+
+    Raises
+    ------
+    LostError
+        `too_large`: more events than may be read.
+    """
+    unified = body.removeprefix(_BYTE_ORDER_MARK).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+    kind, data, n_events = b"", [], 0
+    for ended in io.BytesIO(unified):  # a list of all lines could be many times as large
+        line = ended.removesuffix(b"\n")
+        if line:
+            name, _, value = line.partition(b":")
+            if name == b"data":
+                data.append(value.removeprefix(b" "))
+            elif name == b"event":
+                kind = value.removeprefix(b" ")
+            continue
+        if data:
+            n_events += 1
+            if n_events > _MAX_EVENTS:
+                raise LostError(Loss.TOO_LARGE, f"a stream of more than {_MAX_EVENTS} events")
+            yield Event(kind=kind, data=b"\n".join(data))
+        kind, data = b"", []
+    if data == [last]:
+        yield Event(kind=kind, data=last)

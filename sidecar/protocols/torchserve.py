@@ -1,0 +1,88 @@
+"""TorchServe: `POST /predictions/NAME[/VERSION]`, whose bodies mean what the model's handler takes them for.
+
+A body is one value, or a form (`multipart/form-data`) whose fields are. What is in them an adapter reads, which the
+configuration names per model.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+from multipart import (
+    MultipartError,
+    MultipartSegment,
+    ParserLimitReached,
+    PushMultipartParser,
+    parse_options_header,
+)
+
+from quantdrift.core.records import Loss, Tensor
+from sidecar.protocols.content import check_content, check_shape
+from sidecar.protocols.decoder import Adapter, Part, Query, Reply, Wire
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head
+
+_MAX_FIELDS = 1000
+_FORM = "multipart/form-data"
+
+
+class TorchServe:
+    """Decoder of requests `POST /predictions/NAME` and their responses."""
+
+    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+        """Return the request.
+
+        Raises
+        ------
+        LostError
+            `metadata`: no adapter is configured. `decode`: the form is none, or the adapter says so. `too_large`:
+            more fields than may be held.
+        """
+        adapter = _adapter(wire)
+        return Query(inputs=_checked(adapter.inputs(_parts(head, body), wire)))
+
+    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+        """Return the response; errors as for a request."""
+        part = Part(name="body", content_type=_content_type(head)[0], data=body)
+        return Reply(version="", outputs=_checked(_adapter(wire).outputs(part, wire)))
+
+
+def _adapter(wire: Wire) -> Adapter:
+    if wire.adapter is None:
+        raise LostError(Loss.METADATA, "nothing tells how the model's bodies are read: name models.adapter")
+    return wire.adapter
+
+
+def _content_type(head: Head) -> tuple[str, str]:
+    """Return the content type in lower case, and its boundary."""
+    content_type, options = parse_options_header(head.headers.get("content-type", ""))
+    return content_type, options.get("boundary", "")
+
+
+def _parts(head: Head, body: bytes) -> list[Part]:
+    content_type, boundary = _content_type(head)
+    if content_type != _FORM:
+        return [Part(name="body", content_type=content_type, data=body)]
+    parts: list[Part] = []
+    try:
+        with PushMultipartParser(boundary, len(body), max_segment_count=_MAX_FIELDS, strict=True) as parser:
+            for event in parser.parse(body):
+                if isinstance(event, MultipartSegment):
+                    parts.append(Part(name=event.name, content_type=event.content_type or "", data=b""))
+                elif event is not None:  # None ends a field; its content comes whole, as the body did
+                    parts[-1] = msgspec.structs.replace(parts[-1], data=event)
+    except ParserLimitReached as error:
+        raise LostError(Loss.TOO_LARGE, "a form with more, or longer, fields than may be held") from error
+    except MultipartError as error:
+        raise LostError(Loss.DECODE, "the form is none") from error
+    if not parts:
+        raise LostError(Loss.DECODE, "a form without fields")
+    return parts
+
+
+def _checked(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """Return what an adapter made, which need not be sound."""
+    found = tuple(tensors)
+    for tensor in found:
+        check_shape(tensor.datatype, tensor.shape)
+        check_content(tensor.datatype, tensor.shape, tensor.data)
+    return found

@@ -1,0 +1,136 @@
+"""The files that make a configuration, and what of a changed one may hold at once."""
+
+from pathlib import Path
+
+import pytest
+
+from quantdrift.core.config.load import Secrets, load
+from quantdrift.core.config.parts import signature
+from quantdrift.core.errors import OperatorError
+from sidecar.counters import MOST_ROWS
+from sidecar.reload import Watch, follow, taken_over
+from sidecar.settled import RowsError, Settled
+
+pytestmark = pytest.mark.unit
+
+
+def written(directory: Path, main: str = "", **parts: str) -> Path:
+    """Write a configuration with its parts; return the main file."""
+    path = directory / "config.toml"
+    path.write_text(main)
+    (directory / "models.d").mkdir(exist_ok=True)
+    for name, text in parts.items():
+        (directory / "models.d" / f"{name}.toml").write_text(text)
+    return path
+
+
+def test_parts_add_models_and_slices_in_the_order_of_their_names(tmp_path: Path) -> None:
+    """After those of the main file; a reference's path is relative to its part."""
+    path = written(
+        tmp_path,
+        '[[models]]\nname = "m"',
+        b='[[models]]\nname = "b"\n[[models.references]]\npath = "b.onnx"',
+        a='[[models]]\nname = "a"\n[[slices]]\nname = "size"\nfeature = "size"\nedges = [1]',
+    )
+    (tmp_path / "models.d" / ".hidden.toml").write_text("broken")
+    (tmp_path / "models.d" / "README").write_text("broken")
+    config = load(path, {})
+    assert [model.name for model in config.models] == ["m", "a", "b"]
+    assert [rule.name for rule in config.slices] == ["size"]
+    assert config.models[2].references[0].path == str(tmp_path / "models.d" / "b.onnx")
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ("[sampling]\nrate = 1.0", "sampling"),
+        ("models = 1", "a list"),
+        ("models = [", "cannot be read"),
+        ('[[models]]\nname = "m"', "used 2 times"),
+        ('[[models]]\nnam = "m"', "name"),
+    ],
+)
+def test_a_part_that_is_none_is_refused(tmp_path: Path, part: str, told: str) -> None:
+    """By name, and by what is wrong."""
+    path = written(tmp_path, '[[models]]\nname = "m"', a=part)
+    with pytest.raises(OperatorError, match=told):
+        load(path, {})
+
+
+def test_a_mounted_configuration_that_is_replaced_is_noticed(tmp_path: Path) -> None:
+    """A ConfigMap's files are links through a directory that is swapped; nothing is touched in place."""
+    for version in ("1", "2"):
+        (tmp_path / f"..{version}").mkdir()
+        (tmp_path / f"..{version}" / "config.toml").write_text("")
+    (tmp_path / "..data").symlink_to("..1")
+    (tmp_path / "config.toml").symlink_to("..data/config.toml")
+    before = signature(tmp_path / "config.toml")
+    (tmp_path / "..new").symlink_to("..2")
+    (tmp_path / "..new").replace(tmp_path / "..data")
+    assert signature(tmp_path / "config.toml") != before
+
+
+def test_a_change_is_taken_over_when_it_rests(tmp_path: Path) -> None:
+    """Half-written files are not looked at; a wrong one is told once, and the next change is looked at again."""
+    path = written(tmp_path)
+    settled, watch = Settled.of(load(path, {})), Watch(path)
+    assert follow(watch, settled, Secrets()) is None
+    path.write_text("[sampling]\nrate = 0.5")
+    assert follow(watch, settled, Secrets()) is None
+    found = follow(watch, settled, Secrets())
+    assert found is not None
+    assert found.config.sampling.rate == 0.5
+    assert follow(watch, settled, Secrets()) is None
+    path.write_text("[sampling]\nrat = 0.5")
+    assert follow(watch, settled, Secrets()) is None
+    with pytest.raises(OperatorError, match="rate"):
+        follow(watch, settled, Secrets())
+    assert follow(watch, settled, Secrets()) is None
+    written(tmp_path, "", a='[[models]]\nname = "new"')
+    follow(watch, settled, Secrets())
+    found = follow(watch, settled, Secrets())
+    assert found is not None
+    assert found.config.models[0].name == "new"
+
+
+def test_a_hashed_attribute_without_a_key_is_not_taken_over(tmp_path: Path) -> None:
+    """Secrets are read at the start alone: it would be hashed with no key."""
+    path = written(tmp_path)
+    settled, watch = Settled.of(load(path, {})), Watch(path)
+    path.write_text('[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]')
+    follow(watch, settled, Secrets())
+    with pytest.raises(OperatorError, match="restart"):
+        follow(watch, settled, Secrets())
+
+
+def test_ports_stay_and_bounds_follow(tmp_path: Path) -> None:
+    """What needs a restart is named."""
+    before = load(written(tmp_path), {})
+    after = load(
+        written(
+            tmp_path,
+            '[sidecar]\nlisten = "0.0.0.0:1"\nmax_held_bytes = 33554432\n[stream]\nname = "other"\n'
+            "[intake]\npair_window_s = 1.0",
+        ),
+        {},
+    )
+    merged, waiting = taken_over(before, after)
+    assert merged.sidecar.listen == before.sidecar.listen
+    assert merged.sidecar.max_held_bytes == 33554432
+    assert merged.intake.pair_window_s == 1.0
+    assert merged.stream == before.stream
+    assert sorted(waiting) == ["sidecar.listen", "stream.name"]
+
+
+def test_a_stratum_keeps_its_row(tmp_path: Path) -> None:
+    """Whatever comes before it later, and when it has gone and comes back."""
+    one = '[[sampling.header_strata]]\nname = "{}"\nrate = 1.0\nheaders = {{ x = "{}" }}\n'
+    settled = Settled.of(load(written(tmp_path, one.format("a", 1)), {}))
+    assert (settled.rows, settled.places) == (("a", "default"), (0, 1))
+    both = load(written(tmp_path, one.format("b", 2) + one.format("a", 1)), {})
+    settled = Settled.of(both, settled.rows)
+    assert (settled.rows, settled.places) == (("a", "default", "b"), (2, 0, 1))
+    settled = Settled.of(load(written(tmp_path, ""), {}), settled.rows)
+    assert settled.places == (1,)
+    with pytest.raises(RowsError, match="restart"):
+        Settled.of(both, [f"s{n}" for n in range(MOST_ROWS)])
