@@ -34,9 +34,9 @@ from quantdrift.drift.group import ROUNDING
 from quantdrift.drift.margin import N_BINS
 
 COMMON = np.array((1.5, 2.0, 3.0, 5.0, 8.0))
-COMMON_WEIGHTS = np.array(
-    (0.15, 0.25, 0.3, 0.2, 0.1)
-)  # a doubling to tripling is what is to be found in time
+COMMON_WEIGHTS = np.array((0.2, 0.3, 0.25, 0.15, 0.1))  # most to what takes longest and can still be found
+SINGLE_SHARE = 0.1  # of a half's capital, for each stratum, to the bets on it alone
+LEARNED_SHARE = 2 / 3  # of all capital, to the learned half
 SINGLE = np.array((3.0, 10.0, 40.0, 150.0))
 HALF = len(COMMON) + N_STRATA * len(SINGLE)
 N_BETS = 2 * HALF  # learned before frozen; in each the common ones, then stratum by stratum
@@ -173,17 +173,18 @@ def factors(n_groups: int, strata: Strata) -> FloatArray:
 def weights(states: FloatArray) -> FloatArray:
     """Return the weight of each bet in the evidence, (N, N_BETS), 1 in sum; 0 for one that still learns.
 
-    Half for the learned and half for the frozen bets (all for these once the baseline is fixed by hand); in each half
-    of it for the common ones and half for those on single strata.
+    Two thirds for the learned and a third for the frozen bets (all for these once the baseline is fixed by hand); of
+    either a tenth for the bets on each stratum alone, and the rest for the common ones. Where there is but one stratum
+    a bet on it is a common one, and half for a question that is not asked would cost what it costs with five.
     """
     n_strata = 1 + (states[:, memory.CUTS] < N_BINS).sum(axis=1)
     used = np.arange(N_STRATA) < n_strata[:, None]
     half = np.empty((len(states), HALF))
-    half[:, : len(COMMON)] = 0.5 * COMMON_WEIGHTS
-    half[:, len(COMMON) :] = np.repeat(used * (0.5 / (len(SINGLE) * n_strata))[:, None], len(SINGLE), axis=1)
+    half[:, : len(COMMON)] = (1.0 - SINGLE_SHARE * n_strata)[:, None] * COMMON_WEIGHTS
+    half[:, len(COMMON) :] = np.repeat(used * (SINGLE_SHARE / len(SINGLE)), len(SINGLE), axis=1)
     stage = states[:, memory.STAGE, None]
-    learned = np.where(stage == memory.LIVING, 0.5, 0.0)
-    frozen = np.where(stage == memory.FIXED, 1.0, learned)
+    learned = np.where(stage == memory.LIVING, LEARNED_SHARE, 0.0)
+    frozen = np.where(stage == memory.LEARNING, 0.0, 1.0 - learned)
     return np.concatenate((learned * half, frozen * half), axis=1)
 
 

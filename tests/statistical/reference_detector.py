@@ -12,7 +12,8 @@ class Signal:
     def __init__(self, m: float, smallest: float, mass: float) -> None:
         largest = 0.95 / m
         self.m = m
-        self.rates = [smallest * (largest / smallest) ** (k / (K - 1)) for k in range(K)]
+        low, high = smallest**-0.2, largest**-0.2
+        self.rates = [(low + (high - low) * k / (K - 1)) ** -5 for k in range(K)]
         self.last = mass
         self.arm()
 

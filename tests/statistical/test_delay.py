@@ -1,11 +1,13 @@
 """Expected delays: the simulation is the shipped detector, and no detector is faster than the optimum."""
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS
+from quantdrift.drift.block import STEPS, FloatArray
+from quantdrift.drift.budget import LARGEST_BET, N_BETS, RATES, SMALLEST_RATE
 from quantdrift.drift.delay import Allowance, Law, divergence, flips, optimum, simulate
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
@@ -103,6 +105,36 @@ def test_nothing_is_faster_than_the_optimum_and_the_shipped_detector_not_much_sl
     mutant = simulate(flips(after), budget=before, allowance=generous).p50
     assert mutant is not None
     assert mutant < best
+
+
+def _price(rates: FloatArray, before: float, after: float) -> float:
+    """Return how much longer the mean of the bets takes than the one bet that knows both rates, to first order.
+
+    Evidence for a change is a sum over the places where it may have begun, so of A only A times the rate of growth is
+    left to be won since then.
+    """
+    best = divergence(after, before)
+    growth = after * np.log1p(rates * (1 - before)) + (1 - after) * np.log1p(-rates * before)
+    needed = math.log(4e6 * best)
+    n = needed / best * np.linspace(1.0, 2.0, 1001)
+    won = np.logaddexp.reduce(np.outer(n, growth), axis=1) - math.log(len(rates))
+    return float(n[won >= needed][0] / n[0])
+
+
+def test_a_small_change_pays_little_more_for_not_being_known_than_a_large_one() -> None:
+    """Bets that are spaced by logarithm let the small one pay most, beyond what is promised for any."""
+
+    def dearest(rates: Callable[[float], FloatArray]) -> float:
+        return max(_price(rates(before), before, after) for before, after in CASES)
+
+    def shipped(budget: float) -> FloatArray:
+        return BUDGET.fresh(budget=budget, scale=1.0, weighted=False, mass=0.0, at_us=0)[RATES]
+
+    def mutant(budget: float) -> FloatArray:
+        return np.geomspace(SMALLEST_RATE, LARGEST_BET / budget, N_BETS)
+
+    assert dearest(shipped) < 1.24
+    assert dearest(mutant) > 1.26
 
 
 def test_more_quiet_time_less_traffic_and_weights_make_it_later_or_earlier() -> None:
