@@ -23,16 +23,21 @@ from quantdrift.core.admin import Admin
 from quantdrift.core.child import Child
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop, supervise
-from quantdrift.core.telemetry import RELOADS, RESTARTS, Telemetry
+from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from sidecar.counters import MOST_ROWS, Counters, Gauge
 from sidecar.drain import Deadlines
 from sidecar.instruments import observe
 from sidecar.reload import Watch, follow
 from sidecar.settled import Settled, settle
+from sidecar.switch import Switch
 
 _LOG = logging.getLogger(__name__)
+# By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
+# copy it.
+_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _LOOK_S = 1.0
 _RELAY = "sidecar.relay.worker"
 _INTAKE = "sidecar.intake.process"
@@ -102,7 +107,9 @@ class _Supervisor:
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
         observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
-        environment = {**os.environ, **_told(secrets)}
+        self._switch = Switch(directory, config.sidecar.pause_file)
+        self._telemetry.observe(PAUSED, self._switch.gauge)
+        environment = {**_ALLOCATION, **os.environ, **_told(secrets)}
         common = ["--config", str(_settle(settled, directory)), "--counters-fd", str(self._counters.fd)]
         common += ["--n-slots", str(self._counters.n_slots)]
         inward = [*common, "--handoff", sockets.handoff.getsockname()]
@@ -143,7 +150,7 @@ class _Supervisor:
 
     async def run(self, stop: Stop, watch: Watch | None) -> int:
         self._stop = stop
-        admin = Admin(self._config.sidecar.admin, self._is_ready)
+        admin = Admin(self._config.sidecar.admin, self._is_ready, self._switch.routes())
         try:
             await admin.start()
         except OSError as error:
@@ -158,7 +165,7 @@ class _Supervisor:
             _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
         if self._sockets.tap is not None:
             _LOG.info("taking taps in at %s", self._config.intake.tap)
-        watching = asyncio.create_task(self._watch(watch, stop))
+        watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop))
         try:
             await stop.wait()
             await self._end(workers, capture)

@@ -72,9 +72,7 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
 
     from quantdrift.terminal import columns
 
-    config = load(config_path)
-    if data is not None:
-        config = _at(config, data)
+    config = at_data(load(config_path), data)
     try:
         shown = asyncio.run(_read(config))
     except RetryError as error:
@@ -110,14 +108,23 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     click.echo("\n" + columns(("body stratum", "replayed, at most what is taken"), rows=totals))
 
 
-def _at(config: Config, data: Path) -> Config:
+def at_data(config: Config, data: Path | None) -> Config:
     """Return the configuration with the NATS server of `quantdrift up`, where it has one of its own.
+
+    Parameters
+    ----------
+    config
+        As it was loaded.
+    data
+        Its data directory; None: the configuration's server.
 
     Raises
     ------
     OperatorError
         It is no data directory of one.
     """
+    if data is None:
+        return config
     path = data / "nats.url"
     if not path.exists():
         if not (data / "dsn").exists():
@@ -129,11 +136,11 @@ def _at(config: Config, data: Path) -> Config:
 
 async def _read(config: Config) -> Shown:
     from quantdrift.core.jetstream import Queue
-    from quantdrift.core.keyvalue import PolicyBucket
+    from quantdrift.core.keyvalue import KeyValue
 
     queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
     try:
-        bucket = PolicyBucket(queue, config.stream)
+        bucket = KeyValue(queue, config.stream)
         entry, told = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
     finally:
         await queue.close()

@@ -1,6 +1,6 @@
 """The admin port of every role: /livez, /readyz and /metrics, served by aiohttp."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
@@ -15,9 +15,13 @@ class Admin:
         HOST:PORT; port 0 takes a free one, told by `port` after `start`.
     ready
         Says whether the process does its work; asked at each request.
+    more
+        What else is served there.
     """
 
-    def __init__(self, address: str, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, address: str, ready: Callable[[], bool], more: Iterable[web.AbstractRouteDef] = ()
+    ) -> None:
         host, _, port = address.rpartition(":")
         self._host = host.strip("[]")
         self.port = int(port)
@@ -28,6 +32,7 @@ class Admin:
                 web.get("/livez", self._livez),
                 web.get("/readyz", self._readyz),
                 web.get("/metrics", self._metrics),
+                *more,
             ]
         )
         self._runner = web.AppRunner(app, access_log=None)

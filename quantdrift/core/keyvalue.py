@@ -1,4 +1,4 @@
-"""The policy bucket: JetStream's key-value store, one value per key, a time to live, and a bound on everything.
+"""The buckets of policy and pause: JetStream's key-value store, one value per key, a time to live, and a bound on everything.
 
 It is a stream with the names and settings that the key-value store of NATS prescribes (ADR-8 of nats-architecture-
 and-design), so `nats kv get NAME-policy directive` shows it too.
@@ -46,8 +46,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     revision: int
 
 
-class PolicyBucket:
-    """The bucket `NAME-policy`.
+class KeyValue:
+    """The bucket `NAME-PURPOSE`.
 
     Parameters
     ----------
@@ -56,12 +56,14 @@ class PolicyBucket:
     stream
         The configuration's section: name and copies.
     ttl_s
-        Values older than this vanish. Only who calls `put` says it.
+        Values older than this vanish; 0: never. Only who calls `put` says it.
+    purpose
+        What it is for: the end of its name.
     """
 
-    def __init__(self, queue: Queue, stream: Stream, ttl_s: float = 0.0) -> None:
+    def __init__(self, queue: Queue, stream: Stream, ttl_s: float = 0.0, purpose: str = "policy") -> None:
         self._queue = queue
-        self.name = f"{stream.name}-policy"
+        self.name = f"{stream.name}-{purpose}"
         self._replicas = stream.replicas
         self._ttl_s = ttl_s
 
@@ -145,7 +147,7 @@ class PolicyBucket:
     def _config(self) -> StreamConfig:
         return StreamConfig(
             name=self._stream,
-            description="The sampling policy that the sidecars follow.",
+            description="What the sidecars follow.",
             subjects=[f"$KV.{self.name}.>"],
             storage=StorageType.FILE,
             retention=RetentionPolicy.LIMITS,

@@ -69,6 +69,9 @@ HELD = Instrument("quantdrift.sidecar.held", _OG, "By", "Held for unfinished exc
 QUEUED = Instrument("quantdrift.sidecar.queued", _OG, "By", "Waiting for hand-off or for the stream.")
 QUEUE_LIMIT = Instrument("quantdrift.sidecar.queue_limit", _OG, "By", "Bound of what may be held and wait.")
 RESTARTS = Instrument("quantdrift.sidecar.restarts", _C, "{restart}", "Children started anew, by child.")
+PAUSED = Instrument(
+    "quantdrift.sidecar.paused", _OG, "{pause}", "1 while sampling is paused: of everything, or of a model."
+)
 RELOADS = Instrument(
     "quantdrift.sidecar.reloads", _C, "{reload}", "Changed configurations, by result: taken_over or refused."
 )

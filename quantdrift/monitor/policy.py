@@ -28,7 +28,7 @@ from quantdrift.core.directive import (
     name_of,
 )
 from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.keyvalue import KeyValue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Policy
 from quantdrift.core.telemetry import (
@@ -86,7 +86,7 @@ class PolicyMaker:
         self._look_s = look_s
         self._limits = Limits(max_bytes=config.stream.max_bytes, max_age_s=config.stream.max_age_s)
         self._queue: Queue | None = None
-        self._bucket: PolicyBucket | None = None
+        self._bucket: KeyValue | None = None
         self._standing: Policy | None = None  # not lowered by any lag
         self._account: Account | None = None
         self._evidence: dict[int, float] = {}
@@ -143,13 +143,13 @@ class PolicyMaker:
         if self._queue is not None:
             await self._queue.close()
 
-    async def _connected(self) -> PolicyBucket:
+    async def _connected(self) -> KeyValue:
         if self._bucket is None:
             self._queue = await Queue.connect(self._config.stream, client_name="quantdrift-monitor")
-            self._bucket = PolicyBucket(self._queue, self._config.stream, self._config.monitor.policy_valid_s)
+            self._bucket = KeyValue(self._queue, self._config.stream, self._config.monitor.policy_valid_s)
         return self._bucket
 
-    async def _resume(self, bucket: PolicyBucket) -> Lag:
+    async def _resume(self, bucket: KeyValue) -> Lag:
         """Go on from the directive of the leader before, if there is one that can be read."""
         entry, told = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
         try:
@@ -198,7 +198,7 @@ class PolicyMaker:
             budget_per_s=self._config.sampling.replays_per_s,
         )
 
-    async def _give(self, bucket: PolicyBucket, factor: float) -> None:
+    async def _give(self, bucket: KeyValue, factor: float) -> None:
         """Put the directive into the bucket, if it says something new or has to be confirmed."""
         if self._standing is None:
             return

@@ -13,6 +13,7 @@ from sidecar.counters import Count, Slot
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.notice import Notice
+from sidecar.pauses import Paused
 from sidecar.protocols.lost import LostError
 from sidecar.settled import Settlement
 
@@ -32,12 +33,18 @@ class Desk:
         Counts.
     n_rows
         Header strata in the table of counts.
+
+    Attributes
+    ----------
+    paused : Paused
+        What is let go of; it counts as thinned.
     """
 
     def __init__(self, recorder: Recorder, publisher: Publisher, slot: Slot, n_rows: int) -> None:
         self._publisher = publisher
         self._slot = slot
         self._n_errors = 0
+        self.paused = Paused()
         self.reconfigure(recorder, n_rows)
 
     def reconfigure(self, recorder: Recorder, n_rows: int) -> None:
@@ -57,7 +64,9 @@ class Desk:
             raise ValueError(f"there is no stratum {meta.stratum}")
         self._slot.add(meta.stratum, Count.HANDED)
         try:
-            exchange = self._recorder.record(meta, request, response)
+            exchange = None
+            if not self.paused.everything:
+                exchange = self._recorder.record(meta, request, response, self.paused.models)
             if exchange is None:
                 self._slot.add(meta.stratum, Count.THINNED)
             else:
@@ -113,6 +122,10 @@ class Office:
         )
         self.reception = Reception(config.sidecar, self._handle)
         self._epoch = ""
+
+    def pause(self, paused: Paused) -> None:
+        """Let go of what is paused from now on: also of what was drawn before."""
+        self._desk.paused = paused
 
     def look(self) -> None:
         """Go over to another configuration, if another one holds. Called about once a second."""

@@ -3,16 +3,21 @@
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
+from pathlib import Path
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.directive import DIRECTIVE, Directive, Refusal, RefusedError
 from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.keyvalue import KeyValue
+from quantdrift.core.pause import KEY as PAUSE
+from quantdrift.core.pause import Pause, PauseError
+from quantdrift.core.pause import decode as decode_pause
 from quantdrift.core.process import Stop
 from sidecar.counters import REFUSED, Gauge, Slot
 from sidecar.directives import Directives, judged
 from sidecar.notice import Notice
+from sidecar.pauses import Source, post
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
@@ -105,9 +110,33 @@ class Follower:
         while (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
-        async with aclosing(PolicyBucket(connection, self._config.stream).watch(DIRECTIVE)) as entries:
+        async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
             async for entry in entries:
                 self.see(None if entry is None else entry.value)
+
+    async def run_pause(self, queue: Callable[[], Queue | None], stop: Stop, directory: Path) -> None:
+        """Follow the pause bucket until cancelled, and tell the other processes what it holds.
+
+        Parameters
+        ----------
+        queue, stop
+            As for `run`.
+        directory
+            Where they look.
+        """
+        while (connection := queue()) is None:
+            if await stop.wait(_TICK_S):
+                return
+        bucket = KeyValue(connection, self._config.stream, purpose=PAUSE)
+        async with aclosing(bucket.watch(PAUSE)) as entries:
+            async for entry in entries:
+                try:
+                    pause = Pause() if entry is None else decode_pause(entry.value)
+                except PauseError as error:
+                    _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
+                    continue
+                post(directory, Source.FLEET, pause)
+                _LOG.info("the fleet's pause: %s", _told(pause))
 
     def _lapsed(self, now_s: float) -> bool:
         known = self._directives.known
@@ -127,3 +156,9 @@ class Follower:
 
     def _now_s(self) -> float:
         return self._clock.now().timestamp()
+
+
+def _told(pause: Pause) -> str:
+    if pause.everything is not None:
+        return f"everything, by {pause.everything.by}"
+    return ", ".join(sorted(pause.models)) or "nothing"

@@ -25,6 +25,7 @@ from sidecar.capture.tallies import Tallies
 from sidecar.counters import MOST_ROWS, Count, Counters
 from sidecar.drain import Deadlines
 from sidecar.notice import NAME, Notice
+from sidecar.pauses import Pauses
 from sidecar.settled import Settlement
 
 _TICK_S = 1.0
@@ -67,7 +68,8 @@ async def serve(
         counters.n_strata, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR
     )
     origin = origin_of(config, secrets, boot, environment)
-    notice = Notice(Path(listener.getsockname()).with_name(NAME))
+    directory = Path(listener.getsockname()).parent
+    notice, pauses = Notice(directory / NAME), Pauses(directory)
     office = Office(settlement, origin, notice, slot, clock)
     publisher, follower, reception = office.publisher, office.follower, office.reception
     tallies = Tallies(
@@ -85,14 +87,21 @@ async def serve(
     async def follow() -> None:
         await follower.run(lambda: publisher.queue, stop)
 
+    async def follow_pause() -> None:
+        await follower.run_pause(lambda: publisher.queue, stop, directory)
+
     async def tick() -> None:
         await stop.wait(_TICK_S)
+        office.pause(pauses.look())
         office.look()
         follower.tick()
 
     ended = Stop()
     ticking = asyncio.create_task(supervise("the policy's tick", tick, stop))
-    following = asyncio.create_task(supervise("following the policy", follow, stop))
+    following = [
+        asyncio.create_task(supervise("following the policy", follow, stop)),
+        asyncio.create_task(supervise("following the pause", follow_pause, stop)),
+    ]
     publishing = asyncio.create_task(publisher.run(ended))
     tallying = asyncio.create_task(supervise("the tally", tally, stop))
     await reception.start(listener)
@@ -103,8 +112,9 @@ async def serve(
     await reception.finish(time_s * 0.25)
     if not await publisher.drained(time_s * 0.5):
         _LOG.warning("ending with exchanges that the stream did not take: they are counted as lost")
-    following.cancel()
-    await asyncio.gather(tallying, ticking, following, return_exceptions=True)
+    for task in following:
+        task.cancel()
+    await asyncio.gather(tallying, ticking, *following, return_exceptions=True)
     ended.set()
     await publishing
     with contextlib.suppress(TimeoutError):

@@ -9,7 +9,7 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config
+from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.process import Stop, supervise
@@ -20,6 +20,8 @@ from sidecar.counters import Count, Gauge, Slot
 _LOG = logging.getLogger(__name__)
 
 _N_IN_FLIGHT = 16
+# Together; a longer one flies alone. The client takes what it cannot send for a server that does not read.
+_IN_FLIGHT_BYTES = MIB
 _ITEM_BYTES = 256  # what waits costs beside its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0
@@ -59,6 +61,8 @@ class Publisher:
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # until acknowledged or lost
         self._more = asyncio.Semaphore(0)
+        self._in_flight_bytes = 0
+        self._landing = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._queue: Queue | None = None
@@ -175,12 +179,27 @@ class Publisher:
         """
         await self._connected.wait()
         assert self._queue is not None
+        await self._take_off(len(item.wire))
+        try:
+            return await self._try(item, self._queue)
+        finally:
+            self._in_flight_bytes -= len(item.wire)
+            self._landing.set()
+
+    async def _take_off(self, n_bytes: int) -> None:
+        """Wait until there is room among what is under way."""
+        while self._in_flight_bytes and self._in_flight_bytes + n_bytes > _IN_FLIGHT_BYTES:
+            self._landing.clear()
+            await self._landing.wait()
+        self._in_flight_bytes += n_bytes
+
+    async def _try(self, item: _Item, queue: Queue) -> Loss | None:
         loop = asyncio.get_running_loop()
         for n_left in reversed(range(_N_TRIES)):
-            await self._queue.wait_connected()
+            await queue.wait_connected()
             again_at = loop.time() + self._config.stream.publish_timeout_s
             try:
-                await self._queue.publish_exchange(item.model, item.id, item.wire)
+                await queue.publish_exchange(item.model, item.id, item.wire)
             except TooLargeError:
                 return Loss.TOO_LARGE
             except StreamFullError:

@@ -1,5 +1,6 @@
 """From a raw exchange to the record that leaves the pod, or to the reason why none does. No I/O."""
 
+from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from urllib.parse import unquote
 
@@ -80,9 +81,13 @@ class Recorder:
         self._thinning = Thinning((), b"")
 
     def record(
-        self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+        self,
+        meta: RawMeta,
+        request: bytes | memoryview,
+        response: bytes | memoryview,
+        paused: AbstractSet[str] = frozenset(),
     ) -> Exchange | None:
-        """Return the record, or None where the second sampling phase let the exchange go.
+        """Return the record, or None where the second sampling phase or a pause let the exchange go.
 
         Parameters
         ----------
@@ -90,6 +95,8 @@ class Recorder:
             What the relay knows of it.
         request, response
             As on the wire, heads included.
+        paused
+            Models that are paused.
 
         Raises
         ------
@@ -105,6 +112,8 @@ class Recorder:
             raise LostError(Loss.DECODE, "no inference request")
         decoder = DECODERS[route.protocol]
         named = self._model(unquote(route.model)) if route.model else None
+        if named is not None and named.name in paused:
+            return None
         wire = Wire(
             max_bytes=self._limit,
             max_values=self._limit // _BYTES_PER_VALUE,
@@ -114,6 +123,8 @@ class Recorder:
         content = read_body(asked, bytes(request[meta.request_head_bytes :]), self._limit)
         query = decoder.request(asked, content, wire)
         model = wire.model or self._model(query.model)
+        if model.name in paused:
+            return None
         attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
         query = msgspec.structs.replace(query, document={})  # it is large
         wire = msgspec.structs.replace(wire, model=model)

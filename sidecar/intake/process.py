@@ -8,21 +8,24 @@ import argparse
 import asyncio
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+
+import msgspec
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
-from quantdrift.core.records import Loss
+from quantdrift.core.records import HeaderStratum, Loss
 from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.ways import Sockets, Way, ways
 from sidecar.notice import NAME, Notice
+from sidecar.pauses import Pauses
 from sidecar.policy import epoch_salt
 from sidecar.relay.handout import Handout
 from sidecar.relay.observer import Scope
@@ -64,6 +67,7 @@ async def serve(
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
     notice.read(directives)
+    pauses = Pauses(Path(handoff).parent)
 
     def sampler() -> Sampler:
         settled = settlement.settled
@@ -80,6 +84,7 @@ async def serve(
         slot=slot,
         clock=clock,
     )
+    scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
     entrance = Entrance(scope)
 
     def rates() -> Rates:
@@ -89,7 +94,7 @@ async def serve(
             epoch=policy.epoch,
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
             sticky=settled.config.sampling.sticky_header.lower(),
-            strata=policy.header_strata,
+            strata=_paused(policy.header_strata) if pauses.look().everything else policy.header_strata,
             places=settled.places,
             max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
         )
@@ -103,7 +108,7 @@ async def serve(
             for way in entered:
                 way.reconfigure(settlement.settled)
         notice.read(directives)
-        scope.sampler.refresh(clock.now().timestamp())
+        scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
 
     ended = Stop()
     entered: list[Way] = []
@@ -121,6 +126,10 @@ async def serve(
     ended.set()
     await ticking
     return 0
+
+
+def _paused(strata: Iterable[HeaderStratum]) -> tuple[HeaderStratum, ...]:
+    return tuple(msgspec.structs.replace(stratum, rate=0.0) for stratum in strata)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

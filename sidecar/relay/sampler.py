@@ -190,19 +190,29 @@ class Sampler:
         self._salt = b""
         strata = self._directives.at(now_s).header_strata
         self._places = tuple(range(len(strata))) if places is None else tuple(places)
+        self._paused = False
         self._rates = [0.0] * (1 + max(self._places))
         self._rules = _rules(strata, self._places)
         self.refresh(now_s)
 
-    def refresh(self, now_s: float) -> None:
-        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same."""
+    def refresh(self, now_s: float, *, paused: bool = False) -> None:
+        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same.
+
+        Parameters
+        ----------
+        now_s
+            Seconds since 1970, UTC.
+        paused
+            Take nothing.
+        """
         policy = self._directives.at(now_s)
-        if policy.epoch == self._epoch:
+        if policy.epoch == self._epoch and paused == self._paused:
             return
+        self._paused = paused
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
         for place, stratum in zip(self._places, policy.header_strata, strict=True):
-            self._rates[place] = stratum.rate
+            self._rates[place] = 0.0 if paused else stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
         """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""

@@ -21,6 +21,7 @@ from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
 from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.notice import NAME, Notice
+from sidecar.pauses import Pauses
 from sidecar.relay.connection import Relay
 from sidecar.relay.handout import Handout
 from sidecar.relay.holding import Scope
@@ -63,6 +64,7 @@ async def serve(
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
     notice.read(directives)
+    pauses = Pauses(Path(handoff).parent)
 
     def sampler() -> Sampler:
         settled = settlement.settled
@@ -80,6 +82,7 @@ async def serve(
         slot=slot,
         clock=clock,
     )
+    scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
     relay = Relay(host.strip("[]"), int(port), scope, loop)
     server = await loop.create_server(relay.accept, sock=listener, backlog=bounds.backlog)
 
@@ -90,7 +93,7 @@ async def serve(
             directives.reconfigure(now.sampling)
             scope.reconfigure(now.sidecar, Routes(now.capture.protocols), sampler())
         notice.read(directives)
-        scope.sampler.refresh(clock.now().timestamp())
+        scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
         relay.tick()
 
     ended = Stop()

@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.directive import DIRECTIVE, Directive, decode_directive, encode
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.keyvalue import KeyValue
 from quantdrift.core.nats_server import NatsServer
 from tests.pods import Pod, following
 from tests.policies import BEGIN, CONFIG, directive
@@ -48,7 +48,7 @@ async def test_a_sidecar_follows_through_an_outage_of_nats(server: NatsServer, t
     clock = ManualClock(BEGIN)
     pod = Pod(tmp_path / "pod", msgspec.structs.replace(CONFIG, stream=stream), clock)
     queue = await Queue.connect(stream, client_name="test")
-    bucket = PolicyBucket(queue, stream, 86_400.0)
+    bucket = KeyValue(queue, stream, 86_400.0)
     first, second = directive(0.5, 1.0, 0.125, 0.0625), directive(0.5, 0.5, 0.5, 0.5)
     async with following(pod, queue):
         await bucket.put(DIRECTIVE, encode(first))
@@ -82,7 +82,7 @@ async def test_a_killed_monitor_costs_no_policy(
     await prepare(postgres_dsn)
     await store_and_fold(postgres_dsn, calm())
     queue = await Queue.connect(stream, client_name="test")
-    bucket, clock = PolicyBucket(queue, stream), ManualClock(after(N_CALM))
+    bucket, clock = KeyValue(queue, stream), ManualClock(after(N_CALM))
     pod = Pod(tmp_path / "pod", record_on(stream), clock)
 
     async def given() -> Directive | None:

@@ -21,7 +21,7 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.directive import ACCOUNT, DIRECTIVE, MAX_BYTES, Account, SliceShare, encode
 from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import Entry, PolicyBucket
+from quantdrift.core.keyvalue import Entry, KeyValue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
 from sidecar.counters import Gauge
@@ -66,10 +66,10 @@ def on(stream: Stream, **sampling: object) -> Config:
 
 async def test_a_watcher_sees_what_is_there_and_every_change(queue: Queue, stream: Stream) -> None:
     """Nothing at first, then each value; a key that is deleted, and a bucket that is gone and made anew."""
-    bucket, seen = PolicyBucket(queue, stream, 60.0), asyncio.Queue[Entry | None]()
+    bucket, seen = KeyValue(queue, stream, 60.0), asyncio.Queue[Entry | None]()
 
     async def watch() -> None:
-        async with aclosing(PolicyBucket(queue, stream).watch(DIRECTIVE)) as entries:
+        async with aclosing(KeyValue(queue, stream).watch(DIRECTIVE)) as entries:
             async for entry in entries:
                 await seen.put(entry)
 
@@ -97,7 +97,7 @@ async def test_a_watcher_sees_what_is_there_and_every_change(queue: Queue, strea
 async def test_the_bucket_is_bounded(queue: Queue, stream: Stream) -> None:
     """One value per key, a time to live, a largest value, and as many bytes as were said; limits follow the option."""
     for ttl_s in (60.0, 30.0):
-        bucket = PolicyBucket(queue, stream, ttl_s)
+        bucket = KeyValue(queue, stream, ttl_s)
         await bucket.put(DIRECTIVE, b"1")
         info = await (await queue.live()).jetstream().stream_info(f"KV_{bucket.name}")
         assert (info.config.max_age, info.config.max_msgs_per_subject) == (ttl_s, 1)
@@ -109,7 +109,7 @@ async def test_a_directive_reaches_the_relay_worker_and_lapses(
 ) -> None:
     """Followed as long as it is confirmed; with the bucket gone the configuration's rates hold after valid_s."""
     clock = ManualClock(BEGIN)
-    pod, bucket = Pod(tmp_path, on(stream), clock), PolicyBucket(queue, stream, 60.0)
+    pod, bucket = Pod(tmp_path, on(stream), clock), KeyValue(queue, stream, 60.0)
     assert pod.is_local()
     async with following(pod, queue):
         given = directive(0.5, 1.0, 0.125, 0.0625)
@@ -138,7 +138,7 @@ async def test_what_is_refused_leaves_the_configurations_rates(
     queue: Queue, stream: Stream, tmp_path: Path
 ) -> None:
     """Garbage, another fleet's strata and a wrong clock: each counted by its reason, and a good one is followed."""
-    pod, bucket = Pod(tmp_path, on(stream), ManualClock(BEGIN)), PolicyBucket(queue, stream, 60.0)
+    pod, bucket = Pod(tmp_path, on(stream), ManualClock(BEGIN)), KeyValue(queue, stream, 60.0)
     good = directive(0.5, 1.0, 0.125, 0.0625)
     other = directive(0.5, config=Config())
     bad = {
@@ -174,7 +174,7 @@ async def test_two_sidecars_with_one_salt_take_the_same_users(
     assert before == taken(pods[1])
     given = directive(1.0, 1.0, 1.0, 0.5)
     async with following(pods[0], queue), following(pods[1], queue):
-        await PolicyBucket(queue, stream, 60.0).put(DIRECTIVE, encode(given))
+        await KeyValue(queue, stream, 60.0).put(DIRECTIVE, encode(given))
         await until(lambda: all(pod.follows(given) for pod in pods))
     after = taken(pods[0])
     assert after == taken(pods[1])
@@ -254,7 +254,7 @@ def test_the_rate_changes_while_traffic_runs_and_nothing_is_lost(
     def put(wire: bytes) -> None:
         async def once() -> None:
             connection = await Queue.connect(stream, client_name="test")
-            await PolicyBucket(connection, stream, 900.0).put(DIRECTIVE, wire)
+            await KeyValue(connection, stream, 900.0).put(DIRECTIVE, wire)
             await connection.close()
 
         asyncio.run(once())
@@ -354,7 +354,7 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
 
     async def put() -> None:
         connection = await Queue.connect(stream, client_name="test")
-        bucket = PolicyBucket(connection, stream, 900.0)
+        bucket = KeyValue(connection, stream, 900.0)
         await bucket.put(ACCOUNT, encode(account))
         await bucket.put(DIRECTIVE, encode(given))
         await connection.close()

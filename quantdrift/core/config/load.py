@@ -89,7 +89,9 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         return Secrets(hmac_key=key.encode(), intake_token=token, salt=salt)
     dsn = _secret(env, "QUANTDRIFT_DSN", config.storage.dsn_file)
     if not dsn:
-        raise OperatorError("no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file")
+        raise OperatorError(
+            "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
+        )
     headers = {}
     if role is Role.MONITOR and config.telemetry.otlp_headers_file:
         lines = _read(config.telemetry.otlp_headers_file).splitlines()
@@ -174,6 +176,7 @@ def _resolve(config: Config, base: Path) -> Config:
         ),
         storage=msgspec.structs.replace(config.storage, dsn_file=absolute(config.storage.dsn_file)),
         capture=msgspec.structs.replace(config.capture, hmac_key_file=absolute(config.capture.hmac_key_file)),
+        sidecar=msgspec.structs.replace(config.sidecar, pause_file=absolute(config.sidecar.pause_file)),
         intake=msgspec.structs.replace(
             config.intake, token_file=absolute(config.intake.token_file), tap=absolute(config.intake.tap)
         ),

@@ -116,6 +116,13 @@ class Sidecar(Section, frozen=True, kw_only=True):
     queue_bytes: Annotated[
         int, about("Most that waits in the capture process for the stream to acknowledge.", "bytes", ge=1024)
     ] = 64 * MIB
+    pause_file: Annotated[
+        str,
+        about(
+            "While this file is there nothing is sampled, or nothing of the models that its lines name. Empty: none. "
+            "Needs no NATS; `quantdrift pause` stops the whole fleet."
+        ),
+    ] = ""
     tally_interval_s: Annotated[float, about("How often exact counts are published.", "s", gt=0)] = 10.0
 
 

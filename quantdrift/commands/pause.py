@@ -1,0 +1,164 @@
+"""`quantdrift pause` and `quantdrift resume`."""
+
+import re
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import click
+
+from quantdrift.commands.options import CONFIG, JSON, emit, user_name
+from quantdrift.commands.policy import at_data
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.pause import KEY, Order, Pause, PauseError, decode, encode
+
+_SPAN = re.compile(r"(\d+)([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_MODEL = click.option("--model", help="Only this model, as in [[models]].")
+_NATS = click.option(
+    "--data",
+    type=click.Path(file_okay=False, path_type=Path),
+    envvar="QUANTDRIFT_DATA",
+    help="Data directory of a running `quantdrift up`, to find its NATS.",
+)
+
+
+@click.command("pause")
+@CONFIG
+@_NATS
+@_MODEL
+@click.option("--for", "span", help="End by itself after so long: 30m, 2h, 1d.")
+@click.option("--reason", default="", help="Why; whoever looks is shown it.")
+@click.option("--by", default=user_name, help="Who.  [default: the user]")
+@click.option("--show", is_flag=True, help="Change nothing, show what is paused.")
+@JSON
+def pause(
+    config_path: Path,
+    *,
+    data: Path | None,
+    model: str | None,
+    span: str | None,
+    reason: str,
+    by: str,
+    show: bool,
+    as_json: bool,
+) -> None:
+    """Stop sampling in the whole fleet, or that of one model.
+
+    Sidecars stop within five seconds; traffic goes on untouched, requests are counted on. A sidecar that cannot reach
+    NATS does not hear of it: use POST /pause at its admin port from within the pod, or sidecar.pause_file.
+
+    \b
+    Example:
+      quantdrift pause --for 2h --reason "load test"
+      quantdrift pause --model digits
+      quantdrift resume
+    """
+    config = at_data(load(config_path), data)
+    if show:
+        _tell(_change(config, None), as_json=as_json)
+        return
+    _check(config, model)
+    now = datetime.now(UTC)
+    order = Order(by=by, at=now, until=None if span is None else now + _span(span), reason=reason)
+    _tell(_change(config, lambda held: held.at(now).paused(order, model)), as_json=as_json)
+
+
+@click.command("resume")
+@CONFIG
+@_NATS
+@_MODEL
+@JSON
+def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: bool) -> None:
+    """Sample again: everything, or one model that was paused by its name.
+
+    What was paused at a sidecar itself, by its admin port or its pause_file, stays so.
+
+    \b
+    Example:
+      quantdrift resume --model digits
+    """
+    config = at_data(load(config_path), data)
+    now = datetime.now(UTC)
+
+    def change(held: Pause) -> Pause:
+        held = held.at(now)
+        if model is not None and model not in held.models:
+            also = "; everything is paused" if held.everything is not None else ""
+            raise OperatorError(f"`{model}` is not paused by its name{also}")
+        return held.resumed(model)
+
+    _tell(_change(config, change), as_json=as_json)
+
+
+def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
+    import asyncio
+
+    from quantdrift.core.jetstream import Queue
+    from quantdrift.core.keyvalue import KeyValue
+
+    async def run() -> Pause:
+        queue = await Queue.connect(config.stream, client_name="quantdrift-pause")
+        try:
+            bucket = KeyValue(queue, config.stream, purpose=KEY)
+            entry = await bucket.get(KEY)
+            try:
+                held = Pause() if entry is None else decode(entry.value)
+            except PauseError:
+                held = Pause()
+            if change is None:
+                return held.at(datetime.now(UTC))
+            try:
+                changed = change(held)
+            except PauseError as error:
+                raise OperatorError(str(error)) from error
+            await bucket.put(KEY, encode(changed))
+            return changed
+        finally:
+            await queue.close()
+
+    return asyncio.run(run())
+
+
+def _tell(held: Pause, *, as_json: bool) -> None:
+    if as_json:
+        emit(held)
+        return
+    orders = ([("everything", held.everything)] if held.everything is not None else []) + sorted(
+        held.models.items()
+    )
+    if not orders:
+        click.echo("Nothing is paused: sidecars sample within five seconds.")
+        return
+    from quantdrift.terminal import columns
+
+    rows = [
+        (
+            name,
+            order.by,
+            f"{order.at:%Y-%m-%d %H:%M} UTC",
+            "resumed" if order.until is None else f"{order.until:%Y-%m-%d %H:%M} UTC",
+            order.reason,
+        )
+        for name, order in orders
+    ]
+    click.echo(columns(("paused", "by", "since", "until", "reason"), rows))
+
+
+def _check(config: Config, model: str | None) -> None:
+    if model is None or config.model(model) is not None:
+        return
+    known = ", ".join(one.name for one in config.models) or "none"
+    raise OperatorError(f"there is no model `{model}` in the configuration; known are: {known}")
+
+
+def _span(text: str) -> timedelta:
+    parts = _SPAN.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise OperatorError(f"--for {text} is no time: write 30m, 2h, 1d or 1h30m")
+    seconds = sum(int(number) * _SECONDS[unit] for number, unit in parts)
+    if not 0 < seconds <= 365 * 86_400:
+        raise OperatorError("--for takes a time up to a year")
+    return timedelta(seconds=seconds)
