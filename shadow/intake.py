@@ -71,7 +71,8 @@ def _clean_sampling(sampling: Sampling) -> Sampling:
 
 
 def _clean_stratum(stratum: StratumCount) -> StratumCount:
-    return msgspec.structs.replace(stratum, stratum=_clean(stratum.stratum))
+    models = {_clean(name): model for name, model in stratum.models.items()}
+    return msgspec.structs.replace(stratum, stratum=_clean(stratum.stratum), models=models)
 
 
 def _clean(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # no stubs beside it
+from google.protobuf.message import DecodeError
 from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from quantdrift.core.config.schema import Provider

@@ -1,6 +1,6 @@
 """Whether an ONNX graph is what a reference must be: free of quantisation and of reduced precision."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import msgspec
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, TypeProto
@@ -111,7 +111,7 @@ def _graph(graph: GraphProto, prefix: str = "") -> Iterator[Finding]:
     yield from _nodes(graph.node, prefix)
 
 
-def _nodes(nodes: "list[NodeProto]", prefix: str) -> Iterator[Finding]:
+def _nodes(nodes: "Iterable[NodeProto]", prefix: str) -> Iterator[Finding]:
     for node in nodes:
         where = f"{prefix}{node.op_type} `{node.name}`"
         if node.op_type in _QUANTISED or node.op_type.startswith(_QUANTISED_PREFIXES):

@@ -7,11 +7,12 @@ aligned, with one writer each; a reader may see a count one behind, never a torn
 import mmap
 import os
 import tempfile
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Self
+from typing import NamedTuple, Self
 
 from quantdrift.core.directive import Refusal
-from quantdrift.core.records import Loss, StratumCount
+from quantdrift.core.records import Loss, ModelCount, StratumCount
 
 
 class Gauge(IntEnum):
@@ -38,8 +39,18 @@ class Gauge(IntEnum):
     EARLY = 18  # intake: calls of taps before they knew any rates
 
 
+class Row(NamedTuple):
+    """What one row of the table counts: requests of a header stratum for a model.
+
+    Without a model: requests that have not told which one. Whoever learns it moves the count.
+    """
+
+    stratum: str
+    model: str = ""
+
+
 class Count(IntEnum):
-    """Counts per header stratum; after them one per `Loss`, in its order."""
+    """Counts per row; after them one per `Loss`, in its order."""
 
     OFFERED = 0
     TAKEN = 1
@@ -52,7 +63,9 @@ _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
 _PER_STRATUM = len(Count) + len(_LOSSES)
 _N_GAUGES = 32  # room to grow
-MOST_ROWS = 128  # header strata that a sidecar may have had in its life
+MOST_ROWS = (
+    4096  # of strata and models that a sidecar may have had in its life; what is not used takes no memory
+)
 
 REFUSED = {
     Refusal.UNREADABLE: Gauge.POLICY_UNREADABLE,
@@ -72,29 +85,29 @@ class Counters:
         File of the table; stays open for children to inherit.
     n_slots
         Relay workers plus one for the capture process, which is the last.
-    n_strata
-        Header strata.
+    n_rows
+        Rows of each slot.
     """
 
-    def __init__(self, fd: int, n_slots: int, n_strata: int) -> None:
+    def __init__(self, fd: int, n_slots: int, n_rows: int) -> None:
         self.fd = fd
         self.n_slots = n_slots
-        self.n_strata = n_strata
-        self._stride = _N_GAUGES + n_strata * _PER_STRATUM
+        self.n_rows = n_rows
+        self._stride = _N_GAUGES + n_rows * _PER_STRATUM
         self._map = mmap.mmap(fd, n_slots * self._stride * 8)
         self._cells = memoryview(self._map).cast("q")
 
     @classmethod
-    def create(cls, n_slots: int, n_strata: int) -> Self:
+    def create(cls, n_slots: int, n_rows: int) -> Self:
         """Make a table of zeros in memory."""
-        size = n_slots * (_N_GAUGES + n_strata * _PER_STRATUM) * 8
+        size = n_slots * (_N_GAUGES + n_rows * _PER_STRATUM) * 8
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("quantdrift-counters")
         else:  # pragma: no cover - not Linux
             with tempfile.TemporaryFile() as file:
                 fd = os.dup(file.fileno())
         os.ftruncate(fd, size)
-        return cls(fd, n_slots, n_strata)
+        return cls(fd, n_slots, n_rows)
 
     def slot(self, index: int) -> "Slot":
         """Return the view of one writer."""
@@ -105,20 +118,52 @@ class Counters:
         """Return the sum of `gauge` over all slots."""
         return sum(self.slot(index).gauge(gauge) for index in range(self.n_slots))
 
-    def strata(self, names: list[str]) -> tuple[StratumCount, ...]:
-        """Return the sums over all slots, one entry per stratum, named in order."""
-        slots = [self.slot(index) for index in range(self.n_slots)]
-        return tuple(
-            StratumCount(
-                stratum=name,
-                offered=sum(slot.count(i, Count.OFFERED) for slot in slots),
-                taken=sum(slot.count(i, Count.TAKEN) for slot in slots),
-                thinned=sum(slot.count(i, Count.THINNED) for slot in slots),
-                published=sum(slot.count(i, Count.PUBLISHED) for slot in slots),
-                lost={loss: n for loss in _LOSSES if (n := sum(slot.lost_count(i, loss) for slot in slots))},
-            )
-            for i, name in enumerate(names)
+    def strata(self, rows: Sequence[Row]) -> tuple[StratumCount, ...]:
+        """Return the sums over all slots, one entry per stratum, in the order in which they come first.
+
+        Parameters
+        ----------
+        rows
+            What each row of the table counts.
+        """
+        totals: dict[str, _Total] = {}
+        for index, row in enumerate(rows):
+            totals.setdefault(row.stratum, _Total()).add(row.model, self._total(index))
+        return tuple(total.count(stratum) for stratum, total in totals.items())
+
+    def _total(self, row: int) -> list[int]:
+        begin = _N_GAUGES + row * _PER_STRATUM
+        starts = range(begin, self.n_slots * self._stride, self._stride)
+        return [sum(self._cells[start + i] for start in starts) for i in range(_PER_STRATUM)]
+
+
+class _Total:
+    """The counts of one stratum: of all its models, and of each."""
+
+    def __init__(self) -> None:
+        self._sums = [0] * _PER_STRATUM
+        self._models: dict[str, ModelCount] = {}
+
+    def add(self, model: str, counts: list[int]) -> None:
+        self._sums = [held + more for held, more in zip(self._sums, counts, strict=True)]
+        lost = _lost(counts)
+        if model and (counts[Count.TAKEN] or lost):
+            self._models[model] = ModelCount(taken=counts[Count.TAKEN], lost=lost)
+
+    def count(self, stratum: str) -> StratumCount:
+        return StratumCount(
+            stratum=stratum,
+            offered=self._sums[Count.OFFERED],
+            taken=self._sums[Count.TAKEN],
+            thinned=self._sums[Count.THINNED],
+            published=self._sums[Count.PUBLISHED],
+            lost=_lost(self._sums),
+            models=self._models,
         )
+
+
+def _lost(counts: list[int]) -> dict[Loss, int]:
+    return {loss: counts[index] for loss, index in _LOSS_INDEX.items() if counts[index]}
 
 
 class Slot:
@@ -155,19 +200,25 @@ class Slot:
         """Return a gauge of the slot."""
         return int(self._cells[gauge])
 
-    def settle(self, n_strata: int, received: Count, *, ended: tuple[Count, ...], loss: Loss) -> None:
+    def move(self, old: int, new: int, *counts: Count) -> None:
+        """Take one request from the counts of a row to those of another: its model is known now."""
+        for count in counts:
+            self.add(old, count, -1)
+            self.add(new, count)
+
+    def settle(self, n_rows: int, received: Count, *, ended: tuple[Count, ...], loss: Loss) -> None:
         """Count under `loss` what a predecessor in this slot had in hand when it died.
 
         Parameters
         ----------
-        n_strata
+        n_rows
             Header strata.
         received, ended
             What it took over, and what it let go beside what it lost.
         loss
             The reason.
         """
-        for stratum in range(n_strata):
+        for stratum in range(n_rows):
             gone = sum(self.count(stratum, count) for count in ended)
             gone += sum(self.lost_count(stratum, each) for each in _LOSSES)
             self.lose(stratum, loss, max(0, self.count(stratum, received) - gone))

@@ -1,5 +1,6 @@
 """The sidecar's instruments, read from the shared counters at each collection."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from quantdrift.core import telemetry as t
@@ -34,7 +35,7 @@ def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Se
     counters
         Written by the relay workers and the capture process.
     settled
-        Returns what holds: the names of the strata, and bounds that add up to what may be held and wait.
+        Returns what holds: what the rows of the counters are for, and bounds that add up to what may be held and wait.
     clock
         For the age of the policy.
     """
@@ -42,18 +43,13 @@ def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Se
         telemetry.observe(instrument, _total(counters, gauge))
 
     def counts() -> tuple[StratumCount, ...]:
-        return counters.strata(list(settled().rows))
+        return counters.strata(settled().rows)
 
     telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.PUBLISHED, lambda: [(c.published, {"stratum": c.stratum}) for c in counts()])
-    telemetry.observe(
-        t.LOST,
-        lambda: [
-            (n, {"stratum": c.stratum, "reason": loss.value}) for c in counts() for loss, n in c.lost.items()
-        ],
-    )
+    telemetry.observe(t.LOST, lambda: [lost for c in counts() for lost in _lost(c)])
     telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(settled().config), {})])
     telemetry.observe(
         t.POLICY_REFUSED,
@@ -61,6 +57,18 @@ def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Se
     )
     telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
     telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
+
+
+def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
+    """Return the losses of a stratum by model and reason; without a model those that told none."""
+    untold = Counter(count.lost)
+    for model, known in count.models.items():
+        untold.subtract(known.lost)
+        for loss, n in known.lost.items():
+            yield n, {"stratum": count.stratum, "model": model, "reason": loss.value}
+    for loss, n in untold.items():
+        if n:
+            yield n, {"stratum": count.stratum, "model": "", "reason": loss.value}
 
 
 def _limit(config: Config) -> int:

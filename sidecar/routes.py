@@ -5,6 +5,7 @@ The relay asks for every request and decodes nothing; the capture process asks a
 
 import re
 from collections.abc import Iterable
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -15,13 +16,24 @@ _PATHS = {
     Protocol.OIP_REST: r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer",
     Protocol.OIP_GRPC: r"/inference\.GRPCInferenceService/ModelInfer",
     Protocol.OIP_GRPC_STREAM: r"/inference\.GRPCInferenceService/ModelStreamInfer",
-    Protocol.KSERVE_V1: r"/v1/models/(?P<model>[^/?:]+):predict",
+    Protocol.KSERVE_V1: r"/v1/models/(?P<model>[^/?:]+)(?:/versions/(?P<version>[^/?:]+))?:predict",
     Protocol.TORCHSERVE: r"/predictions/(?P<model>[^/?]+)(?:/(?P<version>[^/?]+))?",
     Protocol.OPENAI_CHAT: r"(?:/openai)?/v1/chat/completions",
     Protocol.OPENAI_COMPLETIONS: r"(?:/openai)?/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: r"(?:/openai)?/v1/embeddings",
 }
+# TorchServe takes any method, and its own examples send files with PUT.
+_BY_PUT = frozenset({Protocol.TORCHSERVE})
 _NAMED = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
+
+
+_MODEL = re.compile(rb"/(?:v[12]/models|predictions)/([^/:]+)")
+
+
+def model_in(path: bytes) -> str:
+    """Return the model that a path names, or an empty string: then the body may."""
+    match = _MODEL.match(path)
+    return unquote_to_bytes(match[1]).decode(errors="replace") if match else ""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,20 +63,24 @@ class Routes:
 
     def __init__(self, protocols: Iterable[Protocol]) -> None:
         self._protocols = tuple(protocols)
-        unnamed = (re.sub(r"\?P<[a-z]+>", "?:", _PATHS[protocol]) for protocol in self._protocols)
-        paths = "|".join(f"(?:{path})" for path in unnamed) or r"(?!)"
-        self._any = re.compile(rf"(?:https?://[^/?]*)?({paths})(?:\?.*)?".encode(), re.DOTALL)
+        self._by_post = _pattern(self._protocols)
+        self._by_put = _pattern(protocol for protocol in self._protocols if protocol in _BY_PUT)
 
     def find(self, method: bytes, target: bytes) -> bytes | None:
         """Return the path of an inference request, without authority and query, or None where it is none."""
-        match = self._any.fullmatch(target) if method == b"POST" else None
+        if method == b"POST":
+            match = self._by_post.fullmatch(target)
+        elif method == b"PUT":
+            match = self._by_put.fullmatch(target)
+        else:
+            return None
         return None if match is None else match[1]
 
     def named(self, method: str, path: str) -> Route | None:
         """Return what a request tells by its path, which `find` has returned, or None where it is no inference."""
-        if method != "POST":
-            return None
         for protocol in self._protocols:
+            if method != "POST" and not (method == "PUT" and protocol in _BY_PUT):
+                continue
             match = _NAMED[protocol].fullmatch(path)
             if match is not None:
                 told = match.groupdict()
@@ -72,3 +88,10 @@ class Routes:
                     protocol=protocol, model=told.get("model") or "", version=told.get("version") or ""
                 )
         return None
+
+
+def _pattern(protocols: Iterable[Protocol]) -> re.Pattern[bytes]:
+    """Return what finds the path of any of these protocols in a request's target."""
+    unnamed = (re.sub(r"\?P<[a-z]+>", "?:", _PATHS[protocol]) for protocol in protocols)
+    paths = "|".join(f"(?:{path})" for path in unnamed) or r"(?!)"
+    return re.compile(rf"(?:https?://[^/?]*)?({paths})(?:\?.*)?".encode(), re.DOTALL)

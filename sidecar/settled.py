@@ -1,8 +1,8 @@
 """The configuration that holds in a sidecar, for its children: also for one that is started anew months later.
 
 They do not load the files themselves. Who edits one, or a ConfigMap that is mounted, changes it under a running pod:
-the supervisor alone reads it, and what it cannot accept changes nothing. A stratum keeps its place in the table of
-counts for the sidecar's life, whatever later configurations call first.
+the supervisor alone reads it, and what it cannot accept changes nothing. A stratum keeps its rows in the table of
+counts, one for each model, for the sidecar's life, whatever later configurations call first.
 """
 
 import logging
@@ -14,7 +14,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
-from sidecar.counters import MOST_ROWS
+from sidecar.counters import MOST_ROWS, Row
 from sidecar.policy import policy_of
 
 _NAME = "config"
@@ -33,14 +33,14 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
     config
         The configuration.
     rows
-        Names of the header strata in the order of the table of counts: all that there have been.
+        What each row of the table of counts is for: all strata and models that there have been.
     """
 
     config: Config
-    rows: tuple[str, ...]
+    rows: tuple[Row, ...]
 
     @classmethod
-    def of(cls, config: Config, before: Iterable[str] = ()) -> Self:
+    def of(cls, config: Config, before: Iterable[Row] = ()) -> Self:
         """Return what holds with `config`, after rows that were there before.
 
         Raises
@@ -48,19 +48,24 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
         RowsError
             There are too many.
         """
-        rows = dict.fromkeys(
-            [*before, *(stratum.name for stratum in policy_of(config.sampling, "").header_strata)]
-        )
+        strata = [stratum.name for stratum in policy_of(config.sampling, "").header_strata]
+        models = ["", *(model.name for model in config.models)]
+        rows = dict.fromkeys([*before, *(Row(stratum, model) for model in models for stratum in strata)])
         if len(rows) > MOST_ROWS:
-            raise RowsError(f"more than {MOST_ROWS} header strata since the start: restart the sidecar")
+            raise RowsError(
+                f"more than {MOST_ROWS} header strata times models since the start: restart the sidecar, or use fewer"
+            )
         return cls(config=config, rows=tuple(rows))
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """The row of each header stratum of the policy, in the policy's order."""
-        return tuple(
-            self.rows.index(stratum.name) for stratum in policy_of(self.config.sampling, "").header_strata
-        )
+    def places(self) -> dict[str, tuple[int, ...]]:
+        """The row of each header stratum of the policy, in the policy's order, by model; `""` for none told."""
+        strata = [stratum.name for stratum in policy_of(self.config.sampling, "").header_strata]
+        known = {row: index for index, row in enumerate(self.rows)}
+        return {
+            model: tuple(known[Row(stratum, model)] for stratum in strata)
+            for model in ("", *(model.name for model in self.config.models))
+        }
 
 
 def settle(settled: Settled, directory: Path) -> Path:

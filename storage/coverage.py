@@ -22,6 +22,7 @@ _TALLIES = text("""
     select e.source, e.boot::text as boot, e.stratum, l.offered - coalesce(b.offered, 0) as offered,
         l.taken - coalesce(b.taken, 0) as taken, l.thinned - coalesce(b.thinned, 0) as thinned,
         l.published - coalesce(b.published, 0) as published, l.lost, coalesce(b.lost, '{}') as lost_before,
+        l.models, coalesce(b.models, '{}') as models_before,
         l.blind_connections - coalesce(b.blind_connections, 0) as blind_connections
     from edge e
     join tally l on l.source = e.source and l.boot = e.boot and l.stratum = e.stratum and l.sequence = e.last
@@ -81,12 +82,17 @@ class Coverage:
             compared = {row["header_stratum"]: row["n"] for row in rows}
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        models: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
         blind: dict[tuple[str, str], int] = {}
         for row in await self._rows(_TALLIES, begin=begin, end=end):
             stratum = row["stratum"]
             counts[stratum].update({name: row[name] for name in ("offered", "taken", "thinned", "published")})
             lost[stratum].update(row["lost"])
             lost[stratum].subtract(row["lost_before"])
+            for name, of in row["models"].items():
+                models[stratum][name].update(of["lost"])
+            for name, of in row["models_before"].items():
+                models[stratum][name].subtract(of["lost"])
             boot = row["source"], row["boot"]
             blind[boot] = max(blind.get(boot, 0), row["blind_connections"])
         strata = [
@@ -97,7 +103,10 @@ class Coverage:
                 thinned=counts[stratum]["thinned"],
                 published=counts[stratum]["published"],
                 compared=compared.get(stratum, 0) if by_stratum else None,
-                lost={reason: n for reason, n in lost[stratum].most_common() if n > 0},
+                lost=_positive(lost[stratum]),
+                models={
+                    name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
+                },
             )
             for stratum in sorted(counts | compared)
         ]
@@ -120,3 +129,7 @@ class Coverage:
 
     async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
         return (await self._connection.execute(statement, parameters)).mappings().all()
+
+
+def _positive(counts: Counter[str]) -> dict[str, int]:
+    return {reason: n for reason, n in counts.most_common() if n > 0}

@@ -189,7 +189,7 @@ class Example(_Fact, frozen=True, kw_only=True):
 
 
 class Changes(_Fact, frozen=True, kw_only=True):
-    """How often the monitor raised its voice in the period: transitions to firing and to warning."""
+    """How often the monitor raised its voice in the period: alerts that paged, and those that were a ticket alone."""
 
     pages: int
     tickets: int
@@ -204,6 +204,8 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
         Exchanges compared; None where the period is too large to count them by stratum.
     lost
         Of the taken, by reason.
+    models
+        Of the lost, by model and reason, as far as the requests had told their model.
     """
 
     stratum: str
@@ -213,6 +215,7 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     published: int
     compared: int | None
     lost: dict[str, int]
+    models: dict[str, dict[str, int]] = {}
 
 
 class ReasonCount(_Fact, frozen=True, kw_only=True):

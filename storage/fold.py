@@ -60,7 +60,7 @@ _COMPARISONS: Final = text("""
 """)
 _TALLY: Final = """
     t.source, t.boot::text, t.stratum, t.sequence, least(t.at, b.stored_at) as at, t.offered, t.taken,
-    coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
+    t.models, coalesce((select sum(n.value::bigint) from jsonb_each_text(t.lost) n), 0)::bigint as lost
 """
 _TALLIES: Final = text(f"""
     select t.batch_id, {_TALLY} from tally t join batch b on b.id = t.batch_id
@@ -328,8 +328,9 @@ def comparison_row(row: RowMapping) -> ComparisonRow:
 
 
 def _tally(row: RowMapping) -> TallyRow:
-    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name != "at_us"}
-    return TallyRow(**kept, at_us=to_us(row["at"]))
+    kept = {name: row[name] for name in TallyRow.__struct_fields__ if name not in {"at_us", "models"}}
+    models = {name: (of["taken"], sum(of["lost"].values())) for name, of in row["models"].items()}
+    return TallyRow(**kept, at_us=to_us(row["at"]), models=models)
 
 
 def detector_row(row: RowMapping) -> DetectorRow:

@@ -56,7 +56,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
 
 
 class TallyRow(_Row, frozen=True, kw_only=True):
-    """Cumulative counts of one header stratum of one sidecar; `lost` over all reasons.
+    """Cumulative counts of one header stratum of one sidecar; `lost` over all reasons; `models` taken and lost of each.
 
     `at_us` is not later than the storing: a clock that runs ahead must not make its counts recent for ever.
     """
@@ -69,6 +69,7 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     offered: int
     taken: int
     lost: int
+    models: dict[str, tuple[int, int]] = {}
 
 
 class Source(StrEnum):

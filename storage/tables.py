@@ -234,6 +234,10 @@ class Tally(Base):
     blind_connections: Mapped[BigInt] = mapped_column(
         comment="Connections of the whole sidecar that went unseen."
     )
+    models: Mapped[Json] = mapped_column(
+        server_default=text("'{}'"),
+        comment="By model, as far as requests tell theirs: taken, and of these lost, number by reason.",
+    )
 
 
 class Quarantine(Base):

@@ -19,7 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
-from quantdrift.core.records import Predicate, Tally
+from quantdrift.core.records import Loss, Predicate, Tally
 from quantdrift.core.slices import SliceKey
 from storage import tables
 from storage.bulk import comparison_rows, day_of, insert_comparisons
@@ -336,11 +336,19 @@ def _tally_rows(tally: Tally, batch_id: int) -> list[dict[str, Any]]:
             "taken": stratum.taken,
             "thinned": stratum.thinned,
             "published": stratum.published,
-            "lost": {reason.value: n for reason, n in stratum.lost.items()},
+            "lost": _by_reason(stratum.lost),
+            "models": {
+                name: {"taken": model.taken, "lost": _by_reason(model.lost)}
+                for name, model in stratum.models.items()
+            },
             "blind_connections": tally.blind_connections,
         }
         for stratum in tally.strata
     ]
+
+
+def _by_reason(lost: Mapping[Loss, int]) -> dict[str, int]:
+    return {reason.value: n for reason, n in lost.items()}
 
 
 def _unplaced(compared: ComparedExchange, now: datetime) -> Quarantined:

@@ -15,6 +15,9 @@ from sidecar.protocols.message import Head
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000
+ASKED = Query(
+    inputs=(Tensor(name="text", datatype="BYTES", shape=(1,), data=bytes(4)),)
+)  # where none is given
 
 
 def ask(
@@ -44,7 +47,7 @@ def answer(
     """Return the response in `body`; what is not bytes is sent as JSON."""
     wire = Wire(max_bytes=MAX_BYTES, max_values=max_values, model=model, adapter=adapter)
     head = Head(start=("HTTP/1.1", "200", ""), headers=headers or {})
-    return decoder.response(head, _bytes(body), query or Query(inputs=()), wire)
+    return decoder.response(head, _bytes(body), query or ASKED, wire)
 
 
 def values(tensors: tuple[Tensor, ...]) -> dict[str, Any]:

@@ -1,13 +1,18 @@
 """`quantdrift config`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
 from quantdrift.commands.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config, Model, Provider, Reference
 from quantdrift.terminal import explained
+
+if TYPE_CHECKING:
+    from shadow.runtime import Artefact
 
 
 @click.group("config")
@@ -19,21 +24,29 @@ def config_() -> None:
 @CONFIG
 @click.option("--requests-per-s", type=float, help="Inference traffic of one pod, to expect a replay rate.")
 @click.option(
-    "--references", is_flag=True, help="Open each reference and check that it is FP32, as the shadow will."
+    "--references",
+    is_flag=True,
+    help="Open each reference and check, as the shadow will, that it is FP32 and has the `embedding` that is named.",
 )
 @JSON
 def config_check(config_path: Path, requests_per_s: float | None, references: bool, as_json: bool) -> None:
     """Say whether the configuration is sound and what it would do.
 
-    Exit code 2 if it is not: every contradiction is listed at once.
+    Exit code 2 if it is not: every contradiction is listed at once. Adapters of your own are imported, which runs
+    their code.
 
     \b
     Example:
       quantdrift config check --requests-per-s 300 --references
     """
     from quantdrift.core.config.explain import explain
+    from sidecar.intake.extra import lacking
+    from sidecar.protocols.adapters import load_adapter
 
     config = load(config_path)
+    for model in config.models:
+        if model.adapter:
+            load_adapter(model.adapter)
     explanation = explain(config, requests_per_s)
     missing = [
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
@@ -41,14 +54,11 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         for path in model.references.values()
         if not Path(path).is_file()
     ]
+    missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:
-        from shadow.onnx_runtime import inspect
-
         found = [
-            inspect(Path(reference.path), reference.allow_reduced_precision)
-            for model in config.models
-            for reference in model.references
+            _opened(config, model, reference) for model in config.models for reference in model.references
         ]
         checked = {one.path: f"{one.precision}, opset {one.opset}, sha256 {one.digest}" for one in found}
         explanation = msgspec.structs.replace(explanation, checked=checked)
@@ -56,6 +66,20 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
+    """Return what a reference is, having checked what the shadow checks; loaded only where an embedding is named."""
+    from quantdrift.core.clustering import space_of
+    from shadow.onnx_runtime import OnnxRuntime, inspect
+
+    path, allowed = Path(reference.path), reference.allow_reduced_precision
+    space, columns = space_of(config, model)
+    if not space or columns:
+        return inspect(path, allowed)
+    return OnnxRuntime(
+        path, provider=Provider.CPU, threads=1, allow_reduced_precision=allowed, embedding=space
+    ).artefact
 
 
 @config_.command("show")

@@ -247,6 +247,21 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     trace: str = ""
 
 
+class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
+    """Exact counts of one model in one header stratum, as far as its requests told which model they are for.
+
+    Parameters
+    ----------
+    taken
+        Chosen by the first phase.
+    lost
+        Of these, lost, by reason.
+    """
+
+    taken: int
+    lost: dict[Loss, int] = {}
+
+
 class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     """Exact counts of one header stratum since the sidecar started.
 
@@ -264,6 +279,8 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
         Of the taken, acknowledged by the stream.
     lost
         Of the taken, lost, by reason. `taken = thinned + published + sum(lost) + still in flight`.
+    models
+        Of the taken and the lost, those of which the model is known.
     """
 
     stratum: str
@@ -272,6 +289,7 @@ class StratumCount(msgspec.Struct, frozen=True, kw_only=True):
     thinned: int
     published: int
     lost: dict[Loss, int] = {}
+    models: dict[str, ModelCount] = {}
 
 
 class Tally(msgspec.Struct, frozen=True, kw_only=True):

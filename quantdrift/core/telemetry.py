@@ -46,7 +46,7 @@ THINNED = Instrument(
 PUBLISHED = Instrument(
     "quantdrift.sidecar.published", _OC, "{request}", "Acknowledged by the stream, by stratum."
 )
-LOST = Instrument("quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum and reason.")
+LOST = Instrument("quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum, model and reason.")
 IGNORED = Instrument("quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference.")
 EARLY = Instrument(
     "quantdrift.sidecar.early", _OC, "{request}", "Calls of taps before they knew any rates: not taken in."

@@ -59,7 +59,8 @@ class Appraisal:
         counts, policy_id = _NOTHING, entry.policy_id
         if policy_id in self.catalog.policies:
             rates = self._rates.of(self.catalog, entry.verdict.slice_id, policy_id)
-            counts = self._ledger.recent(rates.strata)
+            model = self.catalog.versions[entry.verdict.model_version_id].model
+            counts = self._ledger.recent(rates.strata, model)
         standing = Standing(
             phase=phase,
             evidence_ratio=entry.watch.evidence() / entry.watch.page_threshold(self.thresholds),

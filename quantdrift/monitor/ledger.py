@@ -1,4 +1,4 @@
-"""Offered, taken and lost per header stratum over the recent hour, from the sidecars' cumulative tallies."""
+"""Offered, taken and lost per header stratum and model over the recent hour, from the sidecars' cumulative tallies."""
 
 import heapq
 from collections.abc import Iterable
@@ -32,8 +32,8 @@ class Ledger:
 
     def __init__(self, baselines: Iterable[TallyRow] = (), tallies: Iterable[TallyRow] = ()) -> None:
         self._newest = {_key(tally): tally for tally in baselines}
-        self._entries: list[tuple[int, str, int, int, int]] = []  # a heap by time
-        self._sums: dict[str, list[int]] = {}
+        self._entries: list[tuple[int, str, str, int, int, int]] = []  # a heap by time
+        self._sums: dict[tuple[str, str], list[int]] = {}
         for tally in tallies:
             self.add(tally)
 
@@ -43,38 +43,46 @@ class Ledger:
         if last is not None and tally.sequence <= last.sequence:
             return
         self._newest[_key(tally)] = tally
-        grown = (
-            tally.offered - (last.offered if last else 0),
-            tally.taken - (last.taken if last else 0),
-            tally.lost - (last.lost if last else 0),
-        )
-        heapq.heappush(self._entries, (tally.at_us, tally.stratum, *grown))
-        self._count(tally.stratum, grown, 1)
+        before = _by_model(last) if last is not None else {}
+        for model, counts in _by_model(tally).items():
+            first = before.get(model, (0, 0, 0))
+            grown = (counts[0] - first[0], counts[1] - first[1], counts[2] - first[2])
+            if any(grown):
+                heapq.heappush(self._entries, (tally.at_us, tally.stratum, model, *grown))
+                self._count((tally.stratum, model), grown, 1)
 
     def forget(self, now_us: int) -> None:
         """Let go of what is older than an hour before `now_us`."""
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
-            _, stratum, *grown = heapq.heappop(self._entries)
-            self._count(stratum, (grown[0], grown[1], grown[2]), -1)
+            _, stratum, model, *grown = heapq.heappop(self._entries)
+            self._count((stratum, model), (grown[0], grown[1], grown[2]), -1)
 
     def trim(self, now_us: int) -> None:
         """Let go of the starts of sidecars that have said nothing for 30 days."""
         self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
-    def recent(self, strata: Iterable[str]) -> Counts:
-        """Return the counts of `strata` together."""
-        sums = [self._sums.get(name, (0, 0, 0)) for name in strata]
+    def recent(self, strata: Iterable[str], model: str) -> Counts:
+        """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same."""
+        sums = [self._sums.get((name, one), (0, 0, 0)) for name in strata for one in {model, ""}]
         return Counts(
             offered=sum(entry[0] for entry in sums),
             taken=sum(entry[1] for entry in sums),
             lost=sum(entry[2] for entry in sums),
         )
 
-    def _count(self, stratum: str, grown: tuple[int, int, int], sign: int) -> None:
-        sums = self._sums.setdefault(stratum, [0, 0, 0])
+    def _count(self, key: tuple[str, str], grown: tuple[int, int, int], sign: int) -> None:
+        sums = self._sums.setdefault(key, [0, 0, 0])
         for index, value in enumerate(grown):
             sums[index] += sign * value
 
 
 def _key(tally: TallyRow) -> tuple[str, str, str]:
     return tally.source, tally.boot, tally.stratum
+
+
+def _by_model(tally: TallyRow) -> dict[str, tuple[int, int, int]]:
+    """Return offered, taken and lost by model; what is offered has told its model to nobody, nor has the rest."""
+    found = {model: (0, taken, lost) for model, (taken, lost) in tally.models.items()}
+    taken = tally.taken - sum(counts[1] for counts in found.values())
+    lost = tally.lost - sum(counts[2] for counts in found.values())
+    return {**found, "": (tally.offered, taken, lost)}

@@ -1,15 +1,16 @@
 """Where raw exchanges end: each is published, thinned or lost, and counted in any case."""
 
 import logging
+from collections.abc import Sequence
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.records import Loss
+from quantdrift.core.records import Exchange, Loss
 from sidecar.capture.follower import Follower
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.reception import Reception
 from sidecar.capture.recorder import Origin, Recorder
-from sidecar.counters import Count, Slot
+from sidecar.counters import Count, Row, Slot
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.notice import Notice
@@ -31,8 +32,8 @@ class Desk:
         Takes it.
     slot
         Counts.
-    n_rows
-        Header strata in the table of counts.
+    rows
+        What the rows of the table of counts are for.
 
     Attributes
     ----------
@@ -40,17 +41,18 @@ class Desk:
         What is let go of; it counts as thinned.
     """
 
-    def __init__(self, recorder: Recorder, publisher: Publisher, slot: Slot, n_rows: int) -> None:
+    def __init__(self, recorder: Recorder, publisher: Publisher, slot: Slot, rows: Sequence[Row]) -> None:
         self._publisher = publisher
         self._slot = slot
         self._n_errors = 0
         self.paused = Paused()
-        self.reconfigure(recorder, n_rows)
+        self.reconfigure(recorder, rows)
 
-    def reconfigure(self, recorder: Recorder, n_rows: int) -> None:
+    def reconfigure(self, recorder: Recorder, rows: Sequence[Row]) -> None:
         """Go over to another recorder."""
         self._recorder = recorder
-        self._n_rows = n_rows
+        self._rows = tuple(rows)
+        self._known = {row: index for index, row in enumerate(rows)}
 
     def handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
         """Deal with one exchange.
@@ -60,29 +62,47 @@ class Desk:
         ValueError
             There is no such stratum: the frames are out of step.
         """
-        if not 0 <= meta.stratum < self._n_rows:
-            raise ValueError(f"there is no stratum {meta.stratum}")
+        if not 0 <= meta.stratum < len(self._rows):
+            raise ValueError(f"there is no stratum with row {meta.stratum}")
         self._slot.add(meta.stratum, Count.HANDED)
+        exchange = loss = None
+        self._recorder.model = ""
         try:
-            exchange = None
             if not self.paused.everything:
                 exchange = self._recorder.record(meta, request, response, self.paused.models)
-            if exchange is None:
-                self._slot.add(meta.stratum, Count.THINNED)
-            else:
-                self._publisher.put(exchange, meta.stratum)
         except LostError as error:
             _LOG.debug("exchange %s is lost: %s", meta.id, error)
-            self._slot.lose(meta.stratum, error.loss)
+            loss = error.loss
         except Exception:  # noqa: BLE001 - an observer: one bad exchange must not end it
-            self._n_errors += 1
-            if (
-                self._n_errors & (self._n_errors - 1) == 0
-            ):  # 1, 2, 4, 8: a fault in each must not flood the log
-                _LOG.exception(
-                    "exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors
-                )
-            self._slot.lose(meta.stratum, Loss.CAPTURE_ERROR)
+            self._note_error(meta)
+            loss = Loss.CAPTURE_ERROR
+        row = self._row(meta.stratum)
+        if loss is not None:
+            self._slot.lose(row, loss)
+        elif exchange is None:
+            self._slot.add(row, Count.THINNED)
+        else:
+            self._publish(meta, exchange, row)
+
+    def _publish(self, meta: RawMeta, exchange: Exchange, row: int) -> None:
+        try:
+            self._publisher.put(exchange, row)
+        except Exception:  # noqa: BLE001 - a record that cannot be written
+            self._note_error(meta)
+            self._slot.lose(row, Loss.CAPTURE_ERROR)
+
+    def _row(self, row: int) -> int:
+        """Return the row that an exchange belongs to now that it has been read, and move its counts there."""
+        stratum, model = self._rows[row]
+        known = self._known.get(Row(stratum, self._recorder.model), row) if not model else row
+        if known != row:
+            self._slot.move(row, known, Count.TAKEN, Count.HANDED)
+        return known
+
+    def _note_error(self, meta: RawMeta) -> None:
+        self._n_errors += 1
+        if self._n_errors & (self._n_errors - 1) == 0:  # 1, 2, 4, 8: one in each must not flood the log
+            _LOG.exception("exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors)
 
 
 class Office:
@@ -117,9 +137,8 @@ class Office:
         self._directives = Directives(config.sampling)
         self.publisher = Publisher(config, slot, clock)
         self.follower = Follower(config, self._directives, notice, slot, clock)
-        self._desk = Desk(
-            Recorder(settled, origin, self._directives), self.publisher, slot, len(settled.rows)
-        )
+        recorder = Recorder(settled, origin, self._directives)
+        self._desk = Desk(recorder, self.publisher, slot, settled.rows)
         self.reception = Reception(config.sidecar, self._handle)
         self._epoch = ""
 
@@ -137,7 +156,7 @@ class Office:
         except OperatorError:  # an adapter that cannot be imported, say
             _LOG.exception("the new configuration's models cannot be captured, the earlier ones are")
         else:
-            self._desk.reconfigure(recorder, len(settled.rows))
+            self._desk.reconfigure(recorder, settled.rows)
         self._directives.reconfigure(settled.config.sampling)
         self.publisher.reconfigure(settled.config)
         self.reception.reconfigure(settled.config.sidecar)

@@ -65,7 +65,10 @@ async def serve(
     config = settlement.settled.config
     slot = counters.slot(counters.n_slots - 1)
     slot.settle(
-        counters.n_strata, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR
+        len(settlement.settled.rows),
+        Count.HANDED,
+        ended=(Count.THINNED, Count.PUBLISHED),
+        loss=Loss.CAPTURE_ERROR,
     )
     origin = origin_of(config, secrets, boot, environment)
     directory = Path(listener.getsockname()).parent

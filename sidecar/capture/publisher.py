@@ -21,7 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 _N_IN_FLIGHT = 16
 # Together; a longer one flies alone. The client takes what it cannot send for a server that does not read.
-_IN_FLIGHT_BYTES = MIB
+_IN_FLIGHT_BYTES = 4 * MIB
 _ITEM_BYTES = 256  # what waits costs beside its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0

@@ -60,6 +60,11 @@ class Recorder:
     directives
         What epochs are told from; without it they are the configuration's.
 
+    Attributes
+    ----------
+    model : str
+        Of the exchange that was looked at last, as far as it was known; empty: not at all.
+
     Raises
     ------
     OperatorError
@@ -68,6 +73,7 @@ class Recorder:
 
     def __init__(self, settled: Settled, origin: Origin, directives: Directives | None = None) -> None:
         config = settled.config
+        self.model = ""
         self._config = config
         self._rows = settled.rows
         self._origin = origin
@@ -112,7 +118,8 @@ class Recorder:
             raise LostError(Loss.DECODE, "no inference request")
         decoder = DECODERS[route.protocol]
         named = self._model(unquote(route.model)) if route.model else None
-        if named is not None and named.name in paused:
+        self.model = named.name if named is not None else ""
+        if self.model in paused:
             return None
         wire = Wire(
             max_bytes=self._limit,
@@ -123,7 +130,8 @@ class Recorder:
         content = read_body(asked, bytes(request[meta.request_head_bytes :]), self._limit)
         query = decoder.request(asked, content, wire)
         model = wire.model or self._model(query.model)
-        if model.name in paused:
+        self.model = model.name
+        if self.model in paused:
             return None
         attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
         query = msgspec.structs.replace(query, document={})  # it is large
@@ -149,7 +157,7 @@ class Recorder:
             attributes=attributes,
             sampling=Sampling(
                 policy=policy,
-                header_stratum=self._rows[meta.stratum],
+                header_stratum=self._rows[meta.stratum].stratum,
                 body_stratum=thinned.stratum,
                 pi1=meta.pi1,
                 pi2=thinned.pi2,

@@ -9,7 +9,7 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Tally
-from sidecar.counters import Counters, Gauge
+from sidecar.counters import Counters, Gauge, Row
 
 _LOG = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ class Tallies:
     counters
         Of all processes of this sidecar.
     rows
-        Returns the names of the header strata, in the order of the counters.
+        Returns what the rows of the counters are for.
     source, boot
         This sidecar and its start.
     queue
@@ -38,7 +38,7 @@ class Tallies:
         self,
         *,
         counters: Counters,
-        rows: Callable[[], Sequence[str]],
+        rows: Callable[[], Sequence[Row]],
         source: str,
         boot: str,
         queue: Callable[[], Queue | None],
@@ -60,7 +60,7 @@ class Tallies:
             boot=self._boot,
             sequence=self._slot.gauge(Gauge.SEQUENCE),
             at=self._clock.now(),
-            strata=self._counters.strata(list(self._rows())),
+            strata=self._counters.strata(self._rows()),
             blind_connections=self._counters.gauge(Gauge.BLIND),
         )
 

@@ -62,7 +62,7 @@ async def serve(
     config = settlement.settled.config
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
-    slot.settle(MOST_ROWS, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+    slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
@@ -95,7 +95,7 @@ async def serve(
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
             sticky=settled.config.sampling.sticky_header.lower(),
             strata=_paused(policy.header_strata) if pauses.look().everything else policy.header_strata,
-            places=settled.places,
+            places=settled.places[""],
             max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
         )
 

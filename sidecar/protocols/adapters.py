@@ -16,6 +16,8 @@ from sidecar.protocols.document import pack_values, read_json, text_tensor
 from sidecar.protocols.kserve_v1 import named_tensors, output_name, request_tensors, response_tensors
 from sidecar.protocols.lost import LostError
 
+_MAX_SCORES = 100_000
+
 
 class BytesAdapter:
     """Keeps bodies as they are: each field of a form, or the whole body, is a tensor of BYTES.
@@ -73,13 +75,16 @@ class ScoresAdapter(BytesAdapter):
         Raises
         ------
         LostError
-            `decode`: no such objects, or of several sizes. `metadata`: a label that is not configured.
+            `decode`: no such objects, or of several sizes. `metadata`: a label that is not configured. `too_large`:
+            more scores than may be held.
         """
         document = read_json(part.data, wire.max_values)
         rows = document if isinstance(document, list) else [document]
         sizes = {len(row) if isinstance(row, dict) else 0 for row in rows}
         if len(sizes) != 1 or 0 in sizes:
             raise LostError(Loss.DECODE, "no objects from label to score, or of several sizes")
+        if len(rows) * len(rows[0]) > _MAX_SCORES:
+            raise LostError(Loss.TOO_LARGE, f"more than {_MAX_SCORES} scores")
         labels = () if wire.model is None else wire.model.labels
         places = {label: place for place, label in enumerate(labels)}
         texts = [text for row in rows for text in _ranked(row, places)]

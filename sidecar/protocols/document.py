@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
@@ -106,6 +107,10 @@ def pack_values(flat: Sequence[Any], datatype: str) -> bytes:
         dtype = DTYPES.get(datatype)
         if dtype is None:
             raise LostError(Loss.DECODE, f"{datatype} does not come as JSON")
+        if dtype.kind == "f":
+            with contextlib.suppress(msgspec.ValidationError), np.errstate(over="ignore"):
+                # Half the time of what follows, for numbers alone: the largest tensors come like this.
+                return np.fromiter(msgspec.convert(flat, list[float]), dtype, len(flat)).tobytes()
         if not _JSON_TYPES[dtype.kind].issuperset(map(type, flat)):
             raise LostError(Loss.DECODE, f"a tensor's data is not {datatype}")
         with np.errstate(over="ignore"):  # the server saw an infinity there, too

@@ -166,6 +166,11 @@ class Generation:
         if piece.prompt_token_ids is not None:
             self._prompt_token_ids = piece.prompt_token_ids
 
+    @property
+    def n_ended(self) -> int:
+        """How many choices there are, or 0 where one of them has not said why it ended."""
+        return len(self._choices) if all(choice.finish_reason for choice in self._choices.values()) else 0
+
     def tensors(self, *, tokens_are_ids: bool) -> tuple[Tensor, ...]:
         """Return what was generated.
 

@@ -233,7 +233,8 @@ def _values(parameters: Mapping[str, wire_format.Parameter]) -> dict[str, Any]:
 def _tensors(wires: Sequence[wire_format.Tensor], raw: Sequence[bytes], room: _Room) -> tuple[Tensor, ...]:
     for wire in wires:
         refuse_shared_memory(wire.parameters)
-    if raw and (len(raw) != len(wires) or any(wire.HasField("contents") for wire in wires)):
+    # MLServer writes a message `contents` beside the bytes, with nothing in it.
+    if raw and (len(raw) != len(wires) or any(wire.contents.ByteSize() for wire in wires)):
         raise LostError(Loss.DECODE, "the contents in bytes are not those of the tensors")
     tensors: list[Tensor] = []
     for index, wire in enumerate(wires):
@@ -320,6 +321,6 @@ def _in_order(
     if len(asked) == 1 or [answer.id for answer in answers] == asked:
         return answers
     told = {answer.id: answer for answer in answers}
-    if len(told) != len(answers) or "" in told or told.keys() != set(asked):
+    if len(told) != len(answers) or told.keys() != set(asked):
         raise LostError(Loss.UNPAIRED, "ids do not tell which response is whose")
     return [told[each] for each in asked]

@@ -74,8 +74,8 @@ class OpenAIChat:
         Raises
         ------
         LostError
-            As for a request; of a stream also `truncated`, where it ends without saying so, and `error_status`, where
-            it tells of an error.
+            As for a request; of a stream also `truncated`, where it ends without saying so (`[DONE]`, or a reason for
+            each choice), and `error_status`, where it tells of an error.
         """
         return _generated(body, query, wire)
 
@@ -161,12 +161,18 @@ def _generated(body: bytes, query: Query, wire: Wire) -> Reply:
     if body.lstrip()[:1] == b"{":
         generation.add(read_document(body, wire.max_values))
     else:
-        _join(body, generation, wire)
+        _join(body, generation, query, wire)
     named = query.parameters.get(_BY_ID) is True
     return Reply(version="", outputs=generation.tensors(tokens_are_ids=named))
 
 
-def _join(body: bytes, generation: Generation, wire: Wire) -> None:
+def _n_choices(query: Query) -> int:
+    """Return how many choices are asked for."""
+    n = query.parameters.get("n")
+    return _n_texts(query.inputs) * (n if type(n) is int else 1)
+
+
+def _join(body: bytes, generation: Generation, query: Query, wire: Wire) -> None:
     n_values = 0
     for event in read_events(body, _DONE):
         if event.data == _DONE:
@@ -179,7 +185,9 @@ def _join(body: bytes, generation: Generation, wire: Wire) -> None:
         if n_values > wire.max_values:
             raise LostError(Loss.TOO_LARGE, f"a stream of more than {wire.max_values} values")
         generation.add(read_document(event.data, wire.max_values))
-    raise LostError(Loss.TRUNCATED, "a stream without its end")
+    # `transformers serve` never says [DONE]: there each choice that was asked for must have said why it ended.
+    if generation.n_ended == 0 or generation.n_ended < _n_choices(query):
+        raise LostError(Loss.TRUNCATED, "a stream without its end")
 
 
 def _vector(embedding: Sequence[float] | str) -> bytes:

@@ -9,6 +9,7 @@ from quantdrift.core.records import Loss
 from sidecar.protocols.lost import LostError
 
 _MAX_EVENTS = 200_000
+_MAX_LINES = 4 * _MAX_EVENTS
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -30,8 +31,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def read_events(body: bytes, last: bytes) -> Iterator[Event]:
     """Yield the events in `body`.
 
-    Lines end with CRLF, LF or CR. Comments, ids and unknown fields are passed over, and so is an event that the
-    stream's end cut off.
+    Lines end with CRLF, LF or CR. Comments, ids and unknown fields are passed over.
 
     Parameters
     ----------
@@ -43,10 +43,12 @@ def read_events(body: bytes, last: bytes) -> Iterator[Event]:
     Raises
     ------
     LostError
-        `too_large`: more events than may be read.
+        `too_large`: more events, or lines, than may be read. `truncated`: the stream's end cuts an event off.
     """
     unified = body.removeprefix(_BYTE_ORDER_MARK).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    kind, data, n_events = b"", [], 0
+    if unified.count(b"\n") > _MAX_LINES:
+        raise LostError(Loss.TOO_LARGE, f"a stream of more than {_MAX_LINES} lines")
+    kind, data, n_events, ended = b"", [], 0, b""
     for ended in io.BytesIO(unified):  # a list of all lines could be many times as large
         line = ended.removesuffix(b"\n")
         if line:
@@ -64,3 +66,5 @@ def read_events(body: bytes, last: bytes) -> Iterator[Event]:
         kind, data = b"", []
     if data == [last]:
         yield Event(kind=kind, data=last)
+    elif data or (ended and not ended.endswith(b"\n") and not ended.startswith(b":")):
+        raise LostError(Loss.TRUNCATED, "a stream ends within an event")

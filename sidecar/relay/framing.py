@@ -100,6 +100,11 @@ class Delimiter:
         pos, size = 0, len(chunk)
         if self._state is _HEAD and not self._partial and self._backlog is None:
             pos = self._whole(chunk, size)
+        if pos < size:
+            self._follow(chunk, pos, size)
+
+    def _follow(self, chunk: bytes, pos: int, size: int) -> None:
+        """Take what comes in any other way than whole."""
         while pos < size:
             if self._backlog is not None:
                 self._wait(chunk[pos:])

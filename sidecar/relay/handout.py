@@ -23,8 +23,8 @@ _SOCKET_BUFFER_BYTES = 1 << 20  # asked for; the system may give less
 class Handout:
     """The writing end of the Unix socket.
 
-    Each event sends at most once, without waiting; what does not fit into the socket's buffer waits here, up to a
-    bound, for the loop to say that the socket takes more.
+    What is offered in one turn of the loop is sent together at its end, without waiting; what does not fit into the
+    socket's buffer waits here, up to a bound, for the loop to say that the socket takes more.
 
     Parameters
     ----------
@@ -45,7 +45,8 @@ class Handout:
         self._loop = loop
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self._is_writing = False
+        self._is_writing = False  # the loop says when the socket takes more
+        self._is_due = False  # it sends at the end of this turn
         self._drained: asyncio.Event | None = None
         self._pause_s = _FIRST_PAUSE_S
         self._buffers: deque[bytes | memoryview] = deque()
@@ -93,8 +94,9 @@ class Handout:
         self._buffers.extend(buffers)
         self._n_offered += n_bytes
         self._frames.append((stratum, self._n_offered))
-        if not self._is_writing:
-            self._send()
+        if not self._is_writing and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._send_due)
 
     async def finish(self, timeout_s: float) -> None:
         """Send what waits, at most for `timeout_s`, count the rest as lost, and close."""
@@ -105,6 +107,11 @@ class Handout:
                 async with asyncio.timeout(timeout_s):
                     await self._drained.wait()
         self._disconnect(Loss.CAPTURE_BEHIND)
+
+    def _send_due(self) -> None:
+        self._is_due = False
+        if self._buffers and not self._is_writing:
+            self._send()
 
     def _send(self) -> None:
         assert self._socket is not None

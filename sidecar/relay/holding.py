@@ -12,8 +12,8 @@ from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
 from sidecar.handoff import RawMeta, frame
 from sidecar.relay.framing import PIECE_BYTES
-from sidecar.relay.heads import FramingError, RequestHead
-from sidecar.relay.lines import Lines, remember
+from sidecar.relay.heads import FramingError, RequestHead, ResponseHead
+from sidecar.relay.lines import Habits, Lines, remember
 from sidecar.relay.sampler import Draw, Place, Sampler
 from sidecar.routes import Routes
 
@@ -50,12 +50,15 @@ class Scope:
         Held for unfinished exchanges by all observers together.
     lines : Lines
         What was seen of heads so far.
+    asks, tells : Habits
+        How clients' requests and the backend's responses mostly begin.
     generation : int
-        Rises when places, lines and bounds change.
+        Rises when places, lines, habits and bounds change.
     """
 
     __slots__ = (
         "_places",
+        "asks",
         "clock",
         "generation",
         "held_bytes",
@@ -67,6 +70,7 @@ class Scope:
         "routes",
         "sampler",
         "slot",
+        "tells",
     )
 
     def __init__(
@@ -95,6 +99,8 @@ class Scope:
         self.sampler = sampler
         self.generation += 1
         self.lines = Lines(sampler.names)
+        self.asks: Habits[RequestHead] = Habits()
+        self.tells: Habits[ResponseHead] = Habits()
         self._places: dict[tuple[bytes, bytes, tuple[bytes, ...]], Place | None] = {}
 
     def place(self, head: RequestHead, data: bytes, start: int, stop: int) -> Place | None:

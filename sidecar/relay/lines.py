@@ -87,18 +87,41 @@ class Lines:
         return meaning
 
 
+class Habits(Generic[_Value]):
+    """The habits of a worker's connections. Equal ones are one: thousands of connections need no more memory."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, bytes], tuple[bytes, bytes, _Value]] = {}
+
+    def one(self, before: bytes, after: bytes, head: _Value) -> tuple[bytes, bytes, _Value]:
+        """Return the habit that is equal to these three, which the first two tell."""
+        found = self._known.get((before, after))
+        if found is None:
+            found = before, after, head
+            remember(self._known, (before, after), found)
+        return found
+
+
 class Habit(Generic[_Value]):
     """How one side of a connection mostly begins its messages: byte for byte the same but for one field's value.
 
     Such a field is the id of a trace or of a request; it means nothing here.
+
+    Parameters
+    ----------
+    habits
+        Of all connections.
     """
 
-    __slots__ = ("_after", "_before", "_head", "_n_tries")
+    __slots__ = ("_after", "_before", "_habits", "_head", "_n_tries")
 
-    def __init__(self) -> None:
-        self._n_tries = 0
+    def __init__(self, habits: Habits[_Value]) -> None:
+        self._habits = habits
         self._before = self._after = b""
         self._head: _Value | None = None
+        self._n_tries = 0
 
     def find(self, data: bytes, start: int, stop: int) -> _Value | None:
         """Return what the head `data[start:stop]`, its empty line included, says if it is the usual one."""
@@ -114,7 +137,7 @@ class Habit(Generic[_Value]):
         return None
 
     def keep(self, text: bytes, line: bytes, head: _Value) -> None:
-        """Remember a head.
+        """Take a head for the usual one.
 
         Parameters
         ----------
@@ -130,8 +153,8 @@ class Habit(Generic[_Value]):
         if not colon or len(text) > _HEAD_BYTES or self._n_tries > _MOST_TRIES:
             return
         at = text.find(b"\r\n" + line) + 2
-        value = at + len(name) + 1
-        self._before, self._after, self._head = text[:value], text[at + len(line) :] + b"\r\n\r\n", head
+        before, after = text[: at + len(name) + 1], text[at + len(line) :] + b"\r\n\r\n"
+        self._before, self._after, self._head = self._habits.one(before, after, head)
 
 
 def remember(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int = _MOST) -> None:

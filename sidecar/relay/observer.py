@@ -10,7 +10,7 @@ from collections import deque
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge
 from sidecar.relay.framing import TUNNEL, Delimiter
-from sidecar.relay.heads import FramingError, RequestHead, ResponseHead, parse_request, parse_response
+from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
 from sidecar.relay.holding import Held, Holder, Offer, Scope
 from sidecar.relay.lines import Habit
 from sidecar.relay.sampler import Place
@@ -77,8 +77,8 @@ class Observer(Holder):
         self._sending: _Asked | None = None  # the request that is not complete
         self._interim = False
         self._generation = scope.generation
-        self._asks: Habit[RequestHead] = Habit()
-        self._tells: Habit[ResponseHead] = Habit()
+        self._asks = Habit(scope.asks)
+        self._tells = Habit(scope.tells)
         self._head: RequestHead | None = None  # the last one, and what decided on it
         self._place: Place | None = None
 
@@ -148,7 +148,7 @@ class Observer(Holder):
     def _forget(self) -> None:
         """Let go of what was remembered under another configuration."""
         self._generation = self._scope.generation
-        self._asks, self._tells = Habit(), Habit()
+        self._asks, self._tells = Habit(self._scope.asks), Habit(self._scope.tells)
         self._head = self._place = None
 
     def _request_piece(self, data: bytes, start: int, stop: int) -> None:

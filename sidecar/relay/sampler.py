@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -10,6 +10,7 @@ from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
 from sidecar.directives import Directives
 from sidecar.policy import epoch_salt, uniform
+from sidecar.routes import model_in
 
 _MASK = (1 << 64) - 1
 _CONTROL = bytes(
@@ -24,7 +25,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     Parameters
     ----------
     stratum
-        Row of its header stratum in the table of counts.
+        Row of the table of counts: its header stratum, and its model where the path tells it.
     taken
         Whether the first phase took it.
     pi1
@@ -51,7 +52,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     Parameters
     ----------
     stratum
-        Row of its header stratum in the table of counts.
+        Row of the table of counts: its header stratum, and its model where the path tells it.
     key
         The sticky header's value, which decides; empty where its own identifier does.
     """
@@ -120,10 +121,10 @@ class _Values:
         return self._indices.get(headers.get(self._header))
 
 
-def _rules(strata: Sequence[HeaderStratum], places: Sequence[int]) -> list[_Rule | _Values]:
+def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
     found: list[_Rule | _Values] = []
     header = ""
-    for index, stratum in zip(places, strata, strict=True):
+    for index, stratum in enumerate(strata):
         if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
             ((name, value),) = stratum.headers.items()
             if name != header:
@@ -154,7 +155,7 @@ class Sampler:
     directives
         Whose rates hold; without it the configuration's do.
     places
-        Row of each header stratum in the table of counts, which a draw is told by; without it their order.
+        Row of each header stratum in the table of counts, which a draw is told by, by model; without it their order.
 
     Attributes
     ----------
@@ -170,7 +171,7 @@ class Sampler:
         now_s: float,
         directives: Directives | None = None,
         *,
-        places: Sequence[int] | None = None,
+        places: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         self._directives = directives or Directives(sampling)
         self._secret = secret
@@ -189,10 +190,10 @@ class Sampler:
         self._epoch = ""
         self._salt = b""
         strata = self._directives.at(now_s).header_strata
-        self._places = tuple(range(len(strata))) if places is None else tuple(places)
+        self._places = {"": tuple(range(len(strata)))} if places is None else dict(places)
         self._paused = False
-        self._rates = [0.0] * (1 + max(self._places))
-        self._rules = _rules(strata, self._places)
+        self._rates = [0.0] * (1 + max(max(rows) for rows in self._places.values()))
+        self._rules = _rules(strata)
         self.refresh(now_s)
 
     def refresh(self, now_s: float, *, paused: bool = False) -> None:
@@ -211,8 +212,9 @@ class Sampler:
         self._paused = paused
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
-        for place, stratum in zip(self._places, policy.header_strata, strict=True):
-            self._rates[place] = 0.0 if paused else stratum.rate
+        for rows in self._places.values():
+            for row, stratum in zip(rows, policy.header_strata, strict=True):
+                self._rates[row] = 0.0 if paused else stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
         """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
@@ -230,7 +232,8 @@ class Sampler:
             if index is not None:
                 break
         assert index is not None  # the last rule, `default`, takes everything
-        return Place(index, headers.get(self._sticky, b""))
+        rows = self._places.get(model_in(path)) or self._places[""]
+        return Place(rows[index], headers.get(self._sticky, b""))
 
     def take(self, place: Place) -> Draw | None:
         """Return the draw of a request if it is taken.

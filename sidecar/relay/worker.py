@@ -59,7 +59,7 @@ async def serve(
     bounds = config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
-    slot.settle(MOST_ROWS, Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
+    slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
     notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)

@@ -18,7 +18,7 @@ from quantdrift.core.directive import (
     encode,
 )
 from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import PolicyBucket
+from quantdrift.core.keyvalue import KeyValue
 from quantdrift.core.process import Stop
 from quantdrift.monitor.demands import lowered
 from quantdrift.monitor.lag import LOOK_S
@@ -44,7 +44,7 @@ class Bucket:
 
     def __init__(self, queue: Queue, stream: Stream) -> None:
         self.queue = queue
-        self._bucket = PolicyBucket(queue, stream)
+        self._bucket = KeyValue(queue, stream)
 
     async def directive(self) -> Directive:
         """Return the directive."""

@@ -10,13 +10,14 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
-from quantdrift.core.records import Loss
+from quantdrift.core.records import Loss, ModelCount
 from sidecar.capture.desk import Desk
 from sidecar.capture.process import origin_of
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.recorder import Recorder
 from sidecar.capture.tallies import Tallies
-from sidecar.counters import Count, Counters, Gauge
+from sidecar.counters import Count, Counters, Gauge, Row
+from sidecar.pauses import Paused
 from sidecar.settled import Settled
 from tests.raw_exchanges import raw_exchange
 
@@ -31,7 +32,7 @@ def desk_of(config: Config) -> tuple[Desk, Counters]:
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
     recorder = Recorder(Settled.of(config), origin_of(config, SECRETS, "b" * 32, {}))
-    return Desk(recorder, Publisher(config, slot, CLOCK), slot, 1), counters
+    return Desk(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
 
 
 def handle(desk: Desk, n: int = 1, **given: object) -> None:
@@ -133,7 +134,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     for sequence in (1, 2):
         tallies = Tallies(
             counters=counters,
-            rows=lambda: ["a", "default"],
+            rows=lambda: [Row("a"), Row("default")],
             source="pod",
             boot="b",
             queue=lambda: None,
@@ -154,3 +155,31 @@ def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
     assert (origin.source, origin.version, origin.salt) == ("p", "3", b"b")
     assert origin_of(Config(), Secrets(salt=b"x"), "b", {}).salt == b"x"
     assert origin_of(Config(), SECRETS, "b", {}).source
+
+
+def test_losses_are_counted_by_model_once_it_is_known() -> None:
+    """A path tells the relay, a body the capture process, which moves the count; an unknown model has no row."""
+    settled = Settled.of(Config(models=(Model(name="digits"), Model(name="words"))))
+    counters = Counters.create(2, len(settled.rows))
+    relay, slot = counters.slot(0), counters.slot(1)
+    recorder = Recorder(settled, origin_of(settled.config, SECRETS, "b" * 32, {}))
+    desk = Desk(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
+    digits = settled.rows.index(Row("default", "digits"))
+    relay.add(digits, Count.TAKEN, 2)
+    relay.add(0, Count.TAKEN, 3)
+    handle(desk, stratum=digits, request=b"{")
+    handle(desk, stratum=digits, status="500 Oops")
+    handle(desk, path="/v1/completions", request={"model": "words", "prompt": "a"}, response=b"{")
+    handle(desk, path="/v1/completions", request={"model": "none", "prompt": "a"})
+    desk.paused = Paused(models=frozenset({"words"}))
+    handle(desk, path="/v1/completions", request={"model": "words", "prompt": "a"}, response={})
+    (count,) = counters.strata(settled.rows)
+    assert (count.taken, count.thinned) == (5, 1)
+    assert count.lost == {Loss.ERROR_STATUS: 1, Loss.UNKNOWN_MODEL: 1, Loss.DECODE: 2}
+    assert count.models == {
+        "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}),
+        "words": ModelCount(taken=2, lost={Loss.DECODE: 1}),
+    }
+    slot.settle(len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH)
+    (count,) = counters.strata(settled.rows)
+    assert Loss.PUBLISH not in count.lost

@@ -83,6 +83,21 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     assert record["memory_bytes"] > 2**28
 
 
+def test_a_long_name_of_a_stratum_breaks_no_column(tmp_path: Path) -> None:
+    """Columns are as wide as what stands in them."""
+    path = tmp_path / "config.toml"
+    name = "a name of more than eighteen characters"
+    path.write_text(
+        '[capture]\nheaders = ["x"]\n[[sampling.header_strata]]\n'
+        f'name = "{name}"\nrate = 0.5\nheaders = {{ x = "y" }}\n'
+    )
+    lines = _run("config", "check", "--config", str(path)).output.splitlines()
+    head = next(line for line in lines if line.startswith("header stratum"))
+    for line in (one for one in lines if one.startswith((name, "default"))):
+        assert line[head.index("taken") - 1] == " " != line[head.index("taken")]
+        assert line[head.index("replayed") - 1] == " " != line[head.index("replayed")]
+
+
 def test_config_show_prints_what_is_in_force(tmp_path: Path) -> None:
     """Overrides included."""
     path = tmp_path / "config.toml"

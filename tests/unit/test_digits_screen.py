@@ -65,6 +65,14 @@ def test_a_log_file_gets_plain_lines_now_and_then() -> None:
     assert "archive unknown" in lines[0]
 
 
+def test_a_line_without_slices_ends_with_its_counts() -> None:
+    """Before the first comparison there is nothing to set apart."""
+    screen, text = _screen(terminal=False)
+    with screen:
+        screen.show(View(phase="", elapsed_s=0.0, snapshot=Snapshot(offered=5), failed=0))
+    assert text.getvalue().endswith("failed 0\n")
+
+
 def test_a_terminal_gets_a_live_table() -> None:
     """Every slice is a row with its interval and its evidence."""
     screen, text = _screen(terminal=True)

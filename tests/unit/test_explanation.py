@@ -20,7 +20,7 @@ from quantdrift.monitor.scene import (
 )
 from storage.evidence import Alerting, EvidenceItem
 from storage.explained import Explanation, explanation_of
-from storage.fold_rows import Episode, TransitionRow
+from storage.fold_rows import Catalog, Episode, TransitionRow
 from tests.fold_stream import BEGIN_US, CATALOG, SECOND_US
 
 pytestmark = pytest.mark.unit
@@ -179,13 +179,17 @@ def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
 
 
 def test_a_candidate_version_of_the_model_that_came_with_the_onset_is_named() -> None:
-    """One first seen a month later was not known then."""
+    """One first seen a month later was not known then, and a model's first version is no news."""
     row = change(BIG, 5)
-    assert [one.startswith("candidate version 1 (this one)") for one in new_versions(CATALOG, row, None)] == [
-        True,
-        False,
-    ]
+    (other,) = new_versions(CATALOG, row, None)
+    assert other.startswith("candidate version 2, first seen")
     assert new_versions(CATALOG, row, BEGIN_US - SECOND_US) == []
+    before = msgspec.structs.replace(CATALOG.versions[2], first_seen_us=BEGIN_US - 40 * 24 * HOUR_US)
+    later = Catalog(
+        versions={**CATALOG.versions, 2: before}, slices=CATALOG.slices, policies=CATALOG.policies
+    )
+    (mine,) = new_versions(later, row, None)
+    assert mine.startswith("candidate version 1 (this one), first seen")
 
 
 def test_the_reason_names_the_kind_of_detector() -> None:
@@ -261,6 +265,19 @@ def test_what_was_not_there_before_is_told_apart() -> None:
     beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
     assert "traffic that was not there before: +2 points" in sentences(beside, Metric.FLIP, BUDGET.kind)[-1]
     assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind))
+
+
+def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
+    """Where the other parts outweigh it, the sentence says so; where all go one way it names the part."""
+    parts = {"aggregate_within": -0.0034, "aggregate_mix": -0.00007, "aggregate_unseen": 0.00196}
+    for cause in ("unseen", "within", "mix", "both"):
+        fell = msgspec.structs.replace(FOUND, aggregate_cause=cause, aggregate_move=-0.00151, **parts)
+        *_, said = sentences(fell, Metric.KL, BUDGET.kind)
+        assert said.startswith("Over all traffic it moved by -0.00151 nat, although "), said
+        assert "-0.0034 nat" in said
+        assert ": by traffic that is new" not in said
+    *_, said = sentences(msgspec.structs.replace(FOUND, aggregate_cause="unseen"), Metric.KL, BUDGET.kind)
+    assert said.startswith("Over all traffic it moved by +0.004 nat: by traffic that is new")
 
 
 def test_advice_follows_the_cause() -> None:

@@ -6,10 +6,12 @@ import pytest
 from hpack import Encoder
 
 from quantdrift.core.config import Sampling
-from quantdrift.core.records import HeaderStratum, Loss
+from quantdrift.core.records import HeaderStratum, Loss, Protocol
 from sidecar.counters import Count, Gauge
 from sidecar.relay.frames import PREFACE
 from sidecar.relay.http2 import Http2Observer
+from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
 from tests.http2_wire import (
     ACK,
     ANSWER,
@@ -180,6 +182,20 @@ def test_what_is_not_sampled_is_counted_and_not_held() -> None:
     assert b"x-a: b\r\nx-n: 7\r\n" in bench.taken[0].request
 
 
+def test_another_configuration_holds_from_the_next_request_on() -> None:
+    """Also for headers that were met before it."""
+    bench, ends = Bench(), Ends()
+    observer = follow(bench, (">", asked(ends, 1)), ("<", answered(ends, 1)), (">", asked(ends, 3)))
+    sampler = Sampler(Sampling(rate=0.0), b"secret", Mint(), 0.0)
+    bench.scope.reconfigure(bench.sidecar, Routes(Protocol), sampler)
+    observer.request(asked(ends, 5))
+    bench.scope.reconfigure(bench.sidecar, Routes([]), sampler)
+    observer.request(asked(ends, 7))
+    assert bench.slot.count(0, Count.OFFERED) == 3
+    assert bench.slot.count(0, Count.TAKEN) == 2
+    assert bench.slot.gauge(Gauge.IGNORED) == 1
+
+
 def test_the_sampler_sees_the_authority_as_host() -> None:
     """A stratum by host holds in both versions of HTTP."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"host": "h:1"}),)
@@ -321,7 +337,6 @@ LONG = Encoder().encode([("x", "y" * 70_000)], huffman=False)
         (("<", frame(GOAWAY, 0, 0, bytes(7))),),
         (("<", headers(1, b"\x88")),),
         (("<", frame(PUSH_PROMISE, 4, 1, bytes(3))),),
-        ((">", frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1) * 8000),),
         ((">", headers(1, LONG, cuts=range(10_000, 70_000, 10_000))),),
         ((">", b"".join(headers(stream, b"\x82") for stream in range(1, 20_003, 2))),),
     ],
@@ -344,6 +359,14 @@ def test_a_connection_that_cannot_be_followed_is_left_alone(steps: tuple[tuple[s
     assert bench.slot.gauge(Gauge.BLIND) == 1
     assert bench.pairs == []
     assert bench.balance() == bench.scope.held_bytes == 0
+
+
+def test_headers_that_never_end_are_given_up() -> None:
+    """Empty CONTINUATION frames cost nothing to send; who follows them without an end follows nothing else."""
+    bench = Bench()
+    observer = follow(bench, (">", frame(HEADERS, 0, 1) + frame(CONTINUATION, 0, 1) * 8000))
+    assert not observer.is_active
+    assert bench.slot.gauge(Gauge.BLIND) == 1
 
 
 def test_a_client_must_begin_with_settings() -> None:

@@ -30,9 +30,34 @@ def test_counts_of_the_recent_hour_come_from_cumulative_tallies() -> None:
     ledger.add(tally(5, 160, 4))
     ledger.add(tally(4, 150, 4))
     ledger.add(tally(1, 7, 2, boot="b", at_s=60))
-    assert ledger.recent(["faint", "other"]) == Counts(offered=134, taken=67, lost=5)
+    assert ledger.recent(["faint", "other"], "digits") == Counts(offered=134, taken=67, lost=5)
     ledger.forget(BEGIN_US + RECENT_US)
-    assert ledger.recent(["faint"]) == Counts(offered=14, taken=7, lost=2)
+    assert ledger.recent(["faint"], "digits") == Counts(offered=14, taken=7, lost=2)
+
+
+def test_one_models_losses_say_nothing_of_another() -> None:
+    """What told no model may be anybody's; a tally of an older sidecar tells none."""
+
+    def tally(sequence: int, **models: tuple[int, int]) -> TallyRow:
+        return TallyRow(
+            source="pod",
+            boot="a",
+            stratum="default",
+            sequence=sequence,
+            at_us=BEGIN_US,
+            offered=100 * sequence,
+            taken=10 * sequence,
+            lost=5 * sequence,
+            models=models,
+        )
+
+    ledger = Ledger([tally(1)])
+    ledger.add(tally(3, bad=(8, 8), good=(10, 0)))
+    assert ledger.recent(["default"], "bad") == Counts(offered=200, taken=10, lost=10)
+    assert ledger.recent(["default"], "good") == Counts(offered=200, taken=12, lost=2)
+    assert ledger.recent(["default"], "new") == Counts(offered=200, taken=2, lost=2)
+    ledger.forget(BEGIN_US + RECENT_US)
+    assert ledger.recent(["default"], "bad") == Counts(offered=0, taken=0, lost=0)
 
 
 def test_the_strata_of_a_slice_are_those_its_items_may_fall_into() -> None:

@@ -7,7 +7,7 @@ import pytest
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import signature
 from quantdrift.core.errors import OperatorError
-from sidecar.counters import MOST_ROWS
+from sidecar.counters import MOST_ROWS, Row
 from sidecar.reload import Watch, follow, taken_over
 from sidecar.settled import RowsError, Settled
 
@@ -126,11 +126,13 @@ def test_a_stratum_keeps_its_row(tmp_path: Path) -> None:
     """Whatever comes before it later, and when it has gone and comes back."""
     one = '[[sampling.header_strata]]\nname = "{}"\nrate = 1.0\nheaders = {{ x = "{}" }}\n'
     settled = Settled.of(load(written(tmp_path, one.format("a", 1)), {}))
-    assert (settled.rows, settled.places) == (("a", "default"), (0, 1))
-    both = load(written(tmp_path, one.format("b", 2) + one.format("a", 1)), {})
+    assert settled.rows == (Row("a"), Row("default"))
+    assert settled.places == {"": (0, 1)}
+    both = load(written(tmp_path, one.format("b", 2) + one.format("a", 1) + '[[models]]\nname = "m"'), {})
     settled = Settled.of(both, settled.rows)
-    assert (settled.rows, settled.places) == (("a", "default", "b"), (2, 0, 1))
+    assert settled.rows[2:] == (Row("b"), Row("b", "m"), Row("a", "m"), Row("default", "m"))
+    assert settled.places == {"": (2, 0, 1), "m": (3, 4, 5)}
     settled = Settled.of(load(written(tmp_path, ""), {}), settled.rows)
-    assert settled.places == (1,)
+    assert settled.places == {"": (1,)}
     with pytest.raises(RowsError, match="restart"):
-        Settled.of(both, [f"s{n}" for n in range(MOST_ROWS)])
+        Settled.of(both, [Row(f"s{n}") for n in range(MOST_ROWS)])

@@ -69,6 +69,17 @@ def test_what_is_rarer_than_one_a_day_is_not_called_nothing(config: Path) -> Non
     assert "samples a day and gets 0.26 requests: join it with others" in told
 
 
+def test_busy_traffic_is_told_in_plain_numbers(config: Path) -> None:
+    """No powers of ten and no delay of no minutes: thousands are apart, and less than a minute is in seconds."""
+    done = _plan(config, "--rps", "1279.346", "--shift", "10")
+    assert done.exit_code == 0, done.output
+    assert "model digits: 1,279 requests/s" in done.output
+    (row,) = (line for line in done.output.splitlines() if line.startswith("all "))
+    assert "  230,282  " in row
+    assert row.endswith(" s")
+    assert "0 min" not in done.output
+
+
 def test_machines_read_json_and_slices_may_be_crossed(config: Path) -> None:
     """The parts of a crossed slice are joined by ` & `; a GPU share is a replay budget."""
     done = _plan(

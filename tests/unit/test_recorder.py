@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import zlib
 from datetime import UTC, datetime
 from typing import Any
 
@@ -85,13 +86,13 @@ def test_the_second_phase_lets_exchanges_go() -> None:
 
 
 def test_bodies_are_read_through_their_codings() -> None:
-    """A compressed request and a chunked response are understood."""
-    body = json.dumps(RESPONSE).encode()
+    """A compressed request and a response that is compressed and chunked are understood."""
+    body = zlib.compress(json.dumps(RESPONSE).encode())
     exchange = recorded(
         request=gzip.compress(json.dumps(REQUEST).encode(), mtime=0),
         headers={"Content-Encoding": "gzip"},
         response=f"{len(body):x}\r\n".encode() + body + b"\r\n0\r\n\r\n",
-        response_headers={"Transfer-Encoding": "chunked"},
+        response_headers={"Transfer-Encoding": "chunked", "Content-Encoding": "deflate"},
     )
     assert exchange.outputs[0].shape == (1, 3)
 
@@ -199,9 +200,7 @@ def test_an_empty_sticky_header_groups_nothing() -> None:
 
 def test_each_protocol_is_read_by_its_decoder() -> None:
     """The path tells which; a model's adapter is the one that is configured, and OpenAI's model is in the body."""
-    config = msgspec.structs.replace(
-        CONFIG, models=(Model(name="digits", adapter="bytes"), Model(name="a/b"))
-    )
+    config = Config(models=(Model(name="digits", adapter="bytes"), Model(name="a/b")))
     v1 = recorded(
         config, path="/v1/models/digits:predict", request={"instances": [1]}, response={"predictions": [2]}
     )

@@ -4,6 +4,7 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.interval import Estimate
+from storage.explained import Explanation
 from storage.facts import Episode, SliceName, Version
 from tests.report_figures import NOW
 
@@ -49,6 +50,20 @@ def test_a_slice_without_history_is_compared_with_the_version_before() -> None:
 def test_a_slice_above_budget_before_the_onset_is_told_as_older() -> None:
     """An onset is an estimate: what was bad before it is said."""
     assert "older than the alert" in _advise(before=HIGH)
+
+
+def test_a_version_that_came_with_the_onset_is_not_called_unchanged() -> None:
+    """What *Why* says and what to do say the same; another version that came then is no change of this one."""
+    mine, other = (
+        msgspec.structs.replace(EPISODE, explanation=Explanation(changes=(change,)))
+        for change in (
+            "candidate version int8-7 (this one), first seen 2026-11-03 09:00 UTC",
+            "candidate version int8-8, first seen 2026-11-03 09:00 UTC",
+        )
+    )
+    assert "The version is new (int8-7" in _advise(mine)
+    assert "did not change" not in _advise(mine)
+    assert "The version did not change (int8-7" in _advise(other)
 
 
 def test_grown_traffic_is_told() -> None:

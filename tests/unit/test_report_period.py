@@ -76,6 +76,7 @@ def test_a_week_is_seven_days_and_a_day_24_hours() -> None:
 
 
 def test_a_period_must_begin_before_it_ends() -> None:
-    """A range with its ends exchanged is refused in words."""
-    with pytest.raises(OperatorError, match="begin before it ends"):
+    """A range with its ends exchanged is refused in words, to the minute."""
+    told = f"{NOW:%Y-%m-%d %H:%M} UTC is not before {NOW:%Y-%m-%d %H:%M} UTC$"
+    with pytest.raises(OperatorError, match=f"begin before it ends: {told}"):
         Period.of(kind="range", end=NOW, start=NOW)

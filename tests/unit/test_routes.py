@@ -18,6 +18,7 @@ ALL = Routes(Protocol)
         ("/inference.GRPCInferenceService/ModelInfer", Protocol.OIP_GRPC, "", ""),
         ("/inference.GRPCInferenceService/ModelStreamInfer", Protocol.OIP_GRPC_STREAM, "", ""),
         ("/v1/models/a:predict", Protocol.KSERVE_V1, "a", ""),
+        ("/v1/models/a/versions/7:predict", Protocol.KSERVE_V1, "a", "7"),
         ("/predictions/a", Protocol.TORCHSERVE, "a", ""),
         ("/predictions/a/2.0", Protocol.TORCHSERVE, "a", "2.0"),
         ("/v1/chat/completions", Protocol.OPENAI_CHAT, "", ""),
@@ -45,12 +46,21 @@ def test_an_inference_request_is_found_by_its_path(
         ("POST", "/predictions/a/1/2"),
         ("POST", "/v1/chat"),
         ("POST", "/"),
+        ("PUT", "/v2/models/a/infer"),
+        ("GET", "/predictions/a"),
     ],
 )
 def test_anything_else_is_not(method: str, path: str) -> None:
     """It passes, and neither reader looks at it."""
     assert ALL.find(method.encode(), path.encode()) is None
     assert ALL.named(method, path) is None
+
+
+def test_a_file_is_put_to_torchserve() -> None:
+    """As `curl -T` does, and TorchServe's own examples."""
+    assert ALL.find(b"PUT", b"/predictions/a?b=c") == b"/predictions/a"
+    assert ALL.named("PUT", "/predictions/a") == Route(protocol=Protocol.TORCHSERVE, model="a", version="")
+    assert Routes([Protocol.OIP_REST]).find(b"PUT", b"/predictions/a") is None
 
 
 def test_a_protocol_that_is_not_configured_is_not_found() -> None:

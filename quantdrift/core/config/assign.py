@@ -11,6 +11,9 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 
 
+_WANTED = {bool: "true or false", int: "a number", float: "a number"}
+
+
 def assign(config: Config, assignments: Iterable[str]) -> Config:
     """Return `config` with each `KEY=VALUE` set.
 
@@ -35,7 +38,7 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
         document = msgspec.to_builtins(config)
         place, option = _place(document, key)
         try:
-            place[option] = text if isinstance(place[option], str) else msgspec.json.decode(text)
+            place[option] = text if isinstance(place[option], str) else _value(text, place[option])
             config = msgspec.convert(document, Config)
         except msgspec.DecodeError as error:
             # A ValidationError is one too: its message names the value's place.
@@ -43,6 +46,15 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
     if found := problems(config):
         raise OperatorError("with these options:\n" + "\n".join(f"  - {problem}" for problem in found))
     return config
+
+
+def _value(text: str, before: Any) -> Any:
+    """Return what `text` says in JSON, in place of `before`."""
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError as error:
+        wanted = _WANTED.get(type(before), "a list or table as JSON")
+        raise msgspec.DecodeError(f"`{text}` is not {wanted}") from error
 
 
 def _place(document: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:

@@ -13,7 +13,7 @@ SUPERVISOR_BYTES = 64 * MIB
 WORKER_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
 INTAKE_BYTES = 96 * MIB
-# The largest exchange while it is decoded: its frame, its body, its JSON values (sidecar.protocols.oip bounds their number; they
+# The largest exchange while it is decoded: its frame, its body, its JSON values (the recorder bounds their number; they
 # take most), its tensors and its message.
 DECODE_COPIES = 16
 # What is being received from a relay worker: one frame and the stream's own buffer.

@@ -1,0 +1,35 @@
+"""The configurations that are there to be copied."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from quantdrift.cli import main
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGS = sorted(ROOT.glob("deploy/**/config.toml"))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_configuration_to_be_copied_is_sound(path: Path) -> None:
+    """`quantdrift config check` says so, adapters included."""
+    ran = CliRunner().invoke(main, ["config", "check", "--config", str(path)])
+    assert ran.exit_code == 0, ran.output
+    assert "is sound" in ran.output
+
+
+def test_there_is_one_for_each_kind_of_server() -> None:
+    """Each stands in a directory of its own."""
+    assert {"triton", "kserve", "torchserve", "openai"} <= {path.parent.name for path in CONFIGS}
+
+
+def test_an_adapter_that_cannot_be_had_is_told_by_the_check(tmp_path: Path) -> None:
+    """Before a sidecar is started with it."""
+    path = tmp_path / "config.toml"
+    path.write_text('[[models]]\nname = "m"\nadapter = "no.such:Adapter"\n')
+    ran = CliRunner().invoke(main, ["config", "check", "--config", str(path)])
+    assert ran.exit_code == 2
+    assert "no.such:Adapter" in ran.output
