@@ -14,7 +14,7 @@ from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch,
 BATCH_ITEMS = 64  # of the shadow's default
 SHARES = np.geomspace(1.0, 0.005, 40)  # of the traffic, slices of a small fleet
 THRESHOLDS = Thresholds(page=10.0, ticket=1.0)
-_LEARNED = 12_000
+_LEARNED = 12_000  # groups at least
 _GAMMA = 1e-9
 _LAWS: dict[str, Law] = {"flip": Flips(rate=0.005), "kl": Divergences()}
 
@@ -30,8 +30,10 @@ def live_state(key: SignalKey) -> FloatArray:
     rng = np.random.default_rng(7)
     one: Shipped = known(0.02, 1) if key.kind == "budget" else learned(key.kind, 0.25, 1)
     if key.kind in LEARNERS:
-        for _ in range(_LEARNED // STEPS):
+        n = 0
+        while n < _LEARNED or not DETECTORS[key.kind].live(one.states[0]):
             one.follow(np.minimum(_LAWS[key.metric].draw(rng, (STEPS, 1)), 1.0))
+            n += STEPS
     state: FloatArray = one.states[0]
     DETECTORS[key.kind].arm(state, mass=0.0, at_us=0)
     return state
@@ -74,8 +76,7 @@ def _timed(keys: Sequence[SignalKey], given: Sequence[IntArray]) -> float:
             steps = np.arange(1.0, count + 1)
             series = {
                 key: Series(
-                    x=OBSERVE[key.kind](np.minimum(_LAWS[key.metric].draw(rng, (count, 1)), 1.0))[:, 0],
-                    seen=np.ones(count, dtype=np.bool_),
+                    x=OBSERVE[key.kind](np.minimum(_LAWS[key.metric].draw(rng, (count, 1)), 1.0))[:, 0]
                 )
                 for key in keys
             }

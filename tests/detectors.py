@@ -5,12 +5,14 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from quantdrift.drift import bag, budget, course
 from quantdrift.drift.block import STEPS, Block, FloatArray
 from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, TAIL, Detector
 from quantdrift.drift.quantile import tail_bin
 from tests import change_streams, tail_streams
 
 PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
+PAGES = {"budget": budget.PAGE, "change": course.PAGE, "tail": bag.PAGE}  # evidence of each bet, in a state
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,9 +110,8 @@ def sound(detector: Detector, states: FloatArray, shown: FloatArray) -> bool:
                 )
                 hit = path.page >= 1e9
                 states = path.stopped(np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1))
-                if not np.isfinite(states).all() or any(
-                    (getattr(path, name) < 0).any() for name in (*PATHS, "page_bets")
-                ):
+                values = (*(getattr(path, name) for name in PATHS), states[:, PAGES[detector.kind]])
+                if not np.isfinite(states).all() or any((one < 0).any() for one in values):
                     return False
                 for row in np.flatnonzero(hit.any(axis=0)):
                     detector.alarmed(states[row], page=True)

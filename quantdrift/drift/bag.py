@@ -13,6 +13,7 @@ import numpy as np
 from quantdrift.core.errors import OperatorError
 from quantdrift.drift import quantile, rank, resolve
 from quantdrift.drift.block import FloatArray
+from quantdrift.drift.compiled import compiled
 from quantdrift.drift.quantile import EDGES, N_BINS
 from quantdrift.drift.signal import ALERTING, HEADER, LAST_AT, SCALE
 
@@ -27,7 +28,8 @@ N_BETS = N_LEARNED + rank.N_BETS  # then against the frozen one
 
 # The state of one signal: float64, after the header of `quantdrift.drift.signal`. A histogram is its number of
 # groups, the event time it stands for, and the weight per bin.
-_HISTOGRAM = 2 + N_BINS
+GROUPS, AT, BINS = range(3)
+_HISTOGRAM = BINS + N_BINS
 (
     TAU,
     DELTA,  # chance that the frozen bounds are too low
@@ -49,6 +51,8 @@ PAGE = slice(BOUND.stop, BOUND.stop + N_BETS)
 TICKET = slice(PAGE.stop, PAGE.stop + N_BETS)
 MIRROR = slice(TICKET.stop, TICKET.stop + len(resolve.BETS))
 SIZE = MIRROR.stop
+# Where they begin: compiled code knows no slices of the module.
+_BASE, _ASIDE, _FLOOR = BASE.start, ASIDE.start, FLOOR.start
 
 
 class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +192,37 @@ def learning(state: FloatArray) -> FloatArray:
 def seen(state: FloatArray) -> FloatArray:
     """Return the histogram of the bag: baseline, and what is set aside now; (..., 66) of (..., SIZE)."""
     return np.asarray(state[..., BASE] + state[..., ASIDE] * (1.0 - learning(state))[..., None])
+
+
+@compiled
+def sets_aside(state: FloatArray) -> bool:
+    """Return whether new groups are set aside, and not learned; of one state."""
+    return bool(state[ALERTING] > 0 or state[FROZEN] > 0)
+
+
+@compiled
+def take(state: FloatArray, group: FloatArray) -> bool:
+    """Take a group, (N_BINS,) weights, into the bag, in place; return whether these are at least 0 and add up to 1."""
+    row = _ASIDE if sets_aside(state) else _BASE
+    state[row + GROUPS] += 1.0
+    state[row + AT] = state[LAST_AT]
+    whole = 0.0
+    for place in range(N_BINS):
+        if group[place] != 0.0:
+            if not group[place] > 0.0:
+                return False
+            whole += group[place]
+            state[row + BINS + place] += group[place]
+    return abs(whole - 1.0) <= _ROUNDING
+
+
+@compiled
+def remember(state: FloatArray, at_us: float) -> None:
+    """Note down the bag as it is when the twin is at its floor, in place."""
+    aside = 1.0 * sets_aside(state)
+    for field in range(_HISTOGRAM):
+        state[_FLOOR + field] = state[_BASE + field] + aside * state[_ASIDE + field]
+    state[_FLOOR + AT] = at_us
 
 
 def complete(state: FloatArray) -> None:

@@ -26,6 +26,7 @@ import numpy as np
 
 from quantdrift.drift import interval, onset, path, resolve, signal, window
 from quantdrift.drift.block import Block, FloatArray, Trail
+from quantdrift.drift.compiled import compiled
 from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.signal import (
     ALERTING,
@@ -61,6 +62,10 @@ FLOOR_X = slice(FLOOR_W.stop, FLOOR_W.stop + _K)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 WINDOWS = slice(MIRROR.stop, MIRROR.stop + window.SIZE)
 SIZE = WINDOWS.stop
+# Where they begin: compiled code knows no slices of the module.
+_RATES, _PAGE, _TICKET, _CUSUM = RATES.start, PAGE.start, TICKET.start, CUSUM.start
+_FLOOR_AT, _FLOOR_N, _FLOOR_W, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_W.start, FLOOR_X.start
+_MIRROR, _WINDOWS = MIRROR.start, WINDOWS.start
 
 
 class BudgetDetector:
@@ -131,7 +136,7 @@ class BudgetDetector:
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let the recent window move on, in place."""
-        window.rotate(state[WINDOWS])
+        window.rotate(state, WINDOWS.start)
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
         """Return mean and interval over the recent window, in the metric's own unit."""
@@ -160,51 +165,62 @@ class BudgetDetector:
         return Path(self.follow, states, block)
 
     def follow(self, states: FloatArray, trail: Trail) -> Flow:
-        """Return what signals with `states`, (N, SIZE), go through along their groups."""
-        steps, seen = trail.steps, trail.seen
-        row, last = steps.row, steps.last
-        groups = np.empty((len(row), 3))
-        groups[:, 0] = seen
-        groups[:, 1], groups[:, 2] = trail.x[:, 1], trail.x[:, 0]
-        if not seen.all():
-            groups[~seen] = 0.0
-        v, vx = groups[:, 1], groups[:, 2]
-        if v.max() > 1.0:
+        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
+        course = np.empty((path.N_ROWS, len(trail.seen)))
+        if not _follow(states, trail, course):
             raise ValueError("a weight above 1 would break the false-alarm bound")
-        z = vx - v * states[row, M]
-        factor = states[:, RATES][row]
-        factor *= z[:, None]
-        factor += 1.0
-        spent = path.spend(states, trail)
-        bets = steps.grow(states[:, PAGE], factor, factor * spent.given[:, None])
-        page = bets.sum(axis=1) / N_BETS
-        recovery, mirror = resolve.mirror(
-            steps, states[:, MIRROR], states[:, M], z, seen & (states[row, ALERTING] > 0)
-        )
-        twin = onset.follow(steps, states[:, CUSUM], factor, seen)
-        counts = trail.sums(groups.copy())
-        state = states.copy()
-        spent.write(state, trail)
-        more = counts[last]
-        state[:, N_TOTAL] += more[:, 0]
-        state[:, N : X + 1] += more
-        state[:, PAGE] = bets[last]
-        state[:, TICKET] = state[:, PAGE] * state[:, TICKETING, None]
-        state[:, CUSUM] = twin.cusum
-        fell = twin.floor >= 0
-        at = steps.places(np.maximum(twin.floor, 0))
-        state[:, FLOOR_AT] = np.where(fell, trail.at_us[at], state[:, FLOOR_AT])
-        for index, field in enumerate((FLOOR_N, FLOOR_W, FLOOR_X)):
-            known = counts[:, index][at] + states[:, N + index, None]
-            state[:, field] = np.where(fell, known, state[:, field])
-        state[:, MIRROR] = mirror
-        state[:, WINDOWS] = window.advance(states[:, WINDOWS], trail, groups, counts)
-        return Flow(
-            page=page,
-            page_mass=spent.page_mass,
-            ticket=page * states[row, TICKETING],
-            ticket_mass=spent.ticket_mass,
-            recovery=recovery,
-            page_bets=bets,
-            states=state,
-        )
+        return Flow(course=course, states=states)
+
+
+@compiled
+def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+    ends, x, seen, mass, at_us = trail
+    begin = 0
+    for row in range(len(states)):
+        state = states[row]
+        mirror = state[_MIRROR : _MIRROR + len(resolve.BETS)]
+        page, recovery = _evidence(state), resolve.recovered(mirror)
+        for group in range(begin, ends[row]):
+            if seen[group]:
+                if x[group, 1] > 1.0:
+                    return False
+                given = signal.spend(state, mass[group], at_us[group], 1.0)
+                _see(state, x[group, 0], x[group, 1], given, at_us[group])
+                page, recovery = _evidence(state), resolve.recovered(mirror)
+            path.note(course, group, state, page, recovery)
+        begin = ends[row]
+        for bet in range(N_BETS):
+            state[_TICKET + bet] = state[_PAGE + bet] * state[TICKETING]
+    return True
+
+
+@compiled
+def _see(state: FloatArray, vx: float, v: float, given: float, at_us: float) -> None:
+    state[N_TOTAL] += 1.0
+    state[N] += 1.0
+    state[W] += v
+    state[X] += vx
+    n, weight, total = state[N], state[W], state[X]
+    z = vx - v * state[M]
+    for bet in range(N_BETS):
+        factor = 1.0 + state[_RATES + bet] * z
+        state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor
+        after = onset.twin(state[_CUSUM + bet], factor)
+        # Without branches: what is written is mostly what was there, but the processor takes several bets at a time.
+        state[_CUSUM + bet] = after
+        state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
+        state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
+        state[_FLOOR_W + bet] = weight if after == 1.0 else state[_FLOOR_W + bet]
+        state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
+    if state[ALERTING] > 0:
+        resolve.reflect(state[_MIRROR : _MIRROR + len(resolve.BETS)], state[M], z)
+    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], v, vx)
+
+
+@compiled
+def _evidence(state: FloatArray) -> float:
+    total = 0.0
+    for bet in range(N_BETS):
+        total += state[_PAGE + bet]
+    return total / N_BETS

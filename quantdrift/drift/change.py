@@ -50,6 +50,7 @@ from quantdrift.drift.course import (
     SIZE,
     TICKET,
     WINDOWS,
+    evidence,
     follow,
 )
 from quantdrift.drift.margin import N_BINS
@@ -171,7 +172,7 @@ class ChangeDetector:
 
     def live(self, state: FloatArray) -> bool:
         """Return whether it takes part."""
-        return bool(state[memory.STAGE] != memory.LEARNING)
+        return state.item(memory.STAGE) != memory.LEARNING
 
     def missing(self, state: FloatArray) -> int:
         """Return how many groups it lacks until it takes part, at the rate of events so far; 0 when live."""
@@ -182,8 +183,8 @@ class ChangeDetector:
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
-        window.rotate(state[WINDOWS])
-        if not self.live(state) and not state[ALERTING] and memory.enough_groups(state):
+        window.rotate(state, WINDOWS.start)
+        if not self.live(state) and not state.item(ALERTING) and memory.promising(state):
             learned = memory.read(state)
             if learned.missing == 0:
                 memory.settle(state, learned.settled())
@@ -217,10 +218,7 @@ class ChangeDetector:
 
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
-        if not self.live(state):
-            return 0.0
-        n_strata = 1 + int(np.count_nonzero(state[memory.CUTS] < N_BINS))
-        return float((bets.weights_of(n_strata, float(state[memory.STAGE])) * state[PAGE]).sum())
+        return evidence(state) if self.live(state) else 0.0
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""
@@ -259,23 +257,24 @@ class ChangeDetector:
         return Path(follow, states, block)
 
     def follow(self, states: FloatArray, trail: Trail) -> Flow:
-        """Return what signals with `states`, (N, SIZE), go through along their groups."""
+        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
         return follow(states, trail)
 
     def _mirror(self, state: FloatArray) -> None:
         """Write what recovery is tested against, from the evidence that alarmed, in place."""
-        evidence = self._weighted(state)
+        weighted = self._weighted(state)
         mass = float(state[PAGE_MASS] if state[PAGING] else state[TICKET_MASS])
-        stratum = bets.stratum_of(int(np.argmax(evidence)))
+        stratum = bets.stratum_of(int(np.argmax(weighted)))
         state[MIRRORED] = 1.0
-        if stratum is not None and evidence.sum() >= OWN_RATIO * mass:
+        if stratum is not None and weighted.sum() >= OWN_RATIO * mass:
             state[MIRRORED] = np.arange(N_STRATA) == stratum
         row = memory.rows_of(state)[memory.LIVE]
         if state[memory.STAGE] == memory.LIVING and state[memory.ONSET_AT] >= 0:
             row = memory.before(state, float(state[memory.ONSET_AT]))
-        place = memory.strata_of(state[None])[0]
-        total, share = (bets.sums(place, row[part], N_STRATA) for part in (memory.TOTAL, memory.SHARE))
-        state[MIRROR_M] = np.minimum(bets.null(total, share, state[memory.TAU]), HIGHEST_M)
+        place = memory.strata_of(state)
+        for stratum_ in range(N_STRATA):
+            share, total = (row[part][place == stratum_].sum() for part in (memory.SHARE, memory.TOTAL))
+            state[MIRROR_M.start + stratum_] = min(bets.null(total, share, state[memory.TAU]), HIGHEST_M)
 
     @staticmethod
     def _weighted(state: FloatArray) -> FloatArray:

@@ -1,15 +1,18 @@
-"""The state of a change signal, field by field, and what many of them go through along a block."""
+"""The state of a change signal, field by field, and what many of them go through along a trail."""
+
+import math
 
 import numpy as np
 
-from quantdrift.drift import bets, memory, onset, resolve, window
+from quantdrift.drift import bets, memory, onset, path, resolve, signal, window
 from quantdrift.drift.baseline import N_STRATA
-from quantdrift.drift.block import BoolArray, FloatArray, IntArray, Trail
+from quantdrift.drift.block import FloatArray, IntArray, Trail
+from quantdrift.drift.compiled import compiled, dot
+from quantdrift.drift.group import ROUNDING
 from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.path import Flow, spend
+from quantdrift.drift.path import Flow
 from quantdrift.drift.signal import (
     ALERTING,
-    LAST_AT,
     N_TOTAL,
     TICKETING,
     M,
@@ -33,85 +36,121 @@ MIRROR_M = slice(MIRROR.stop, MIRROR.stop + N_STRATA)  # per stratum, (1 + tau) 
 MIRRORED = slice(MIRROR_M.stop, MIRROR_M.stop + N_STRATA)  # 1.0 for strata that must recover
 WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.SIZE)
 SIZE = WINDOWS.stop
+# Where they begin: compiled code knows no slices of the module.
+_PAGE, _TICKET, _CUSUM = PAGE.start, TICKET.start, CUSUM.start
+_FLOOR_AT, _FLOOR_N, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_X.start
+_MIRROR, _MIRROR_M, _MIRRORED, _WINDOWS = MIRROR.start, MIRROR_M.start, MIRRORED.start, WINDOWS.start
+_LIVE = memory.ROWS.start + memory.LIVE * memory.ROW
 
 
 def follow(states: FloatArray, trail: Trail) -> Flow:
-    """Return what signals with `states`, (N, SIZE), go through along their groups."""
-    steps, seen = trail.steps, trail.seen
-    row, last = steps.row, steps.last
-    learns = states[:, memory.STAGE] != memory.FIXED
-    entries = bets.entries_of(trail)
-    strata = bets.strata_of(states, entries, learns, trail)
-    factor = bets.factors(len(row), strata)
-    spent = spend(states, trail)
-    grown = steps.grow(states[:, PAGE], factor, factor * spent.given[:, None])
-    page = np.einsum("gk,gk->g", grown, bets.weights(states)[row])
-    twin = onset.follow(steps, states[:, CUSUM], np.ascontiguousarray(factor[:, :FOLLOWED]), seen)
-    groups = np.empty((len(row), 3))
-    groups[:, 0] = groups[:, 1] = seen
-    groups[:, 2] = bets.sums(entries.group, entries.total, len(row))
-    counts = trail.sums(groups.copy())
-    recovery, mirror = _recovery(states, strata, trail)
-    state = states.copy()
-    spent.write(state, trail)
-    more = counts[last]
-    state[:, N_TOTAL] += more[:, 0]
-    state[:, N] += more[:, 0]
-    state[:, W] = state[:, N]
-    state[:, X] += more[:, 2]
-    state[:, PAGE] = grown[last]
-    state[:, TICKET] = state[:, PAGE] * state[:, TICKETING, None]
-    state[:, CUSUM] = twin.cusum
-    fell, at = twin.floor >= 0, steps.places(np.maximum(twin.floor, 0))
-    state[:, FLOOR_AT] = np.where(fell, trail.at_us[at], state[:, FLOOR_AT])
-    for index, count, field in ((0, N, FLOOR_N), (2, X, FLOOR_X)):
-        state[:, field] = np.where(fell, counts[:, index][at] + states[:, count, None], state[:, field])
-    state[:, MIRROR] = mirror
-    state[:, WINDOWS] = window.advance(states[:, WINDOWS], trail, groups, counts)
-    _remember(state, learns, entries, more[:, 0], row)
-    return Flow(
-        page=page,
-        page_mass=spent.page_mass,
-        ticket=page * states[row, TICKETING],
-        ticket_mass=spent.ticket_mass,
-        recovery=recovery,
-        page_bets=grown,
-        states=state,
-    )
+    """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place.
+
+    Raises
+    ------
+    ValueError
+        A group is no group: shares above 1 in sum, or values above 1. Both would break the false-alarm bound.
+    """
+    course = np.empty((path.N_ROWS, len(trail.seen)))
+    if not _follow(states, trail, course):
+        raise ValueError(
+            "a group's shares sum to 1 and its values lie in [0, 1]: anything else breaks the bound"
+        )
+    return Flow(course=course, states=states)
 
 
-def _remember(
-    state: FloatArray, learns: BoolArray, entries: bets.Entries, n_groups: FloatArray, row: IntArray
-) -> None:
-    """Take the groups into the baseline, or set them aside."""
-    n = len(state)
-    rows = memory.rows_of(state).copy()
-    every, into = np.arange(n), np.where(state[:, ALERTING] > 0, memory.ASIDE, memory.LIVE)
-    place = row[entries.group] * N_BINS + entries.column
-    kept = rows[every, into]
-    for part, values in ((memory.SHARE, entries.share), (memory.TOTAL, entries.total)):
-        kept[:, part] += bets.sums(place, values, n * N_BINS).reshape(n, N_BINS)
-    kept[:, memory.GROUPS] += n_groups
-    kept[:, memory.AT] = np.where(n_groups > 0, state[:, LAST_AT], kept[:, memory.AT])
-    rows[every, into] = np.where(learns[:, None], kept, rows[every, into])
-    state[:, memory.ROWS] = rows.reshape(n, -1)
-    live = rows[:, memory.LIVE]
-    mean = live[:, memory.TOTAL].sum(axis=1) / np.maximum(live[:, memory.GROUPS], 1.0)
-    state[:, M] = np.minimum(1.0, (1.0 + state[:, memory.TAU]) * mean)
+@compiled
+def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+    cells, factor, weight = np.empty((2, N_STRATA)), np.empty(bets.N_BETS), np.empty(bets.N_BETS)
+    ends, x, seen, mass, at_us = trail
+    begin = 0
+    for row in range(len(states)):
+        state = states[row]
+        strata = memory.strata_of(state)
+        bets.weigh(state, weight)
+        asked = state[ALERTING] > 0 and state[memory.STAGE] != memory.LEARNING
+        mirror = state[_MIRROR : _MIRROR + len(resolve.BETS)]
+        if not asked:
+            mirror[:] = 0.0
+        page = _evidence(state, weight)
+        recovery = resolve.recovered(mirror) if asked else math.inf
+        for group in range(begin, ends[row]):
+            if seen[group]:
+                if not _cells(x[group], strata, cells):
+                    return False
+                given = signal.spend(state, mass[group], at_us[group], 1.0)
+                bets.factors(state, strata, cells, factor)
+                _see(state, factor, cells[1].sum(), given, at_us[group])
+                memory.learn(state, x[group])
+                page = _evidence(state, weight)
+                if asked:
+                    _reflect(state, cells)
+                    recovery = resolve.recovered(mirror)
+            path.note(course, group, state, page, recovery)
+        begin = ends[row]
+        for bet in range(bets.N_BETS):
+            state[_TICKET + bet] = state[_PAGE + bet] * state[TICKETING]
+        mean = state[_LIVE + memory.TOTAL_AT : _LIVE + memory.TOTAL_AT + N_BINS].sum()
+        mean /= max(state[_LIVE + memory.GROUPS], 1.0)
+        state[M] = min(1.0, (1.0 + state[memory.TAU]) * mean)
+    return True
 
 
-def _recovery(states: FloatArray, strata: bets.Strata, trail: Trail) -> tuple[FloatArray, FloatArray]:
-    """Return the evidence after each group that the change is over, (groups,), and the mirror image at the end."""
-    alerting: BoolArray = (states[:, ALERTING] > 0) & (states[:, memory.STAGE] != memory.LEARNING)
-    steps, n_groups = trail.steps, len(trail.seen)
-    if not alerting.any():
-        return np.full(n_groups, np.inf), np.zeros((len(states), len(resolve.BETS)))
-    owner = steps.row[strata.group]
-    m = states[owner, MIRROR_M.start + strata.stratum]
-    mirrored = states[owner, MIRRORED.start + strata.stratum]
-    z = bets.sums(strata.group, (strata.total - m * strata.share) * mirrored / (1.0 - m), n_groups)
-    asked = alerting[steps.row]
-    running = (bets.sums(strata.group, strata.share * mirrored, n_groups) > 0) & asked
-    start = states[:, MIRROR] * alerting[:, None]
-    recovery, mirror = resolve.mirror(steps, start, np.zeros(len(states)), z, running)
-    return np.where(asked, recovery, np.inf), mirror
+@compiled
+def _cells(group: FloatArray, strata: IntArray, cells: FloatArray) -> bool:
+    """Add a group up by testing stratum, (2, N_STRATA); return whether it is one."""
+    cells[:] = 0.0
+    whole = 0.0
+    for place in range(N_BINS):
+        share, total = group[place], group[N_BINS + place]
+        if share != 0.0:
+            if not (share > 0.0 and 0.0 <= total <= share + ROUNDING):
+                return False
+            cells[0, strata[place]] += share
+            cells[1, strata[place]] += min(total, share)
+            whole += share
+    return whole <= 1.0 + ROUNDING
+
+
+@compiled
+def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: float) -> None:
+    state[N_TOTAL] += 1.0
+    state[N] += 1.0
+    state[W] = state[N]
+    state[X] += x
+    n, total = state[N], state[X]
+    for bet in range(bets.N_BETS):
+        state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor[bet]
+    for bet in range(FOLLOWED):
+        after = onset.twin(state[_CUSUM + bet], factor[bet])
+        # Without branches: what is written is mostly what was there, but the processor takes several bets at a time.
+        state[_CUSUM + bet] = after
+        state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
+        state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
+        state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
+    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], 1.0, x)
+
+
+@compiled
+def _evidence(state: FloatArray, weight: FloatArray) -> float:
+    return dot(weight, state[_PAGE : _PAGE + bets.N_BETS])
+
+
+def evidence(state: FloatArray) -> float:
+    """Return the evidence of the page copy."""
+    weight = np.empty(bets.N_BETS)
+    bets.weigh(state, weight)
+    return _evidence(state, weight)
+
+
+@compiled
+def _reflect(state: FloatArray, cells: FloatArray) -> None:
+    """Take a group into the mirror image, in place: the strata that must recover together, each over its own room."""
+    share = z = 0.0
+    for stratum in range(N_STRATA):
+        mirrored, m = state[_MIRRORED + stratum], state[_MIRROR_M + stratum]
+        share += cells[0, stratum] * mirrored
+        z += (cells[1, stratum] - m * cells[0, stratum]) * mirrored / (1.0 - m)
+    if share > 0.0:
+        resolve.reflect(state[_MIRROR : _MIRROR + len(resolve.BETS)], 0.0, z)

@@ -7,6 +7,7 @@ block at a time. Adding one is that module plus one entry in `DETECTORS`.
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 
 from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.budget import BudgetDetector
@@ -29,7 +30,7 @@ class Detector(Protocol):
         ...
 
     def follow(self, states: FloatArray, trail: Trail) -> Flow:
-        """Return what signals with `states`, (N, size), go through along their groups, as many as each has."""
+        """Return what signals with `states`, (N, size), go through along their groups, and move these on, in place."""
         ...
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
@@ -122,3 +123,17 @@ CHANGE = ChangeDetector()
 TAIL = TailDetector()
 LEARNERS: dict[str, Learner] = {CHANGE.kind: CHANGE, TAIL.kind: TAIL}
 DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET, **LEARNERS}
+
+
+def compile_all() -> None:
+    """Let every detector follow one group: compiles what is not compiled yet, and keeps it where it can be kept."""
+    nothing = np.zeros(1)
+    for detector in DETECTORS.values():
+        trail = Trail(
+            ends=np.ones(1, dtype=np.intp),
+            x=np.zeros((1, detector.width)),
+            seen=np.zeros(1, dtype=np.bool_),
+            mass=nothing,
+            at_us=nothing,
+        )
+        detector.follow(np.zeros((1, detector.size)), trail)

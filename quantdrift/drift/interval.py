@@ -17,7 +17,8 @@ import math
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import BoolArray, FloatArray, Steps
+from quantdrift.drift.block import BoolArray, FloatArray
+from quantdrift.drift.compiled import compiled
 
 ALPHA = 0.05
 SUMS = 9
@@ -49,52 +50,35 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return Estimate(mean=self.mean * scale, low=self.low * scale, high=self.high * scale, n=self.n)
 
 
-def advance(start: FloatArray, steps: Steps, groups: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return the sums of every window after the last group, (N, windows, SUMS).
+@compiled
+def advance(sums: FloatArray, v: float, vx: float) -> None:
+    """Take one observation into the sums of a window, (SUMS,), in place; zeros are a new window."""
+    apart = vx - v * ((sums[_X] + 0.5) / (sums[_W] + 1.0))
+    rate = min(math.sqrt(2.0 * _LOG / ((sums[_S] + 0.25) * math.log(sums[_N] + 2.0))), RATE_CAP)
+    psi = -math.log(1.0 - rate) - rate
+    sums[_N] += 1.0
+    sums[_W] += v
+    sums[_X] += vx
+    sums[_S] += apart * apart
+    sums[_A] += rate * v
+    sums[_B] += rate * vx
+    sums[_P0] += psi * v * v
+    sums[_P1] += psi * v * vx
+    sums[_P2] += psi * vx * vx
 
-    Parameters
-    ----------
-    start
-        (N, windows, SUMS) sums so far; zeros for a new window.
-    steps
-        Who has how many groups.
-    groups
-        (groups, 3) of each 1, v and vx; 0 where there is no observation.
-    counts
-        (groups, 3) running sums of these.
-    """
-    row, last = steps.row, steps.last
-    # Windows before groups: numpy is several times faster along the longer axis.
-    begin = np.ascontiguousarray(start[:, :, : _S + 1].transpose(2, 1, 0))[:, :, row]
-    past = (counts - groups).T
-    n, w, x = (begin[field] + past[field] for field in (_N, _W, _X))
-    one, v, vx = np.ascontiguousarray(groups.T)
-    own = np.square(vx - v * ((x + 0.5) / (w + 1.0))) * one
-    spreads = own.copy()
-    steps.combine(np.add, spreads.T)
-    spread = begin[_S] + (spreads - own)
-    rate = np.minimum(np.sqrt(2 * _LOG / ((spread + 0.25) * np.log1p(n + 1.0))), RATE_CAP)
-    psi = -np.log1p(-rate) - rate
-    more = np.empty((SUMS - _A, *rate.shape))
-    for place, (factor, value) in enumerate(
-        ((rate, v), (rate, vx), (psi, v * v), (psi, v * vx), (psi, vx * vx))
-    ):
-        np.multiply(factor, value, out=more[place])
-    steps.combine(np.add, more.reshape(-1, len(row)).T)
-    sums = start.copy()
-    sums[:, :, : _X + 1] += counts[last][:, None]
-    sums[:, :, _S] += spreads[:, last].T
-    sums[:, :, _A:] += more[:, :, last].transpose(2, 1, 0)
-    return sums
+
+@compiled
+def _along(sums: FloatArray, vx: FloatArray, v: FloatArray, seen: BoolArray) -> None:
+    for group in range(len(v)):
+        if seen[group]:
+            advance(sums, v[group], vx[group])
 
 
 def along(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
     """Return the mean and interval of one series of groups, all (groups,), or None where nothing was observed."""
-    steps = Steps(np.array([len(v)]))
-    groups = np.zeros((len(v), 3))
-    groups[seen] = np.stack((np.ones(len(v)), v, vx), axis=1)[seen]
-    counts = steps.combine(np.add, groups.copy())
-    return estimate(advance(np.zeros((1, 1, SUMS)), steps, groups, counts)[0, 0])
+    sums = np.zeros(SUMS)
+    _along(sums, vx, v, seen)
+    return estimate(sums)
 
 
 def estimate(sums: FloatArray) -> Estimate | None:

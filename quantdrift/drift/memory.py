@@ -9,9 +9,10 @@ judges that nothing was wrong.
 
 import numpy as np
 
-from quantdrift.drift.baseline import N_STRATA, READY_GROUPS, Baseline
+from quantdrift.drift.baseline import N_STRATA, READY_EVENTS, READY_GROUPS, Baseline
 from quantdrift.drift.block import FloatArray, IntArray
 from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.compiled import compiled
 from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.signal import ALERTING, HEADER, LAST_AT
 
@@ -26,11 +27,14 @@ AT, GROUPS = 0, 1
 SHARE = slice(2, 2 + N_BINS)
 TOTAL = slice(SHARE.stop, SHARE.stop + N_BINS)
 ROW = TOTAL.stop
+SHARE_AT, TOTAL_AT = SHARE.start, TOTAL.start
 N_DAYS = 3
 LIVE, ASIDE, BORN = range(3)
 DAYS = slice(3, 3 + N_DAYS)
 ROWS = slice(BOUNDS.stop, BOUNDS.stop + (3 + N_DAYS) * ROW)
 STOP = ROWS.stop
+# Where they begin: compiled code knows no slices of the module.
+_LIVE, _ASIDE, _CUTS = ROWS.start + LIVE * ROW, ROWS.start + ASIDE * ROW, CUTS.start
 _KEPT_AT = [ROWS.start + row * ROW + AT for row in (BORN, *range(DAYS.start, DAYS.stop))]
 
 
@@ -39,10 +43,39 @@ def rows_of(states: FloatArray) -> FloatArray:
     return states[..., ROWS].reshape(*states.shape[:-1], -1, ROW)
 
 
-def known(states: FloatArray) -> FloatArray:
-    """Return the bag that the learned null rests on, (N, ROW): the baseline, and what an alert that lasts set aside."""
-    rows = rows_of(states)
-    return np.asarray(rows[:, LIVE] + np.where(states[:, ALERTING, None] > 0, rows[:, ASIDE], 0.0))
+@compiled
+def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, float]:
+    """Return share and total of a testing stratum in the bag that the learned null rests on.
+
+    That is the baseline, and what an alert that lasts set aside: a page copy that runs on through a warning would
+    otherwise bet against a baseline that is finite and stands still, and for as long as the warning lasts.
+    """
+    share = total = 0.0
+    for place in range(N_BINS):
+        if strata[place] == stratum:
+            share += state[_LIVE + SHARE_AT + place]
+            total += state[_LIVE + TOTAL_AT + place]
+            if state[ALERTING] > 0:
+                share += state[_ASIDE + SHARE_AT + place]
+                total += state[_ASIDE + TOTAL_AT + place]
+    return share, total
+
+
+@compiled
+def learn(state: FloatArray, group: FloatArray) -> None:
+    """Take a group, (2 * N_BINS,) shares and totals, into the baseline, or set it aside while an alert lasts; in place.
+
+    What is fixed learns nothing.
+    """
+    if state[STAGE] == FIXED:
+        return
+    row = _ASIDE if state[ALERTING] > 0 else _LIVE
+    state[row + AT] = state[LAST_AT]
+    state[row + GROUPS] += 1.0
+    for place in range(N_BINS):
+        if group[place] > 0:
+            state[row + SHARE_AT + place] += group[place]
+            state[row + TOTAL_AT + place] += min(group[N_BINS + place], group[place])
 
 
 def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None:
@@ -108,17 +141,18 @@ def fix(state: FloatArray) -> None:
     state[STAGE] = FIXED
 
 
-def enough_groups(state: FloatArray) -> bool:
-    """Return whether there are groups enough: a quick look before `read`, which says whether all else is there too."""
-    return bool(rows_of(state)[LIVE, GROUPS] >= READY_GROUPS)
+def promising(state: FloatArray) -> bool:
+    """Return whether there is enough but for rounding: a quick look before `read`, which is asked for the answer."""
+    enough = state.item(_LIVE + GROUPS) >= READY_GROUPS
+    return enough and bool(state[_LIVE + TOTAL_AT : _LIVE + TOTAL_AT + N_BINS].sum() >= READY_EVENTS - 0.5)
 
 
 def snapshot(state: FloatArray, *, at_us: int) -> None:
     """Once a day keep the baseline of a live signal as it is, in the oldest snapshot's place."""
-    if state[STAGE] != LIVING or state[ALERTING]:
-        return
     # Asked of every signal after every batch: the answer is nearly always no.
-    newest = max(state[place] for place in _KEPT_AT)
+    if state.item(STAGE) != LIVING or state.item(ALERTING):
+        return
+    newest = max(map(state.item, _KEPT_AT))
     if at_us - newest < DAY_US:
         return
     rows = rows_of(state)
@@ -169,7 +203,11 @@ def take_back(state: FloatArray) -> None:
     rows[ASIDE] = 0.0
 
 
-def strata_of(states: FloatArray) -> IntArray:
-    """Return the testing stratum of each margin bin, (N, N_BINS)."""
-    reached = np.arange(N_BINS)[:, None] >= states[:, None, CUTS]
-    return np.asarray(reached.sum(axis=2), dtype=np.intp)
+@compiled
+def strata_of(state: FloatArray) -> IntArray:
+    """Return the testing stratum of each margin bin, (N_BINS,)."""
+    found = np.zeros(N_BINS, dtype=np.intp)
+    for place in range(N_BINS):
+        for cut in range(_CUTS, _CUTS + N_STRATA - 1):
+            found[place] += place >= state[cut]
+    return found

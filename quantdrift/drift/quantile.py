@@ -15,6 +15,7 @@ Sequential estimation of quantiles, Bernoulli 2022). Shortfall integrates a band
 """
 
 import math
+from bisect import bisect_right
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -25,6 +26,7 @@ from quantdrift.drift.interval import ALPHA, Estimate
 N_BINS = 64
 SMALLEST, LARGEST = 1e-4, 10.0  # of the metric's unit
 EDGES: FloatArray = np.geomspace(SMALLEST, LARGEST, N_BINS - 1)
+_EDGES = EDGES.tolist()
 _HALVINGS = 60
 _TINY = 1e-300  # its logarithm is finite, and as good as that of 0
 
@@ -41,6 +43,11 @@ def tail_bin(x: ArrayLike) -> NDArray[np.intp]:
     if np.isnan(values).any():
         raise ValueError("a divergence that is not a number has no bin: count it apart")
     return np.searchsorted(EDGES, values, side="right")
+
+
+def bin_of(value: float) -> int:
+    """Return the bin of one value that is a number, as `tail_bin` does."""
+    return bisect_right(_EDGES, value)
 
 
 def survival(counts: FloatArray) -> FloatArray:

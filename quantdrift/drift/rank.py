@@ -27,6 +27,7 @@ import math
 import numpy as np
 
 from quantdrift.drift.block import FloatArray
+from quantdrift.drift.compiled import compiled
 
 LEAST = 1e-5  # a: smaller ranks count as it, so that no tail bet exceeds c / a
 LEVELS = (0.001, 0.003, 0.01, 0.03, 0.1)  # b
@@ -44,87 +45,99 @@ STRETCHES = (  # b, r, eta, a as a part of r b
     (0.1, 1.0, 0.5, 0.01),
 )
 RAREST = slice(2)  # the bets with the smallest b: they need the longest baseline
-_LEVELS = np.array(LEVELS)[:, None]
+_LEVELS = np.array(LEVELS)
 _TOPS = 1.0 + np.log(_LEVELS / LEAST)
-_STAKES = np.array(STAKES)[:, :, None]
-_POWERS = np.array(POWERS)[:, None]
+_STAKES = np.array(STAKES).ravel()
+_WIDEST = LEVELS[-1]
+_POWERS = np.array(POWERS)
+_BASE = 1.0 - math.log(LEAST)
+_N_TAIL = 2 * len(LEVELS)
 _NARROW = 1e-12  # below it the average over (lo, hi] is lost in rounding; the density at hi is less
 
 
 def _stretched() -> FloatArray:
-    """Return what defines each stretch bet, (6, bets, 1): level, r b, eta, a, the mass of its density and its height."""
+    """Return what defines each stretch bet, (bets, 7): level, r b, eta, a, 1 - ln a, mass of its density, its height."""
     found = []
     for level, part, rest, least in STRETCHES:
         a = max(part * level * least, LEAST)
         top = 1.0 + math.log(part * level / a)
-        found.append((level, part * level, rest, a, top, (1.0 - rest) * level / top))
-    return np.ascontiguousarray(np.array(found).T[:, :, None])
+        found.append((level, part * level, rest, a, 1.0 - math.log(a), top, (1.0 - rest) * level / top))
+    return np.array(found)
 
 
 _STRETCHED = _stretched()
 
 
-def e_values(hi: FloatArray, lo: FloatArray) -> FloatArray:
-    """Return what each item is worth to each bet, (N_BETS, n): at least 1 - eps or kappa, at most c / a or 1 / hi.
+@compiled
+def e_values(worth: FloatArray, weight: float, hi: float, lo: float) -> None:
+    """Add what an item is worth to each bet, (N_BETS,), times its weight: at least 1 - eps or kappa, at most c / a or 1 / hi.
 
     Parameters
     ----------
+    worth
+        (N_BETS,) added to.
+    weight
+        Of the item in its group.
     hi, lo
-        (n,) shares at or above, and above, the item's bin; 0 <= lo <= hi <= 1, hi > 0. Where they are equal the
-        density at that share counts.
+        Shares at or above, and above, the item's bin; 0 <= lo <= hi <= 1, hi > 0. Where they are equal the density
+        at that share counts.
     """
-    width = hi - lo
-    narrow = width <= _NARROW
-    any_narrow = bool(narrow.any())
-    if any_narrow:
-        width = np.where(narrow, 1.0, width)
-    log_hi, log_lo = np.log(hi), np.log(np.where(lo > 0.0, lo, 1.0))
-    area_hi, area_lo = _area(hi, log_hi, LEAST), _area(lo, log_lo, LEAST)
-    worth = np.empty((N_BETS, len(hi)))
-    average = (np.minimum(area_hi, _TOPS) - np.minimum(area_lo, _TOPS)) / width
-    if any_narrow:
-        average = np.where(narrow, np.where(hi <= _LEVELS, 1.0 / np.maximum(hi, LEAST), 0.0), average)
-    surplus = average / _TOPS - 1.0
-    n_tail = 2 * len(LEVELS)
-    tail = worth[:n_tail].reshape(len(LEVELS), 2, -1)
-    np.multiply(surplus[:, None], _STAKES, out=tail)
-    tail += 1.0
-    upper = np.exp(_POWERS * log_hi)
-    lower = np.where(lo > 0.0, np.exp(_POWERS * log_lo), 0.0)
-    body = worth[n_tail:]
-    np.divide(upper - lower, width, out=body)
-    if any_narrow:
-        np.copyto(body, _POWERS * upper / hi, where=narrow)
-    return worth
+    narrow = hi - lo <= _NARROW
+    per_share = 0.0 if narrow else 1.0 / (hi - lo)
+    log_hi, log_lo = math.log(hi), math.log(lo) if lo > 0.0 else -math.inf
+    if lo >= _WIDEST:  # as most items are: nothing of it is in any top
+        for bet in range(_N_TAIL):
+            worth[bet] += weight * (1.0 - _STAKES[bet])
+    else:
+        area_hi, area_lo = _area(hi, log_hi, LEAST, _BASE), _area(lo, log_lo, LEAST, _BASE)
+        for bet in range(_N_TAIL):
+            level, top = _LEVELS[bet // 2], _TOPS[bet // 2]
+            average = (min(area_hi, top) - min(area_lo, top)) * per_share
+            if narrow:
+                average = 1.0 / max(hi, LEAST) if hi <= level else 0.0
+            worth[bet] += weight * (1.0 + (average / top - 1.0) * _STAKES[bet])
+    for power in range(len(POWERS)):
+        kappa = _POWERS[power]
+        upper = math.exp(kappa * log_hi)
+        density = kappa * upper / hi if narrow else (upper - math.exp(kappa * log_lo)) * per_share
+        worth[_N_TAIL + power] += weight * density
 
 
-def stretch_values(hi: FloatArray, lo: FloatArray, tau: FloatArray) -> FloatArray:
-    """Return what each item is worth to each stretch bet, (len(STRETCHES), n), between eta and 100.
+@compiled
+def stretch_values(worth: FloatArray, weight: float, hi: float, lo: float, tau: float) -> None:
+    """Add what an item is worth to each stretch bet, (len(STRETCHES),), times its weight: between eta and 100.
 
     Parameters
     ----------
-    hi, lo
-        (n,) as for `e_values`, but not exaggerated.
+    worth
+        (len(STRETCHES),) added to.
+    weight, hi, lo
+        As for `e_values`, but shares are not exaggerated.
     tau
-        (n,) tolerance.
+        Tolerance.
     """
-    width = hi - lo
-    narrow = width <= _NARROW
-    any_narrow = bool(narrow.any())
-    if any_narrow:
-        width = np.where(narrow, 1.0, width)
-    log_hi, log_lo = np.log(hi), np.log(np.where(lo > 0.0, lo, 1.0))
-    level, inner, rest, a, top, moved = _STRETCHED
-    moved = moved / np.square(1.0 + tau)
-    area = np.minimum(_area(hi, log_hi, a), top) - np.minimum(_area(lo, log_lo, a), top)
-    within = rest * (np.minimum(hi, level) - lo) + moved * area + np.maximum(hi - level, 0.0)
-    inside = within / width
-    if any_narrow:
-        density = rest + np.where(hi <= inner, moved / np.maximum(hi, a), 0.0)
-        inside = np.where(narrow, density, inside)
-    return np.asarray(np.where(lo >= level, 1.0, inside))
+    if lo >= _WIDEST:  # as most items are: there every stretch bet pays what it was staked
+        for bet in range(len(STRETCHES)):
+            worth[bet] += weight
+        return
+    narrow = hi - lo <= _NARROW
+    per_share = 0.0 if narrow else 1.0 / (hi - lo)
+    log_hi, log_lo = math.log(hi), math.log(lo) if lo > 0.0 else -math.inf
+    for bet in range(len(STRETCHES)):
+        level, inner, rest = _STRETCHED[bet, 0], _STRETCHED[bet, 1], _STRETCHED[bet, 2]
+        a, base, top = _STRETCHED[bet, 3], _STRETCHED[bet, 4], _STRETCHED[bet, 5]
+        moved = _STRETCHED[bet, 6] / ((1.0 + tau) * (1.0 + tau))
+        if lo >= level:
+            inside = 1.0
+        elif narrow:
+            inside = rest + (moved / max(hi, a) if hi <= inner else 0.0)
+        else:
+            area = min(_area(hi, log_hi, a, base), top) - min(_area(lo, log_lo, a, base), top)
+            inside = (rest * (min(hi, level) - lo) + moved * area + max(hi - level, 0.0)) * per_share
+        worth[bet] += weight * inside
 
 
-def _area(share: FloatArray, log_share: FloatArray, a: float | FloatArray) -> FloatArray:
-    """Return the integral of 1 / max(p, a) up to `share`, by its logarithm where that is above a."""
-    return np.where(share < a, share / a, (1.0 - np.log(a)) + log_share)
+@compiled
+def _area(share: float, log_share: float, a: float, base: float) -> float:
+    """Return the integral of 1 / max(p, a) up to `share`, by its logarithm where that is above a; `base` is 1 - ln a."""
+    return share / a if share < a else base + log_share

@@ -10,34 +10,35 @@ some 620 groups; weaker thresholds flap.
 
 import numpy as np
 
-from quantdrift.drift.block import BoolArray, FloatArray, Steps
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.compiled import compiled
 
 BETS = np.array((0.15, 0.3, 0.5, 0.7, 0.9))
 RESOLVED = 1e4
 CEILING = 1e30  # one signal may be sure for months while another of its slice is not
 
 
-def mirror(
-    steps: Steps, start: FloatArray, m: FloatArray, z: FloatArray, running: BoolArray
-) -> tuple[FloatArray, FloatArray]:
-    """Return mean D after each group, (groups,), and D after each signal's last, (N, 5).
+@compiled
+def reflect(mirror: FloatArray, m: float, z: float) -> None:
+    """Take one observation of a signal that is alerting into D, (5,), in place.
 
     Parameters
     ----------
-    steps
-        Who has how many groups.
-    start
-        (N, 5) before the first group.
+    mirror
+        D before it.
     m
-        (N,) the mean that must not be passed, in (0, 1).
+        The mean that must not be passed, in [0, 1).
     z
-        (groups,) `vx - v m`.
-    running
-        (groups,) where there is an observation of a signal that is alerting.
+        `vx - v m`.
     """
-    if not running.any():
-        return (start.sum(axis=1) / len(BETS))[steps.row], start
-    rate = BETS / (1.0 - m)[:, None]
-    factor = 1.0 - np.where(running, z, 0.0)[:, None] * rate[steps.row]
-    grown = np.minimum(steps.grow(start, factor, factor * running[:, None]), CEILING)
-    return grown.sum(axis=1) / len(BETS), grown[steps.last]
+    for k in range(len(BETS)):
+        mirror[k] = min((mirror[k] + 1.0) * (1.0 - BETS[k] / (1.0 - m) * z), CEILING)
+
+
+@compiled
+def recovered(mirror: FloatArray) -> float:
+    """Return mean D, from (5,)."""
+    total = 0.0
+    for k in range(len(BETS)):
+        total += mirror[k]
+    return total / len(BETS)

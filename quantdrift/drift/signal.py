@@ -3,6 +3,7 @@
 import msgspec
 
 from quantdrift.drift.block import FloatArray
+from quantdrift.drift.compiled import compiled
 
 (
     M,  # mean that is tested against, in units of `SCALE`
@@ -49,6 +50,22 @@ def opened(state: FloatArray, *, mass: float, at_us: int) -> None:
     """Write the header of a signal that begins at this mass and time, in place."""
     state[MASS] = mass
     state[CREATED_AT] = state[LAST_AT] = at_us
+
+
+@compiled
+def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
+    """Move the calendar clock of a signal on to a group that was observed, in place; return what the page copy is given.
+
+    Groups that were not observed leave their mass to the next one. One that does not take part, `live` 0, is given
+    nothing.
+    """
+    now = max(mass, state[MASS])
+    given: float = (now - state[MASS]) * state[PAGING] * live
+    state[MASS] = now
+    state[PAGE_MASS] += given
+    state[TICKET_MASS] = state[PAGE_MASS] * state[TICKETING]
+    state[LAST_AT] = max(state[LAST_AT], at_us)
+    return given
 
 
 def armed(state: FloatArray, *, mass: float) -> None:

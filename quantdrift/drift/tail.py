@@ -30,6 +30,8 @@ Delay: lognormal (sigma 1), the top 1 % scaled by three, the mean the same to tw
 A = 4e6: some 480 groups without tolerance (1.45 times an oracle CUSUM), 590 with tau = 0.25.
 """
 
+import math
+
 import msgspec
 import numpy as np
 
@@ -44,6 +46,7 @@ from quantdrift.drift.bag import (
     FROZEN,
     LIVE,
     MIRROR,
+    N_BETS,
     NEWER,
     OLDER,
     ONSET_AT,
@@ -53,8 +56,9 @@ from quantdrift.drift.bag import (
     TICKET,
     TailBaseline,
 )
-from quantdrift.drift.block import Block, BoolArray, FloatArray, IntArray, Trail
+from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.compiled import compiled, dot
 from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.quantile import N_BINS
 from quantdrift.drift.signal import (
@@ -73,7 +77,9 @@ from quantdrift.drift.signal import (
 from quantdrift.drift.stake import capital, factors
 
 SHOWN = 0.99  # the quantile that a single number shows
-_ROUNDING = 1e-9
+# Where they begin: compiled code knows no slices of the module.
+_ONES = np.ones(N_BETS)
+_PAGE, _TICKET, _MIRROR = PAGE.start, TICKET.start, MIRROR.start
 
 
 class TailDetector:
@@ -113,13 +119,13 @@ class TailDetector:
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Between batches: take part when the baseline is complete, and keep a snapshot a day, in place."""
-        if state[ALERTING]:
+        if state.item(ALERTING):
             return
-        if not state[LIVE]:
+        if not state.item(LIVE):
             if not self.missing(state):
                 bag.complete(state)
                 self.arm(state, mass=mass, at_us=at_us)
-        elif at_us - state[NEWER][1] >= DAY_US:
+        elif at_us - state.item(NEWER.start + 1) >= DAY_US:
             state[OLDER] = state[NEWER]
             state[NEWER] = bag.growing(state)
             state[NEWER.start + 1] = at_us
@@ -255,77 +261,11 @@ class TailDetector:
         return Path(self.follow, states, block)
 
     def follow(self, states: FloatArray, trail: Trail) -> Flow:
-        """Return what signals with `states`, (N, SIZE), go through along their groups."""
-        steps, seen = trail.steps, trail.seen
-        row, last = steps.row, steps.last
-        if not seen.all():
-            trail = msgspec.structs.replace(trail, x=np.where(seen[:, None], trail.x, 0.0))
-        weights = trail.x
-        if weights.min() < 0.0 or (np.abs(weights.sum(axis=1) - seen) > _ROUNDING).any():
+        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
+        course = np.empty((path.N_ROWS, len(trail.seen)))
+        if not _follow(states, trail, course):
             raise ValueError("the weights of a group over its bins are at least 0 and add up to 1")
-        counts = trail.sums(seen.astype(np.float64))
-        items = np.divmod(np.flatnonzero(weights != 0.0), N_BINS)
-        factor = factors(states, trail, counts, items)
-        spent = path.spend(states, trail)
-        live = states[:, LIVE][row]
-        given = spent.given * live
-        bets = steps.grow(states[:, PAGE], factor, factor * capital(states)[row] * given[:, None])
-        page = bets.sum(axis=1)
-        staked = steps.prior(states[:, PAGE].sum(axis=1), page) + given
-        growth = np.where(seen & (staked > 0), page / np.where(staked > 0, staked, 1.0), 1.0)
-        twin = onset.follow(steps, states[:, CUSUM, None], growth[:, None], seen)
-        recovery, mirror = _mirror(states, trail)
-        state = states.copy()
-        spent.write(state, trail)
-        state[:, PAGE_MASS] = np.where(state[:, LIVE] > 0, state[:, PAGE_MASS], states[:, PAGE_MASS])
-        state[:, TICKET_MASS] = state[:, PAGE_MASS] * state[:, TICKETING]
-        for field in (N_TOTAL, N, W):
-            state[:, field] += counts[last]
-        state[:, PAGE] = bets[last]
-        state[:, TICKET] = state[:, PAGE] * state[:, TICKETING, None]
-        state[:, MIRROR] = mirror
-        state[:, CUSUM] = twin.cusum[:, 0]
-        self._learn(state, trail, counts, items, twin.floor[:, 0])
-        return Flow(
-            page=page,
-            page_mass=np.where(live > 0, spent.page_mass, states[row, PAGE_MASS]),
-            ticket=page * states[row, TICKETING],
-            ticket_mass=np.where(live > 0, spent.page_mass, states[row, PAGE_MASS]) * states[row, TICKETING],
-            recovery=recovery,
-            page_bets=bets,
-            states=state,
-        )
-
-    @staticmethod
-    def _learn(
-        state: FloatArray, trail: Trail, counts: FloatArray, items: tuple[IntArray, IntArray], floor: IntArray
-    ) -> None:
-        """Take the groups into the histograms, in place: all of them, and those up to the floor of the twin."""
-        n, steps = len(state), trail.steps
-        group, place = items
-        weight, owner = trail.x[group, place], steps.row[group]
-
-        def sums(taken: BoolArray) -> FloatArray:
-            cell = (owner * N_BINS + place)[taken]
-            found = np.bincount(cell, weight[taken], n * N_BINS).reshape(n, N_BINS)
-            return np.asarray(found, dtype=np.float64)
-
-        at = steps.places(np.maximum(floor, 0))
-        fell = floor >= 0
-        before = bag.seen(state)
-        before[:, 2:] += sums(steps.step[group] <= floor[owner])
-        before[:, 0] += counts[at]
-        before[:, 1] = trail.at_us[at]
-        state[:, FLOOR] = np.where(fell[:, None], before, state[:, FLOOR])
-        learning = bag.learning(state) > 0
-        more = np.empty_like(before)
-        more[:, 0], more[:, 1] = counts[steps.last], 0.0
-        more[:, 2:] = sums(np.ones(len(group), dtype=np.bool_))
-        for part, chosen in ((BASE, learning), (ASIDE, ~learning)):
-            if chosen.any():
-                sum_ = state[:, part] + more
-                sum_[:, 1] = state[:, LAST_AT]
-                state[:, part] = np.where(chosen[:, None], sum_, state[:, part])
+        return Flow(course=course, states=states)
 
     @staticmethod
     def _floor(state: FloatArray, at_us: int) -> None:
@@ -334,15 +274,53 @@ class TailDetector:
         state[FLOOR][1] = at_us
 
 
-def _mirror(states: FloatArray, trail: Trail) -> tuple[FloatArray, FloatArray]:
-    """Return the evidence after each group that it is over, (groups,), and the mirror image at the end."""
-    steps, seen = trail.steps, trail.seen
-    asked = (states[:, BAR] > 0) & (states[:, ALERTING] > 0)
-    z = np.zeros(len(seen))
-    if not asked.any():
-        return np.full(len(seen), np.inf), states[:, MIRROR]
-    of = asked[steps.row]
-    bar, m = states[steps.row[of], BAR], np.where(asked, states[:, M], 0.0)
-    z[of] = np.where(np.arange(N_BINS) >= bar[:, None], trail.x[of], 0.0).sum(axis=1) - m[steps.row[of]]
-    recovery, mirror = resolve.mirror(steps, states[:, MIRROR], m, z, seen & of)
-    return np.where(of, recovery, np.inf), mirror
+@compiled
+def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+    factor, shares = np.empty(N_BETS), np.empty(N_BETS)
+    ends, x, seen, mass, at_us = trail
+    begin = 0
+    for row in range(len(states)):
+        state = states[row]
+        capital(state, shares)
+        asked = state[BAR] > 0 and state[ALERTING] > 0
+        mirror = state[_MIRROR : _MIRROR + len(resolve.BETS)]
+        page = _evidence(state)
+        recovery = resolve.recovered(mirror) if asked else math.inf
+        for group in range(begin, ends[row]):
+            if seen[group]:
+                given = signal.spend(state, mass[group], at_us[group], state[LIVE])
+                if not bag.take(state, x[group]):
+                    return False
+                state[N_TOTAL] += 1.0
+                state[N] += 1.0
+                state[W] += 1.0
+                if state[LIVE] > 0:
+                    factors(state, x[group], factor)
+                    page = _grow(state, factor, shares, given, page)
+                if state[CUSUM] == 1.0:
+                    bag.remember(state, at_us[group])
+                if asked:
+                    resolve.reflect(mirror, state[M], x[group, int(state[BAR]) :].sum() - state[M])
+                    recovery = resolve.recovered(mirror)
+            path.note(course, group, state, page, recovery)
+        begin = ends[row]
+        for bet in range(N_BETS):
+            state[_TICKET + bet] = state[_PAGE + bet] * state[TICKETING]
+    return True
+
+
+@compiled
+def _grow(state: FloatArray, factor: FloatArray, shares: FloatArray, given: float, page: float) -> float:
+    """Let evidence and its twin grow by a group, in place; return the evidence, which was `page`."""
+    for bet in range(N_BETS):
+        state[_PAGE + bet] = (state[_PAGE + bet] + shares[bet] * given) * factor[bet]
+    staked, after = page + given, _evidence(state)
+    if staked > 0.0:
+        state[CUSUM] = onset.twin(state[CUSUM], after / staked)
+    return after
+
+
+@compiled
+def _evidence(state: FloatArray) -> float:
+    return dot(state[_PAGE : _PAGE + N_BETS], _ONES)

@@ -7,20 +7,15 @@ is paused until then, so one breach is one alarm.
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
-from quantdrift.drift.block import BoolArray, FloatArray, Steps, Trail
+from quantdrift.drift.block import BoolArray, FloatArray, Trail
 from quantdrift.drift.detector import DETECTORS
-from quantdrift.drift.path import SIDE_BY_SIDE, Flow
+from quantdrift.drift.path import N_ROWS, PAGE, PAGE_MASS, RECOVERY, SIDE_BY_SIDE, TICKET, TICKET_MASS, Flow
 from quantdrift.drift.resolve import RESOLVED
-
-_MOST_STEPS = 64  # in one run: bounds its memory, and what an alarm in its midst does in vain
-
-_Values = TypeVar("_Values", bound=np.generic)
 
 
 class Phase(StrEnum):
@@ -48,7 +43,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True):
     mass_ratio: float = 1000.0
 
 
-class SignalKey(msgspec.Struct, frozen=True, order=True):
+class SignalKey(msgspec.Struct, frozen=True, order=True, cache_hash=True):
     """A signal of a slice: a metric seen by a kind of detector."""
 
     metric: str
@@ -63,11 +58,16 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     x
         (steps, width) its values.
     seen
-        (steps,) where there is one.
+        (steps,) where there is one; None where there always is.
     """
 
     x: FloatArray
-    seen: BoolArray
+    seen: BoolArray | None = None
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return the part from group `start` on, before `stop`."""
+        seen = None if self.seen is None else self.seen[start:stop]
+        return msgspec.structs.replace(self, x=self.x[start:stop], seen=seen)
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +89,19 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     mass: FloatArray
     at_us: FloatArray
     series: dict[SignalKey, Series]
+
+    def between(self, start: int, stop: int) -> Self:
+        """Return those from `start` on, before `stop`."""
+        if (start, stop) == (0, len(self.order)):
+            return self
+        span = slice(start, stop)
+        return msgspec.structs.replace(
+            self,
+            order=self.order[span],
+            mass=self.mass[span],
+            at_us=self.at_us[span],
+            series={key: one.between(start, stop) for key, one in self.series.items()},
+        )
 
 
 class Watch:
@@ -171,12 +184,11 @@ def advance(watches: Sequence[Watch], groups: Sequence[Groups], thresholds: Thre
     while pending:
         alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
         for part in pending:
-            alike.setdefault(tuple(sorted(watches[part.watch].states)), []).append(part)
+            alike.setdefault(tuple(watches[part.watch].states), []).append(part)
         pending = []
         for keys, parts in alike.items():
-            parts.sort(key=lambda part: -part.n)
             for first in range(0, len(parts), SIDE_BY_SIDE):
-                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], keys)
+                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], sorted(keys))
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
@@ -197,173 +209,143 @@ class _Part(NamedTuple):
     start: int
     stop: int
 
-    @property
-    def n(self) -> int:
-        """How many of them one run takes."""
-        return min(self.stop - self.start, _MOST_STEPS)
-
 
 class _Kind(NamedTuple):
-    """The signals of one kind in a run: their places among the keys, and what they go through."""
+    """The signals of one kind in a run: their keys, and what they go through, watch after watch of each key."""
 
-    places: list[int]
+    keys: list[SignalKey]
     flow: Flow
+
+    @property
+    def course(self) -> FloatArray:
+        """The course of the flow, (5, keys, groups)."""
+        return self.flow.course.reshape(len(self.flow.course), len(self.keys), -1)
 
 
 class _Run:
-    """Some groups of watches with the same signals, side by side; those with the most groups come first."""
+    """Some groups of watches with the same signals, side by side."""
 
     def __init__(
         self,
         watches: Sequence[Watch],
         groups: Sequence[Groups],
         parts: list[_Part],
-        keys: tuple[SignalKey, ...],
+        keys: list[SignalKey],
     ) -> None:
         self._watches, self._groups = watches, groups
         self._parts, self._keys = parts, keys
-        self._lengths = np.array([part.n for part in parts])
-        self._steps = steps = Steps(self._lengths)
-        given = [groups[part.watch] for part in parts]
-        ends = np.cumsum([len(one.order) for one in given])
-        begins = ends - [len(one.order) - part.start for one, part in zip(given, parts, strict=True)]
-        self._source = begins[steps.row] + steps.step
-        self._mass = np.concatenate([one.mass for one in given])[self._source]
-        self._at_us = np.concatenate([one.at_us for one in given])[self._source]
+        self._states = [watches[part.watch].states for part in parts]
+        self._given = [groups[part.watch].between(part.start, part.stop) for part in parts]
+        self._ends = np.cumsum([len(given.order) for given in self._given])
+        mass = np.concatenate([given.mass for given in self._given])
+        at_us = np.concatenate([given.at_us for given in self._given])
         self._kinds: list[_Kind] = []
         for kind in DETECTORS:
-            places = [place for place, key in enumerate(keys) if key.kind == kind]
-            if places:
-                self._kinds.append(self._follow(kind, places))
-        flows = [kind.flow for kind in self._kinds]
-        n = len(self._source)
-        self._page = _sum([flow.page.reshape(n, -1) for flow in flows])
-        self._page_mass = _sum([flow.page_mass.reshape(n, -1) for flow in flows])
-        self._ticket = _sum([flow.ticket.reshape(n, -1) for flow in flows])
-        self._ticket_mass = _sum([flow.ticket_mass.reshape(n, -1) for flow in flows])
+            if of := [key for key in keys if key.kind == kind]:
+                self._kinds.append(_Kind(of, self._follow(kind, of, mass, at_us)))
+        # Of all signals together, (5, groups); what recovery sums to is never asked for.
+        self._course: FloatArray = sum(
+            (kind.course.sum(axis=1) for kind in self._kinds), start=np.zeros((N_ROWS, len(mass)))
+        )
 
-    def _follow(self, kind: str, places: list[int]) -> _Kind:
+    def _follow(self, kind: str, keys: list[SignalKey], mass: FloatArray, at_us: FloatArray) -> Flow:
         """Let the signals of one kind follow their groups."""
-        detector, n = DETECTORS[kind], len(places)
-        keys = [self._keys[place] for place in places]
-        states = np.concatenate(
-            [self._watches[part.watch].states[key] for part in self._parts for key in keys]
-        )
+        detector, n = DETECTORS[kind], len(keys)
+        states = np.concatenate([states[key] for key in keys for states in self._states])
+        shown = [given.series for given in self._given]
         series = [
-            [self._groups[part.watch].series.get(key) or self._nothing(part, detector.width) for key in keys]
-            for part in self._parts
+            all_.get(key) or _nothing(given, detector.width)
+            for key in keys
+            for all_, given in zip(shown, self._given, strict=True)
         ]
-        columns = list(zip(*series, strict=True))
-        x, seen = (
-            _side_by_side([np.concatenate(one)[self._source] for one in parts])
-            for parts in (
-                [[one.x for one in column] for column in columns],
-                [[one.seen for one in column] for column in columns],
-            )
-        )
         trail = Trail(
-            steps=self._steps.times(n),
-            x=x.reshape(-1, detector.width),
-            seen=seen.reshape(-1),
-            mass=np.repeat(self._mass, n),
-            at_us=np.repeat(self._at_us, n),
+            ends=np.concatenate([self._ends + turn * len(mass) for turn in range(n)]),
+            x=np.concatenate([one.x for one in series]),
+            seen=_seen(series),
+            mass=np.concatenate((mass,) * n),
+            at_us=np.concatenate((at_us,) * n),
         )
-        # Past an alarm that it has yet to find, evidence may leave the range of numbers; what is there is not kept.
-        with np.errstate(over="ignore", invalid="ignore"):
-            return _Kind(places, detector.follow(states.reshape(-1, detector.size), trail))
-
-    def _nothing(self, part: _Part, width: int) -> Series:
-        n = len(self._groups[part.watch].order)
-        return Series(x=np.zeros((n, width)), seen=np.zeros(n, dtype=np.bool_))
+        return detector.follow(states.reshape(-1, detector.size), trail)
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
         """Move each watch to the end of the run, unless it changes before; return what is left to do.
 
         A watch that changes before goes the same way again, up to there.
         """
+        stops = self._stops(thresholds)
+        early = {place for place, stop in stops.items() if stop < self._parts[place].stop}
+        for keys, flow in self._kinds:
+            for key, rows in zip(keys, flow.states.reshape(len(keys), len(self._parts), -1), strict=True):
+                for place, (states, row) in enumerate(zip(self._states, rows, strict=True)):
+                    if place not in early:
+                        states[key] = row
         left = []
-        hits = self._hits(thresholds)
-        stops = self._lengths - 1
-        if hits.any():
-            at = np.flatnonzero(hits)[::-1]
-            stops[self._steps.row[at]] = self._steps.step[at]
-        ended = hits[self._steps.last]
-        whole = stops == self._lengths - 1
-        for place, part in enumerate(self._parts):
-            if not whole[place]:
-                before, after = part.start + int(stops[place]) + 1, part.stop
-                run = _Run(self._watches, self._groups, [part._replace(stop=before)], self._keys)
-                left += run.finish(thresholds, changes)
-                left.append(part._replace(start=before, stop=after))
-                continue
-            states = self._watches[part.watch].states
-            for kind in self._kinds:
-                n = len(kind.places)
-                for column, at_ in enumerate(kind.places):
-                    states[self._keys[at_]] = kind.flow.states[place * n + column]
-            if ended[place]:
+        for place, stop in stops.items():
+            if place in early:
+                part = self._parts[place]
+                run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys)
+                left += [*run.finish(thresholds, changes), part._replace(start=stop)]
+            else:
                 changes.append(self._change(place, thresholds))
-            if part.start + part.n < part.stop:
-                left.append(part._replace(start=part.start + part.n))
         return left
+
+    def _stops(self, thresholds: Thresholds) -> dict[int, int]:
+        """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
+        found: dict[int, int] = {}
+        for hit in np.flatnonzero(self._hits(thresholds)).tolist():
+            place = int(np.searchsorted(self._ends, hit, side="right"))
+            found.setdefault(place, self._parts[place].stop - int(self._ends[place]) + hit + 1)
+        return found
 
     def _hits(self, thresholds: Thresholds) -> BoolArray:
         """Return where a phase changes, (groups,)."""
+        page_mass, ticket_mass = thresholds.mass_ratio * self._course[[PAGE_MASS, TICKET_MASS]]
+        page: BoolArray = (self._course[PAGE] >= thresholds.page) & (self._course[PAGE] >= page_mass)
+        ticket: BoolArray = (self._course[TICKET] >= thresholds.ticket) & (
+            self._course[TICKET] >= ticket_mass
+        )
         phases = [self._watches[part.watch].phase for part in self._parts]
-        page = (self._page >= thresholds.page) & (self._page >= thresholds.mass_ratio * self._page_mass)
-        ticket = (self._ticket >= thresholds.ticket) & (
-            self._ticket >= thresholds.mass_ratio * self._ticket_mass
-        )
         if all(phase is Phase.WATCHING for phase in phases):
-            return np.asarray(page | ticket)
-        row = self._steps.row
+            return page | ticket
+        lengths = [part.stop - part.start for part in self._parts]
         watching, firing = (
-            np.array([phase is one for phase in phases])[row] for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat([phase is one for phase in phases], lengths) for one in (Phase.WATCHING, Phase.FIRING)
         )
-        over = self._recovery() >= RESOLVED
+        least = [kind.course[RECOVERY].min(axis=0) for kind in self._kinds]
+        over = np.min(least, axis=0) >= RESOLVED
         return np.where(watching, page | ticket, over | (page & ~firing))
 
-    def _recovery(self) -> FloatArray:
-        n = len(self._source)
-        least = [kind.flow.recovery.reshape(n, -1).min(axis=1) for kind in self._kinds]
-        return np.asarray(np.min(least, axis=0), dtype=np.float64)
-
     def _change(self, place: int, thresholds: Thresholds) -> Change:
-        part, last = self._parts[place], int(self._steps.last[place])
-        watch, given = self._watches[part.watch], self._groups[part.watch]
-        page = self._page[last] >= max(thresholds.page, thresholds.mass_ratio * self._page_mass[last])
+        part, last = self._parts[place], int(self._ends[place]) - 1
+        watch, given = self._watches[part.watch], self._given[place]
+        page = self._course[PAGE, last] >= max(
+            thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
+        )
         if watch.phase is not Phase.FIRING and page:
             after = Phase.FIRING
         else:
             after = Phase.WARNING if watch.phase is Phase.WATCHING else Phase.WATCHING
-        evidence = {}
+        evidence: dict[SignalKey, float] = {}
         for kind in self._kinds:
-            n = len(kind.places)
-            source = {
-                Phase.WATCHING: kind.flow.recovery,
-                Phase.WARNING: kind.flow.ticket,
-                Phase.FIRING: kind.flow.page,
-            }[after]
-            for column, at in enumerate(kind.places):
-                evidence[self._keys[at]] = float(source[last * n + column])
+            source = {Phase.WATCHING: RECOVERY, Phase.WARNING: TICKET, Phase.FIRING: PAGE}[after]
+            evidence |= zip(kind.keys, kind.course[source, :, last].tolist(), strict=True)
         threshold = {
             Phase.WATCHING: RESOLVED,
-            Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._ticket_mass[last]),
-            Phase.FIRING: max(thresholds.page, thresholds.mass_ratio * self._page_mass[last]),
+            Phase.WARNING: max(thresholds.ticket, thresholds.mass_ratio * self._course[TICKET_MASS, last]),
+            Phase.FIRING: max(thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]),
         }[after]
-        group = part.start + part.n - 1
         change = Change(
             watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[group]),
-            at_us=int(given.at_us[group]),
+            order=int(given.order[-1]),
+            at_us=int(given.at_us[-1]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[group]), at_us=change.at_us)
+            watch.stand_down(mass=float(given.mass[-1]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():
@@ -371,14 +353,16 @@ class _Run:
         return change
 
 
-def _side_by_side(columns: list[NDArray[_Values]]) -> NDArray[_Values]:
-    """Return (groups, signals, ...) from one array, (groups, ...), of each signal."""
-    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
+def _nothing(given: Groups, width: int) -> Series:
+    """Return a signal's part in groups in which it was not observed."""
+    n = len(given.order)
+    return Series(x=np.zeros((n, width)), seen=np.zeros(n, dtype=np.bool_))
 
 
-def _sum(parts: list[FloatArray]) -> FloatArray:
-    """Return the sum over the signals, (groups,), of (groups, signals) per kind."""
-    total = parts[0].sum(axis=1)
-    for part in parts[1:]:
-        total += part.sum(axis=1)
-    return np.asarray(total)
+def _seen(series: Sequence[Series]) -> BoolArray:
+    """Return where there is an observation, series after series."""
+    if all(one.seen is None for one in series):
+        return np.ones(sum(len(one.x) for one in series), dtype=np.bool_)
+    return np.concatenate(
+        [np.ones(len(one.x), dtype=np.bool_) if one.seen is None else one.seen for one in series]
+    )

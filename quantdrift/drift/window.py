@@ -4,7 +4,8 @@ The part of a state that holds them is `SIZE` numbers: three windows of the sums
 """
 
 from quantdrift.drift import interval
-from quantdrift.drift.block import FloatArray, Trail
+from quantdrift.drift.block import FloatArray
+from quantdrift.drift.compiled import compiled
 
 N_WINDOWS = 3
 OLDER, NEWER, SINCE = range(N_WINDOWS)
@@ -12,28 +13,18 @@ SIZE = N_WINDOWS * interval.SUMS
 RECENT_GROUPS = 1000
 
 
-def advance(part: FloatArray, trail: Trail, groups: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return the windows of N signals after the last group, (N, SIZE).
-
-    Parameters
-    ----------
-    part
-        (N, SIZE) before the first group.
-    trail
-        The groups.
-    groups
-        (groups, 3) of each 1, v and vx; 0 where there is no observation.
-    counts
-        (groups, 3) running sums of these.
-    """
-    start = part.reshape(len(part), N_WINDOWS, interval.SUMS)
-    return interval.advance(start, trail.steps, groups, counts).reshape(part.shape)
+@compiled
+def advance(part: FloatArray, v: float, vx: float) -> None:
+    """Take one observation into the windows of one signal, (SIZE,), in place."""
+    for number in range(N_WINDOWS):
+        interval.advance(part[number * interval.SUMS : (number + 1) * interval.SUMS], v, vx)
 
 
-def rotate(part: FloatArray) -> None:
-    """Let the recent window of one signal, (SIZE,), move on in place: it holds 1,000 to 2,000 groups."""
-    if part[NEWER * interval.SUMS] >= RECENT_GROUPS:
-        windows = part.reshape(N_WINDOWS, interval.SUMS)
+def rotate(state: FloatArray, begin: int) -> None:
+    """Let the recent window of one signal, which begin at `begin` of its state, move on in place: it holds 1,000 to 2,000 groups."""
+    # Asked of every signal after every batch: the answer is nearly always no.
+    if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
+        windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
         windows[OLDER] = windows[NEWER]
         windows[NEWER] = 0.0
 

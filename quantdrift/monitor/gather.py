@@ -69,11 +69,13 @@ class SliceGroups:
 
 
 def _series(values: Sequence[FloatArray | None]) -> Series:
-    nothing = np.zeros_like(next(value for value in values if value is not None))
-    return Series(
-        x=np.stack([nothing if value is None else value for value in values]),
-        seen=np.array([value is not None for value in values]),
-    )
+    observed = [value for value in values if value is not None]
+    if len(observed) == len(values):
+        return Series(x=np.concatenate(observed).reshape(len(values), -1))
+    x = np.zeros((len(values), len(observed[0])))
+    seen = np.array([value is not None for value in values])
+    x[seen] = observed
+    return Series(x=x, seen=seen)
 
 
 def _floats(values: Sequence[float]) -> FloatArray:

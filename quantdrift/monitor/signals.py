@@ -12,13 +12,16 @@ from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.drift.group import group_value
 from quantdrift.drift.margin import N_BINS, margin_bin
-from quantdrift.drift.quantile import tail_bin
+from quantdrift.drift.quantile import bin_of
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import SliceRates
 from storage.fold_rows import ComparisonRow
 
 WATCHED = (Metric.FLIP, Metric.KL)
 LEARNED = ((Metric.FLIP, CHANGE.kind), (Metric.KL, TAIL.kind))  # flips by margin, KL by its tail and its body
+# Made once: they know their hashes, and every group of every slice is kept under them.
+_BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
+_CHANGE, _TAIL = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
 _LOG = logging.getLogger(__name__)
 
 
@@ -64,7 +67,7 @@ def shown(
             continue
         value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
         if value is not None:
-            found[SignalKey(metric.value, BUDGET.kind)] = value
+            found[_BUDGETS[metric]] = value
     found |= _learned(items, rates, session=session)
     return found
 
@@ -82,12 +85,13 @@ def _learned(
             place = margin_bin(item.candidate_margin)
             value[place] += 1.0 / len(flips)
             value[N_BINS + place] += x / len(flips)
-        found[SignalKey(Metric.FLIP.value, CHANGE.kind)] = value
+        found[_CHANGE] = value
     tail = [x for item in kept if (x := _value(Metric.KL, item, math.inf)) is not None]
     if tail:
-        found[SignalKey(Metric.KL.value, TAIL.kind)] = np.bincount(
-            tail_bin(np.array(tail)), minlength=TAIL.width
-        ) / len(tail)
+        value = np.zeros(TAIL.width)
+        for x in tail:
+            value[bin_of(x)] += 1.0
+        found[_TAIL] = value / len(tail)
     return found
 
 

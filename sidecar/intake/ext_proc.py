@@ -54,7 +54,10 @@ class ExtProc:
                 ("grpc.so_reuseport", 0),  # a port that another has is an error
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-                ("grpc.http2.min_ping_interval_without_data_ms", 1000),  # Envoy may ask more often than gRPC likes
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    1000,
+                ),  # Envoy may ask more often than gRPC likes
             ],
         )
         # Messages are given and taken as bytes: what is wrong with one must not end as an error of gRPC's.

@@ -6,12 +6,13 @@ Every simulation is seeded and states its failure probability; each claim is put
 import numpy as np
 import pytest
 
-from quantdrift.drift import bets, memory, resolve
+from quantdrift.drift import memory, resolve
 from quantdrift.drift.block import STEPS, Block, FloatArray
 from quantdrift.drift.clock import DAY_US
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 from tests.change_streams import CHANGE, block, first_passages, learned, observed
+from tests.planted import known_when_born, plant
 
 pytestmark = pytest.mark.statistical
 
@@ -28,13 +29,7 @@ def short_baselines(streams: int, tau: float, seed: int, n_groups: int = SHORT) 
 
 def stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the null of the learned half stand still: a finite baseline taken for the truth."""
-    strata_of = bets.strata_of
-    monkeypatch.setattr(
-        bets,
-        "strata_of",
-        lambda states, entries, _, trail: strata_of(states, entries, np.zeros(len(states), bool), trail),
-    )
-    monkeypatch.setattr(memory, "known", lambda states: memory.rows_of(states)[:, memory.BORN])
+    plant(monkeypatch, memory, "known", known_when_born)
 
 
 def test_a_page_after_a_ticket_keeps_its_bound_however_long_the_warning_lasts(

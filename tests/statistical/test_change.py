@@ -15,44 +15,39 @@ from quantdrift.drift.bound import upper_bound
 from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.signal import Moved
 from tests.change_streams import CHANGE, SURE, block, first_passages, learned, observed
+from tests.planted import known_when_born, plant
 
 pytestmark = pytest.mark.statistical
 
 LONGEST = 200
 TAUS = (0.0, 0.25, 1.0)
 OPERATING_POINT = 4e6
-Null = Callable[[FloatArray, FloatArray, FloatArray], FloatArray]
+Null = Callable[[float, float, float], float]
+WEIGH = bets.weigh
 
 
-def no_added_event(total: FloatArray, share: FloatArray, tau: FloatArray) -> FloatArray:
+def no_added_event(total: float, share: float, tau: float) -> float:
     """Return pi without the event that the next group could add: a finite baseline taken for the truth."""
-    return np.minimum(1.0, (1.0 + tau) * total / np.maximum(share, 1.0))
+    return min(1.0, (1.0 + tau) * total / max(share, 1.0))
 
 
-def counted_twice(total: FloatArray, share: FloatArray, tau: FloatArray) -> FloatArray:
+def counted_twice(total: float, share: float, tau: float) -> float:
     """Return pi as it is when the current group is among the number of groups before it is in their sum."""
-    return np.minimum(1.0, (1.0 + tau) * (total + 1.0) / (share + 2.0))
+    return min(1.0, (1.0 + tau) * (total + 1.0) / (share + 2.0))
 
 
-def no_tolerance(total: FloatArray, share: FloatArray, tau: FloatArray) -> FloatArray:
+def no_tolerance(total: float, share: float, tau: float) -> float:
     """Return pi without (1 + tau)."""
-    return np.minimum(1.0, (total + 1.0) / (share + 1.0)) + 0.0 * tau
+    return min(1.0, (total + 1.0) / (share + 1.0)) + 0.0 * tau
 
 
 def gains(null: Null, size: FloatArray, high: FloatArray, tau: float, value: float) -> FloatArray:
     """Return the mean of every learned bet over bags, (bags, bets): `high` of `size` groups have `value`, the rest 0."""
     means = np.zeros((len(size), bets.HALF))
     for own, count in ((value, high), (0.0, size - high)):
-        total = np.maximum(value * high - own, 0.0)
-        strata = bets.Strata(
-            group=np.arange(len(size)),
-            stratum=np.zeros(len(size), dtype=np.intp),
-            share=np.ones(len(size)),
-            total=np.full(len(size), own),
-            learned=null(total, size - 1, np.array(tau)),
-            frozen=np.ones(len(size)),
-        )
-        factor = bets.factors(len(size), strata)[:, : bets.HALF]
+        factor = np.ones_like(means)
+        for half, before, n in zip(factor, value * high - own, size, strict=True):
+            bets.gain(half, 0, 1.0, own, null(max(before, 0.0), n - 1, tau))
         means += factor * np.where(count > 0, count / size, 0.0)[:, None]
     return means
 
@@ -79,21 +74,15 @@ def test_strata_are_averaged_and_not_multiplied() -> None:
     for _ in range(50):
         n = int(rng.integers(2, 12))
         x = (rng.random(n) < 0.4).astype(float)
-        half = np.full(n, 0.5)
         values = np.zeros(bets.HALF)
         product = 0.0
         for own in range(n):
-            pi = bets.null((half * x).sum() - half * x, half.sum() - half, np.array(0.0))
-            both = bets.Strata(
-                group=np.zeros(2, dtype=np.intp),
-                stratum=np.arange(2),
-                share=np.full(2, 0.5),
-                total=np.full(2, 0.5 * x[own]),
-                learned=np.full(2, pi[own]),
-                frozen=np.ones(2),
-            )
-            values += bets.factors(1, both)[0, : bets.HALF] / n
-            product += ((1 + 2 * x[own]) / (1 + 2 * pi[own])) ** 2 / n
+            pi = bets.null((x.sum() - x[own]) / 2, (n - 1) / 2, 0.0)
+            both = np.ones(bets.HALF)
+            for stratum in range(2):
+                bets.gain(both, stratum, 0.5, 0.5 * x[own], pi)
+            values += both / n
+            product += ((1 + 2 * x[own]) / (1 + 2 * pi)) ** 2 / n
         gained.append(values.max())
         multiplied.append(product)
     assert max(gained) <= 1 + 1e-12
@@ -119,14 +108,9 @@ def violates(
     rates = np.repeat([min(1.0, (1 + tau) * p) for _, p, tau in cells], streams)
     with monkeypatch.context() as patched:
         if null is not None:
-            patched.setattr(bets, "null", null)
+            plant(patched, bets, "null", null)
         if still:
-            strata_of = bets.strata_of
-            patched.setattr(
-                bets,
-                "strata_of",
-                lambda states, entries, learning, trail: strata_of(states, entries, learning & False, trail),
-            )
+            plant(patched, memory, "known", known_when_born)
         found = first_passages(starts, rates, n, threshold, 33).reshape(len(cells), streams)
     at = np.arange(1, n + 1)
     bound = at / threshold
@@ -149,6 +133,13 @@ def test_wrong_nulls_do_not_stay_inside_the_bound(monkeypatch: pytest.MonkeyPatc
     assert violates(no_tolerance, monkeypatch, wide)
 
 
+def only_learned(state: FloatArray, weight: FloatArray) -> None:
+    """Write the weights of the bets with all of the capital on the learned half."""
+    WEIGH(state, weight)
+    weight[: bets.HALF] /= bets.LEARNED_SHARE
+    weight[bets.HALF :] = 0.0
+
+
 def test_a_change_right_after_a_short_baseline_is_not_absorbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """100 groups at 1 %, then 28 %: the frozen half, with its third of the capital, finds it in nearly all of 64 streams.
 
@@ -158,9 +149,7 @@ def test_a_change_right_after_a_short_baseline_is_not_absorbed(monkeypatch: pyte
     states = learned(100, events, tau=0.25)
     found = first_passages(states, 0.28, 3840, OPERATING_POINT, 35)
     assert np.isfinite(found).mean() > 0.75
-    alone = np.concatenate((np.full(bets.HALF, 1 / bets.LEARNED_SHARE), np.zeros(bets.HALF)))
-    whole = alone * bets.weights(states[:1])
-    monkeypatch.setattr(bets, "weights", lambda states: np.repeat(whole, len(states), axis=0))
+    plant(monkeypatch, bets, "weigh", only_learned)
     absorbed = first_passages(states, 0.28, 3840, OPERATING_POINT, 35)
     assert np.isfinite(absorbed).mean() < 0.5
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from quantdrift.drift import bets, budget, rank, resolve
-from quantdrift.drift.bets import Strata
-from quantdrift.drift.block import STEPS, BoolArray, FloatArray, Steps
+from quantdrift.drift.block import STEPS, FloatArray
 from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, TAIL, Detector
 from tests.change_streams import baseline
 from tests.detectors import EXAMPLES, pairs, phases, sound
+from tests.planted import plant
 
 pytestmark = pytest.mark.statistical
 
@@ -64,20 +64,17 @@ def test_an_infinite_divergence_that_nobody_clipped_leaves_the_numbers() -> None
 def test_recovery_with_the_bets_of_the_alarm_has_negative_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its largest bet is 1 / (1 - m), as z is at most 1 - m there; with c / m it loses more than all at x = 1."""
 
-    def mirror(
-        steps: Steps, start: FloatArray, m: FloatArray, z: FloatArray, running: BoolArray
-    ) -> tuple[FloatArray, FloatArray]:
-        factor = 1.0 - np.where(running, z, 0.0)[:, None] * (resolve.BETS / m[:, None])[steps.row]
-        grown = steps.grow(start, factor, factor * running[:, None])
-        return grown.sum(axis=1) / len(resolve.BETS), grown[steps.last]
+    def reflect(mirror: FloatArray, m: float, z: float) -> None:
+        for k in range(len(resolve.BETS)):
+            mirror[k] = (mirror[k] + 1.0) * (1.0 - resolve.BETS[k] / m * z)
 
-    monkeypatch.setattr(resolve, "mirror", mirror)
+    plant(monkeypatch, resolve, "reflect", reflect)
     assert not everywhere(BUDGET, budgeted(0.01, alerting=True), pairs)
 
 
 def test_recovery_without_a_ceiling_passes_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sure for months, while another signal of its slice is not: at a budget of 0.95 it takes 250 groups of 0."""
-    monkeypatch.setattr(resolve, "CEILING", np.inf)
+    plant(monkeypatch, resolve, "CEILING", np.inf)
     assert not everywhere(BUDGET, budgeted(0.95, alerting=True), pairs)
 
 
@@ -91,15 +88,12 @@ def test_the_plain_likelihood_ratio_is_no_bet(monkeypatch: pytest.MonkeyPatch) -
     assert everywhere(CHANGE, known, shown)
     ratios = np.concatenate((bets.COMMON, bets.SINGLE))
 
-    def likelihood(n_groups: int, strata: Strata) -> FloatArray:
-        factor = np.ones((n_groups, 2, bets.HALF))
-        x = (strata.total / strata.share)[:, None, None]
-        pi = np.stack((strata.learned, strata.frozen), axis=1)[:, :, None]
-        worth = x * ratios + (1.0 - x) * (1.0 - ratios * pi) / (1.0 - pi)
-        factor[strata.group, :, : len(ratios)] = worth
-        return factor.reshape(n_groups, bets.N_BETS)
+    def likelihood(half: FloatArray, _stratum: int, share: float, total: float, pi: float) -> None:
+        x = total / share
+        for bet in range(len(ratios)):
+            half[bet] = x * ratios[bet] + (1.0 - x) * (1.0 - ratios[bet] * pi) / (1.0 - pi)
 
-    monkeypatch.setattr(bets, "factors", likelihood)
+    plant(monkeypatch, bets, "gain", likelihood)
     assert not everywhere(CHANGE, known[1:2], shown)
     assert not everywhere(CHANGE, known[2:], shown)
 
@@ -108,7 +102,7 @@ def test_a_rank_that_nothing_lies_between_is_no_average(monkeypatch: pytest.Monk
     """Where both shares of a bin are cut at 1 an average over none of the ranks between them is no number."""
     states, shown = phases("tail"), EXAMPLES["tail"].shown
     assert everywhere(TAIL, states, shown)
-    monkeypatch.setattr(rank, "_NARROW", -1.0)
+    plant(monkeypatch, rank, "_NARROW", -1.0)
     assert not everywhere(TAIL, states, shown)
 
 

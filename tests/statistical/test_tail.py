@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift import bag, rank, resolve, signal
-from quantdrift.drift.block import STEPS, FloatArray, Steps, Trail
+from quantdrift.drift.block import STEPS, FloatArray
 from quantdrift.drift.quantile import N_BINS, survival, tail_bin
 from quantdrift.drift.resolve import RESOLVED
 from quantdrift.drift.stake import FROZEN_SHARE, READY_RAREST, factors
@@ -31,19 +31,28 @@ def gains(groups: FloatArray, tau: float) -> FloatArray:
         [TAIL.from_content(baseline(one, tau=tau, bound=1.0), scale=1.0, mass=0.0, at_us=0) for one in others]
     )
     # The bets on the top 0.1 % take part from 30,000 groups on: the same bag, so many times over.
-    times = np.ceil(READY_RAREST / n)
-    states[:, bag.BASE] *= times
-    every = np.zeros(n)
-    group, place = np.nonzero(groups)
-    trail = Trail(
-        steps=Steps(np.ones(n, dtype=np.intp)),
-        x=times * groups,
-        seen=np.ones(n, dtype=np.bool_),
-        mass=every,
-        at_us=every,
-    )
-    found = factors(states, trail, times * np.ones(n), (group, place))[:, : bag.N_LEARNED]
-    return np.asarray(found.mean(axis=0) / times)
+    factor = np.empty((n, bag.N_BETS))
+    for row, state in enumerate(states):
+        bag.take(state, groups[row])
+        state[bag.BASE] *= np.ceil(READY_RAREST / n)
+        factors(state, groups[row], factor[row])
+    return np.asarray(factor[:, : bag.N_LEARNED].mean(axis=0))
+
+
+def worth(hi: FloatArray, lo: FloatArray) -> FloatArray:
+    """Return what items with shares (n,) are worth to each bet, (N_BETS, n)."""
+    found = np.zeros((len(hi), rank.N_BETS))
+    for values, above, below in zip(found, hi, lo, strict=True):
+        rank.e_values(values, 1.0, above, below)
+    return found.T
+
+
+def stretched(hi: FloatArray, lo: FloatArray, tau: float) -> FloatArray:
+    """Return what items with shares (n,) are worth to each stretch bet, (bets, n)."""
+    found = np.zeros((len(hi), len(rank.STRETCHES)))
+    for values, above, below in zip(found, hi, lo, strict=True):
+        rank.stretch_values(values, 1.0, above, below, tau)
+    return found.T
 
 
 def forgetful_gains(places: list[int], tau: float) -> float:
@@ -53,7 +62,7 @@ def forgetful_gains(places: list[int], tau: float) -> float:
     hi = ((bins[None, :] >= bins[:, None]).sum(axis=1) - 1.0) / others
     lo = (bins[None, :] > bins[:, None]).sum(axis=1) / others
     shares = (np.clip(grown * share, least, 1.0) for share, least in ((hi, 1e-9), (lo, 0.0)))
-    return float(rank.e_values(*shares).mean(axis=1).max())
+    return float(worth(*shares).mean(axis=1).max())
 
 
 @pytest.mark.parametrize("tau", TAUS)
@@ -86,7 +95,7 @@ def test_no_learned_bet_gains_over_bags_of_groups_that_span_bins(tau: float) -> 
         mass = groups.sum(axis=0) / n
         held = mass > 0
         lo = np.maximum(above[1:][held], 1e-9)
-        wrong = max(wrong, float((rank.e_values(lo, lo) * mass[held]).sum(axis=1).max()))
+        wrong = max(wrong, float((worth(lo, lo) * mass[held]).sum(axis=1).max()))
     assert wrong > 1 + 1e-3
 
 
@@ -110,14 +119,14 @@ def test_no_bet_gains_while_shares_stay_within_the_tolerance(tau: float) -> None
         share = np.sort(np.concatenate(((1.0,), 10 ** rng.uniform(-5, 0, N_BINS - 1))))[::-1]
         hi, lo = share, np.append(share[1:], 0.0)
         grown = np.minimum((1 + tau) * np.stack((hi, lo)), 1.0)
-        tail = rank.e_values(*grown)
-        stretch = rank.stretch_values(hi, lo, np.full(N_BINS, tau))
+        tail = worth(*grown)
+        stretch = stretched(hi, lo, tau)
         assert (tail @ laws(rng, share, 0.0, 1 + tau)).max() <= 1 + 1e-9
         within = laws(rng, share, 1 / (1 + tau), 1 + tau)
         assert (stretch @ within).max() <= 1 + 1e-9
         beyond = laws(rng, share, 1.0, 10 * (1 + tau) ** 2)
         wrong = np.maximum(wrong, ((tail @ beyond).max(), (stretch @ beyond).max()))
-        once = rank.stretch_values(hi, lo, np.full(N_BINS, np.sqrt(1 + tau) - 1))
+        once = stretched(hi, lo, np.sqrt(1 + tau) - 1)
         careless = max(careless, float((once @ within).max()))
     assert (wrong > 1.001).all()
     assert tau == 0 or careless > 1.0 + 1e-6
@@ -207,9 +216,9 @@ def test_a_drift_that_creeps_in_is_seen_by_the_frozen_bets_alone() -> None:
         x = (1 + first / n) * HEALTHY.draw(rng, (STEPS, streams))
         path = TAIL.run(states, block(observed(tail_bin(x)), first=first))
         whole = np.maximum(whole, path.page.max(axis=0))
-        only = path.page_bets[:, :, : bag.N_LEARNED].sum(axis=2) / (1 - FROZEN_SHARE)
-        alone = np.maximum(alone, only.max(axis=0))
         states = last(path)
+        only = states[:, bag.PAGE][:, : bag.N_LEARNED].sum(axis=1) / (1 - FROZEN_SHARE)
+        alone = np.maximum(alone, only)
         if (whole >= OPERATING_POINT).all():
             break
     assert (whole >= OPERATING_POINT).all()
@@ -261,14 +270,10 @@ def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over
         path = TAIL.run(levelled, groups)
         flaps = flaps or bool((path.recovery >= RESOLVED).any())
         levelled = last(path)
-        grown, mirror = resolve.mirror(
-            Steps(np.full(streams, STEPS)),
-            mirror,
-            np.full(streams, mean),
-            (np.minimum(x, 1.0) - mean).ravel(),
-            np.ones(x.size, dtype=np.bool_),
-        )
-        by_mean = by_mean or bool((grown >= RESOLVED).any())
+        for stream, one in enumerate(mirror):
+            for value in np.minimum(x[:, stream], 1.0):
+                resolve.reflect(one, mean, value - mean)
+                by_mean = by_mean or resolve.recovered(one) >= RESOLVED
     assert tau == 0 or (flaps and by_mean)
     over = np.zeros(streams, dtype=bool)
     for first in range(8192, 48_192, STEPS):

@@ -51,7 +51,7 @@ def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "msgspec" in loaded
-    assert not loaded & {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg", "alembic"}
+    assert not loaded & {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg", "alembic", "numba"}
 
 
 def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture) -> None:

@@ -41,19 +41,29 @@ def sums(state: FloatArray, row: int = memory.LIVE) -> tuple[float, float]:
     return float(found[memory.GROUPS]), float(found[memory.TOTAL].sum())
 
 
+def weights_of(n_strata: int, stage: float) -> FloatArray:
+    """Return the weights of a signal with so many testing strata at a stage."""
+    state = live()
+    state[memory.CUTS] = N_BINS
+    state[memory.CUTS.start : memory.CUTS.start + n_strata - 1] = range(1, n_strata)
+    state[memory.STAGE] = stage
+    found: FloatArray = bets.weights(state[None])[0]
+    return found
+
+
 @pytest.mark.parametrize("n_strata", range(1, 6))
 def test_the_capital_is_one_and_a_stratum_costs_the_same_whatever_their_number(n_strata: int) -> None:
     """More than one would break the bound. Half for single strata where there is but one would double the common bets."""
     n_common = len(bets.COMMON)
-    living = bets.weights_of(n_strata, memory.LIVING).reshape(2, bets.HALF)
+    living = weights_of(n_strata, memory.LIVING).reshape(2, bets.HALF)
     assert living.sum() == pytest.approx(1.0, abs=1e-12)
     assert living.sum(axis=1) == pytest.approx([2 / 3, 1 / 3])
     single = living[:, n_common:].reshape(2, -1, len(bets.SINGLE)).sum(axis=2) / living.sum(axis=1)[:, None]
     assert single[:, :n_strata] == pytest.approx(0.1)
     assert not single[:, n_strata:].any()
-    fixed = bets.weights_of(n_strata, memory.FIXED).reshape(2, bets.HALF)
+    fixed = weights_of(n_strata, memory.FIXED).reshape(2, bets.HALF)
     assert fixed.sum(axis=1) == pytest.approx([0.0, 1.0])
-    assert not bets.weights_of(n_strata, memory.LEARNING).any()
+    assert not weights_of(n_strata, memory.LEARNING).any()
 
 
 def test_it_is_silent_until_it_has_5000_groups_and_50_events() -> None:

@@ -128,7 +128,7 @@ def test_the_command_line_loads_only_what_a_role_needs() -> None:
     modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
-    heavy = {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "alembic", "asyncpg", "grpc"}
+    heavy = {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "alembic", "asyncpg", "grpc", "numba"}
     assert not heavy & {name.split(".")[0] for name in modules}
 
 

@@ -8,6 +8,7 @@ from quantdrift.drift.quantile import (
     EDGES,
     LARGEST,
     N_BINS,
+    bin_of,
     ceiling,
     point,
     quantile,
@@ -81,3 +82,9 @@ def test_upper_bounds_lie_above_the_shares_and_do_not_rise() -> None:
         assert bounds[0] == 1.0
         assert bounds[-1] == 0.0
         assert bounds[-2] == pytest.approx(-np.expm1(-np.log(N_BINS / 1e-5) / n), rel=1e-6)
+
+
+def test_one_value_has_the_bin_that_it_has_among_many() -> None:
+    """At the edges, between them and beyond them."""
+    values = [0.0, *EDGES, *np.nextafter(EDGES, 0.0), 0.5, 1e9, np.inf]
+    assert [bin_of(float(value)) for value in values] == tail_bin(values).tolist()

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.unit
 
 def test_a_shadow_worker_does_not_load_torch() -> None:
     """Replaying ONNX graphs takes no torch: 200 MB and two seconds."""
-    script = "import sys, shadow.worker; print(*sorted({'torch', 'scipy'} & set(sys.modules)))"
+    script = "import sys, shadow.worker; print(*sorted({'torch', 'scipy', 'numba'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 

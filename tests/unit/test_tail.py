@@ -170,7 +170,7 @@ def test_a_frozen_baseline_learns_no_more_and_goes_on_alarming() -> None:
         doubled = tail_bin(2 * HEALTHY.draw(rng, (STEPS, 1)))
         path = TAIL.run(states, block(observed(doubled), first=first))
         states = last(path)
-    assert (path.page_bets[:, :, : bag.N_LEARNED] == 0).all()
+        assert (states[:, bag.PAGE][:, : bag.N_LEARNED] == 0).all()
     assert path.page.max() > 1e6
     TAIL.alarmed(states[0], page=True)
     states = last(TAIL.run(states, given(rng, STRETCHED, 1, 32 * STEPS)))
