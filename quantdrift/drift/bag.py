@@ -324,6 +324,11 @@ def keep(state: FloatArray) -> None:
             _join(state[part], back)
 
 
+def has_aside(state: FloatArray) -> bool:
+    """Return whether `keep` would change anything: an alert lasts, or has set something aside."""
+    return bool(not state[FROZEN] and (state[ALERTING] or state[ASIDE][0]))
+
+
 def _join(sums: FloatArray, more: FloatArray) -> None:
     sums[0] += more[0]
     sums[2:] += more[2:]

@@ -170,6 +170,10 @@ class ChangeDetector:
         memory.take_back(state)
         self._tested(state)
 
+    def aside(self, state: FloatArray) -> bool:
+        """Return whether there is anything that `keep` would learn."""
+        return memory.has_aside(state)
+
     def live(self, state: FloatArray) -> bool:
         """Return whether it takes part."""
         return state.item(memory.STAGE) != memory.LEARNING

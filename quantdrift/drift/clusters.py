@@ -140,10 +140,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fitted(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A clustering and its description, in the order of its ids."""
+    """A clustering and its description, in the order of its ids; `n_vectors` is the size of the sample."""
 
     clustering: Clustering
     clusters: tuple[Cluster, ...]
+    n_vectors: int
 
 
 def fit_clusters(
@@ -219,7 +220,8 @@ def fit_clusters(
     # Rounded up, so that float32 puts none of the vectors that were measured beyond it.
     radii = np.nextafter((spreads * max(threshold, _TINY)).astype(np.float32), np.float32(np.inf))
     clustering = msgspec.structs.replace(clustering, radii=radii.astype(np.float32))
-    return Fitted(clustering=clustering, clusters=_described(clustering, sample))
+    described = _described(clustering, sample)
+    return Fitted(clustering=clustering, clusters=described, n_vectors=len(finite))
 
 
 def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> float:

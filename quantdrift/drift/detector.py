@@ -105,6 +105,10 @@ class Learner(Detector, Protocol):
         """Learn what was seen while an alert lasted that was none, in place."""
         ...
 
+    def aside(self, state: FloatArray) -> bool:
+        """Return whether there is anything that `keep` would learn: an alert lasts, or has set something aside."""
+        ...
+
     def learned(self, state: FloatArray) -> int:
         """Return how many groups the baseline is made from."""
         ...

@@ -203,6 +203,12 @@ def take_back(state: FloatArray) -> None:
     rows[ASIDE] = 0.0
 
 
+def has_aside(state: FloatArray) -> bool:
+    """Return whether `take_back` would change anything: an alert lasts, or has set something aside."""
+    held = state[ALERTING] or rows_of(state)[ASIDE, GROUPS]
+    return bool(state[STAGE] != FIXED and held)
+
+
 @compiled
 def strata_of(state: FloatArray) -> IntArray:
     """Return the testing stratum of each margin bin, (N_BINS,)."""

@@ -215,6 +215,10 @@ class TailDetector:
         """
         bag.keep(state)
 
+    def aside(self, state: FloatArray) -> bool:
+        """Return whether there is anything that `keep` would learn."""
+        return bag.has_aside(state)
+
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
         return float(state[PAGE].sum())

@@ -254,8 +254,10 @@ def test_nothing_is_learned_while_an_alert_lasts_and_keep_takes_it_back(kind: st
     for judged_late in (False, True):
         state = after(detector, EXAMPLES[kind].live()[None], given(kind, mixed(9, 1)))[0]
         n = detector.learned(state)
+        assert not detector.aside(state)
         detector.alarmed(state, page=True)
         assert detector.learned(state) <= n
+        assert detector.aside(state)
         state = after(detector, state[None], given(kind, mixed(11, 1), first=STEPS))[0]
         assert detector.learned(state) <= n
         if not judged_late:
@@ -263,5 +265,7 @@ def test_nothing_is_learned_while_an_alert_lasts_and_keep_takes_it_back(kind: st
         detector.arm(state, mass=1.0, at_us=int(state[LAST_AT]))
         if judged_late:
             assert detector.learned(state) <= n
+            assert detector.aside(state)
             detector.keep(state)
         assert detector.learned(state) == n + STEPS
+        assert not detector.aside(state)
