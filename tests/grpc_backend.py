@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, serialize_byte_tensor, triton_to_np_dtype
 
 
-class Doubling(service_pb2_grpc.GRPCInferenceServiceServicer):
+class Doubling(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc] # it has no types
     """Answers each input with itself twice along its last axis, called `y_NAME`.
 
     Parameters of a request tell it to do otherwise: `wait` for `go_on`, `fail`, or answer `n_responses` in a stream.

@@ -7,6 +7,9 @@ Machine code is kept on disk, in a folder named by a digest of this whole packag
 sources it was made from. Where an image fills that folder beforehand (`quantdrift.drift.detector.compile_all`) and is
 read only afterwards, it is used from a private copy. Where neither can be, every process compiles for itself when its
 first groups come, which takes some seconds.
+
+What is kept is code, and as trusted as the sources beside it: it is loaded only from a folder that belongs to this user
+or to root, and that nobody else may write to.
 """
 
 import atexit
@@ -38,11 +41,13 @@ def kept_in(root: Path) -> Path | None:
         digest.update(source.read_bytes())
     place = root / f"compiled-{digest.hexdigest()[:16]}"
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(place):
+            return None
         with tempfile.TemporaryFile(dir=place):
             return place
     except OSError:
-        if not place.is_dir():
+        if not place.is_dir() or not _is_ours(place):
             return None
     try:
         copy = tempfile.mkdtemp(
@@ -54,9 +59,14 @@ def kept_in(root: Path) -> Path | None:
         return None
 
 
+def _is_ours(place: Path) -> bool:
+    status = place.stat()
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022
+
+
 _KEPT_IN = kept_in(Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"))
 if _KEPT_IN:
-    numba.config.CACHE_DIR = str(_KEPT_IN)
+    vars(numba.config)["CACHE_DIR"] = str(_KEPT_IN)
 
 
 def compiled(function: _Function) -> _Function:

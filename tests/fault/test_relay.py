@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from sidecar.relay.framing import Delimiter
 from sidecar.relay.lines import Habit
 from sidecar.relay.observer import Observer, Scope
 from sidecar.relay.sampler import Sampler
+from tests.failing import failing
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
 
 pytestmark = pytest.mark.fault
@@ -62,20 +62,6 @@ async def serve(reader: StreamReader, writer: StreamWriter) -> None:
         assert await reader.readexactly(len(request)) == request
         writer.write(response)
         await writer.drain()
-
-
-def failing(original: Callable[..., Any], nth: int, error: type[BaseException]) -> Callable[..., Any]:
-    """Return `original`, but its `nth` call and every later one raises."""
-    calls = 0
-
-    def call(*arguments: Any, **named: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls >= nth:
-            raise error("planted")
-        return original(*arguments, **named)
-
-    return call
 
 
 @pytest.mark.parametrize("nth", [1, 2])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -26,7 +27,7 @@ from sidecar.relay.connection import QUIET_S, Relay
 from sidecar.settled import Settled
 from tests.grpc_backend import Doubling, running_grpc
 from tests.relay_process import sidecar, wait
-from tests.relay_rig import Bench, Taken, rig, until
+from tests.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 
 pytestmark = pytest.mark.integration
 
@@ -59,7 +60,7 @@ def arrays() -> list[tuple[str, np.ndarray[Any, Any]]]:
         ("FP16", seeded.random((2, 3)).astype(np.float16)),
         ("FP32", seeded.random((2, 3), dtype=np.float32)),
         ("FP64", seeded.random((2, 3))),
-        ("BF16", seeded.random((2, 3), dtype=np.float32)),
+        ("BF16", seeded.random((2, 3)).astype(ml_dtypes.bfloat16)),
         ("BYTES", np.array([[b"", b"a\x00", "ü".encode()], [b"b" * 300, b"c", b"d"]], dtype=np.object_)),
     ]
 
@@ -79,7 +80,7 @@ def raw(tensor: Any, contents: bytes, name: str) -> Tensor:
 def infer(port: int, *inputs: Any, **options: Any) -> Any:
     """Return the response to one request."""
     with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
-        return client.infer("digits", list(inputs), **options).get_response()
+        return client.infer("digits", list(inputs), client_timeout=DEADLINE_S, **options).get_response()
 
 
 async def through(
@@ -184,6 +185,9 @@ async def test_typed_contents_are_recorded_as_bytes(server: tuple[Doubling, int]
     assert {each.shape for each in exchange.outputs} == {(1, 4)}
 
 
+Asking = tuple[str, np.ndarray[Any, Any], dict[str, Any]]
+
+
 class Conversation:
     """A stream of Triton's client library."""
 
@@ -191,7 +195,7 @@ class Conversation:
         self._client = triton.InferenceServerClient(f"127.0.0.1:{port}")
         self._results: queue.Queue[tuple[Any, Any]] = queue.Queue()
 
-    def ask(self, requests: list[tuple[str, np.ndarray[Any, Any], dict[str, Any]]]) -> list[Any]:
+    def ask(self, requests: list[Asking]) -> list[Any]:
         """Send requests on one stream, and return its responses or errors once it has ended."""
         self._client.start_stream(lambda result, error: self._results.put((result, error)))
         for identifier, array, parameters in requests:
@@ -216,7 +220,7 @@ async def test_a_stream_of_requests_is_one_exchange_of_many_items(
 ) -> None:
     """Its tensors lie one after the other, as a batch's would, requests and responses in the same order."""
     bench = Bench()
-    requests = [(f"r{n}" if named else "", array, {}) for n, array in enumerate(ROWS)]
+    requests: list[Asking] = [(f"r{n}" if named else "", array, {}) for n, array in enumerate(ROWS)]
     async with rig(bench, server[1]) as at:
         responses = await asyncio.to_thread(lambda: Conversation(at.port).ask(requests))
         direct = await asyncio.to_thread(lambda: Conversation(server[1]).ask(requests))
@@ -368,33 +372,58 @@ async def test_draining_loses_no_request_of_a_client_that_retries(server: tuple[
         with grpc.insecure_channel(f"127.0.0.1:{workers.port}", options) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             while not stop.is_set():
-                stub.ModelInfer(request)
+                stub.ModelInfer(request, timeout=DEADLINE_S)
                 answered += 1
+
+    async def more() -> None:
+        before = answered
+        await until(lambda: answered >= before + 20 or asking.done())
 
     relay, accepting = await workers.start()
     asking = asyncio.gather(*(asyncio.to_thread(ask) for _ in range(3)))
-    for hard in (False, True, False):
-        before = answered
-        await until(lambda: answered >= before + 20 or asking.done())  # noqa: B023 - called at once
-        following, also_accepting = await workers.start()
-        accepting.close()
-        for connection in list(relay.connections):
-            if hard:
-                connection.abort()
-            else:
-                connection.drain(patient=False)
-        await until(lambda: not relay.connections or asking.done())  # noqa: B023 - called at once
-        relay, accepting = following, also_accepting
-    before = answered
-    await until(lambda: answered >= before + 20 or asking.done())
-    stop.set()
-    await asking
+    try:
+        for hard in (False, True, False):
+            await more()
+            following, also_accepting = await workers.start()
+            accepting.close()
+            for connection in list(relay.connections):
+                if hard:
+                    connection.abort()
+                else:
+                    connection.drain(patient=False)
+            await until(lambda: not relay.connections or asking.done())  # noqa: B023 - called at once
+            relay, accepting = following, also_accepting
+        await more()
+    finally:
+        stop.set()
+        await asking
     assert all(bench.taken for bench in workers.benches)
     relay.abort()
     accepting.close()
     await until(lambda: not relay.connections)
     assert all(bench.balance() == 0 for bench in workers.benches)
     workers.listener.close()
+
+
+async def test_a_server_that_ages_its_connections_loses_no_request() -> None:
+    """Its farewell passes through: the client moves to a new connection by itself, which is followed from its start."""
+    bench = Bench()
+    options = ("grpc.max_connection_age_ms", 50), ("grpc.max_connection_age_grace_ms", 20_000)
+
+    def ask(port: int) -> int:
+        with triton.InferenceServerClient(f"127.0.0.1:{port}") as client:
+            for n in range(1000):
+                client.infer("digits", [asked("x", "FP32", ROWS[0])], client_timeout=DEADLINE_S)
+                if bench.slot.gauge(Gauge.CONNECTIONS) > 3:
+                    return n + 1
+        return 0
+
+    with running_grpc(*options) as (_, port):
+        async with rig(bench, port) as at:
+            n_asked = await asyncio.to_thread(ask, at.port)
+            await at.quiet()
+    assert 0 < n_asked == len(bench.taken)
+    assert bench.slot.gauge(Gauge.BLIND) == bench.balance() == 0
 
 
 def test_a_sidecar_serves_grpc(tmp_path: Path, server: tuple[Doubling, int]) -> None:

@@ -81,3 +81,13 @@ def test_what_an_image_holds_is_used_where_nothing_can_be_written(
     assert copy != held
     assert (copy / "code").read_bytes() == b"\x90"
     assert copy.parent.stat().st_mode & 0o077 == 0
+
+
+def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None:
+    """What is kept is loaded as it lies there: a folder that is open to others holds nothing for us."""
+    held = kept_in(tmp_path)
+    assert held is not None
+    held.chmod(0o777)
+    assert kept_in(tmp_path) is None
+    held.chmod(0o700)
+    assert kept_in(tmp_path) == held
