@@ -1,4 +1,4 @@
-"""A small OTLP collector: takes logs and metrics over gRPC and keeps them in memory.
+"""A small OTLP collector: takes logs, metrics and spans over gRPC and keeps them in memory.
 
 It stands where a real OpenTelemetry collector would: `python -m examples.otlp_receiver 127.0.0.1:4317` prints
 every alert event that it is sent.
@@ -7,7 +7,7 @@ every alert event that it is sent.
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
 from typing import Any, Self
 
@@ -15,6 +15,7 @@ import grpc
 import msgspec
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2, logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2, metrics_service_pb2_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,10 +62,31 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     resource: dict[str, Any]
 
 
-class OtlpReceiver:
-    """A gRPC server for OTLP logs and metrics.
+class Replay(msgspec.Struct, frozen=True, kw_only=True):
+    """One span.
 
-    `events` and `metrics` only grow; they may be read from any thread. Used as a context manager it listens
+    Parameters
+    ----------
+    name
+        Of the span.
+    links
+        Trace ids, in hexadecimal digits, of the spans that it is linked to.
+    seconds
+        How long it took.
+    attributes
+        Flat.
+    """
+
+    name: str
+    links: tuple[str, ...]
+    seconds: float
+    attributes: dict[str, Any]
+
+
+class OtlpReceiver:
+    """A gRPC server for OTLP logs, metrics and spans.
+
+    `events`, `metrics` and `spans` only grow; they may be read from any thread. Used as a context manager it listens
     inside the block.
 
     Parameters
@@ -80,6 +102,7 @@ class OtlpReceiver:
         self.port = int(port)
         self.events: list[Event] = []
         self.metrics: list[Point] = []
+        self.spans: list[Replay] = []
         self._on_event = on_event
         self._changed = threading.Condition()
         self._server: Any = None
@@ -101,6 +124,9 @@ class OtlpReceiver:
         metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(  # type: ignore[no-untyped-call]
             _Metrics(self), self._server
         )
+        trace_service_pb2_grpc.add_TraceServiceServicer_to_server(  # type: ignore[no-untyped-call]
+            _Traces(self), self._server
+        )
         self.port = self._server.add_insecure_port(f"{self.host}:{self.port}")
         self._server.start()
         return self
@@ -116,11 +142,14 @@ class OtlpReceiver:
         with self._changed:
             return self._changed.wait_for(lambda: predicate(self), timeout)
 
-    def take(self, events: list[Event], points: list[Point]) -> None:
+    def take(
+        self, events: Sequence[Event] = (), points: Sequence[Point] = (), spans: Sequence[Replay] = ()
+    ) -> None:
         """Keep what came in and wake those who wait."""
         with self._changed:
             self.events.extend(events)
             self.metrics.extend(points)
+            self.spans.extend(spans)
             self._changed.notify_all()
         if self._on_event is not None:
             for event in events:
@@ -151,7 +180,7 @@ class _Logs(logs_service_pb2_grpc.LogsServiceServicer):
             for scope in group.scope_logs
             for record in scope.log_records
         ]
-        self._receiver.take(events, [])
+        self._receiver.take(events)
         return logs_service_pb2.ExportLogsServiceResponse()
 
 
@@ -172,8 +201,28 @@ class _Metrics(metrics_service_pb2_grpc.MetricsServiceServicer):
             for metric in scope.metrics
             for point in (*metric.gauge.data_points, *metric.sum.data_points)
         ]
-        self._receiver.take([], points)
+        self._receiver.take(points=points)
         return metrics_service_pb2.ExportMetricsServiceResponse()
+
+
+class _Traces(trace_service_pb2_grpc.TraceServiceServicer):
+    def __init__(self, receiver: OtlpReceiver) -> None:
+        self._receiver = receiver
+
+    def Export(self, request: Any, context: Any) -> Any:  # noqa: N802 - the generated interface
+        spans = [
+            Replay(
+                name=span.name,
+                links=tuple(link.trace_id.hex() for link in span.links),
+                seconds=(span.end_time_unix_nano - span.start_time_unix_nano) / 1e9,
+                attributes=_plain(span.attributes),
+            )
+            for group in request.resource_spans
+            for scope in group.scope_spans
+            for span in scope.spans
+        ]
+        self._receiver.take(spans=spans)
+        return trace_service_pb2.ExportTraceServiceResponse()
 
 
 def _plain(attributes: Any) -> dict[str, Any]:

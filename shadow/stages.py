@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from datetime import datetime
 
 import msgspec
 
@@ -16,6 +17,7 @@ from shadow.holding import Holding, acknowledge, give_back
 from shadow.meters import Health, Meters
 from shadow.replay import Prepared
 from shadow.runtime import BrokenRuntimeError
+from shadow.spans import Spans
 from shadow.storing import until_stored
 from shadow.triage import Case
 from storage.rows import StoreBatch, VectorRow
@@ -56,7 +58,7 @@ class Stages:
         Stores vectors for learned slices, after their batch; once, and if it fails they are gone.
     holding
         What is in hand.
-    meters, health, clock
+    meters, spans, health, clock
         What is told to the outside.
     stop
         Whether the process is to end: then what Postgres does not take at once is given back to the stream.
@@ -77,6 +79,7 @@ class Stages:
         keep: Callable[[Sequence[VectorRow]], Awaitable[None]],
         holding: Holding,
         meters: Meters,
+        spans: Spans,
         health: Health,
         clock: Clock,
         stop: Stop,
@@ -90,6 +93,7 @@ class Stages:
         self._keep = keep
         self._holding = holding
         self._meters = meters
+        self._spans = spans
         self._health = health
         self._clock = clock
         self._stop = stop
@@ -162,7 +166,7 @@ class Stages:
 
     async def _assess(self, cases: Sequence[Case]) -> StoreBatch:
         loop = asyncio.get_running_loop()
-        began_s = self._clock.monotonic_s()
+        began_s, began = self._clock.monotonic_s(), self._clock.now()
         work: Callable[[], StoreBatch] = lambda: self._assessor.assess(cases, self._clock.now())  # noqa: E731
         try:
             async with asyncio.timeout(self._replay_limit_s):
@@ -173,9 +177,15 @@ class Stages:
                 f"the replay of {n_items} items did not end within {self._replay_limit_s:g} s"
             ) from error
         self._meters.replayed(batch, self._clock.monotonic_s() - began_s, self._assessor.overflow())
+        prepared = [case for case in cases if isinstance(case, Prepared)]
+        self._spans.replayed(prepared, _ns(began), _ns(self._clock.now()))
         self._meters.kept_back(self._assessor.learned.n_over_cap)
         return batch
 
     def _let_go(self, deliveries: Sequence[Delivery]) -> None:
         self._holding.release(deliveries)
         self._to_replay.task_done()
+
+
+def _ns(moment: datetime) -> int:
+    return int(moment.timestamp() * 1e6) * 1000

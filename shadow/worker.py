@@ -35,6 +35,7 @@ from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
 from shadow.references import References
 from shadow.runtime import ReferenceRuntime
+from shadow.spans import NoSpans, OtlpSpans, Spans
 from shadow.stages import Stages
 from shadow.tallies import TallyIntake
 from storage.clustering import keep_vectors
@@ -73,6 +74,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
     telemetry = Telemetry("quantdrift-shadow", config.telemetry.resource)
+    spans: Spans = NoSpans()
+    if config.telemetry.otlp_endpoint:
+        spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
     admin = Admin(config.shadow.admin, health.ready)
     await admin.start()
     try:
@@ -94,6 +98,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     database=database,
                     queue=queue,
                     meters=Meters(telemetry, clock),
+                    spans=spans,
                     health=health,
                     clock=clock,
                     stop=stop,
@@ -103,6 +108,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 await queue.close()
     finally:
         await admin.stop()
+        await asyncio.to_thread(spans.close)
         telemetry.close()
     return 0
 
@@ -115,6 +121,7 @@ async def _work(
     database: Database,
     queue: Queue,
     meters: Meters,
+    spans: Spans,
     health: Health,
     clock: Clock,
     stop: Stop,
@@ -153,6 +160,7 @@ async def _work(
             keep=partial(keep_vectors, database),
             holding=holding,
             meters=meters,
+            spans=spans,
             health=health,
             clock=clock,
             stop=stop,

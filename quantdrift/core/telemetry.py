@@ -14,6 +14,8 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricReader
 from opentelemetry.sdk.resources import Resource
 
+from quantdrift.core.config.load import Secrets
+
 
 class Kind(StrEnum):
     """How an instrument is fed."""
@@ -46,7 +48,9 @@ THINNED = Instrument(
 PUBLISHED = Instrument(
     "quantdrift.sidecar.published", _OC, "{request}", "Acknowledged by the stream, by stratum."
 )
-LOST = Instrument("quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum, model and reason.")
+LOST = Instrument(
+    "quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum, model and reason."
+)
 IGNORED = Instrument("quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference.")
 EARLY = Instrument(
     "quantdrift.sidecar.early", _OC, "{request}", "Calls of taps before they knew any rates: not taken in."
@@ -272,3 +276,8 @@ class Telemetry:
 def _expect(instrument: Instrument, kind: Kind) -> None:
     if instrument.kind is not kind:
         raise TypeError(f"{instrument.name} is declared as a {instrument.kind}")
+
+
+def grpc_headers(secrets: Secrets) -> dict[str, str]:
+    """Return the collector's headers as gRPC wants them: names in lower case."""
+    return {name.lower(): value for name, value in secrets.otlp_headers.items()}

@@ -24,6 +24,7 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
+from quantdrift.core.telemetry import grpc_headers
 from quantdrift.monitor.story import Story, summary
 from storage.database import Database
 from storage.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
@@ -168,8 +169,3 @@ def _text(event: WaitingEvent) -> str:
         return summary(msgspec.convert(event.details, Story))
     except msgspec.ValidationError:  # written by a release that told less: its attributes say what they say
         return f"{event.from_verdict} -> {event.to_verdict}"
-
-
-def grpc_headers(secrets: Secrets) -> dict[str, str]:
-    """Return the collector's headers as gRPC wants them: names in lower case."""
-    return {name.lower(): value for name, value in secrets.otlp_headers.items()}

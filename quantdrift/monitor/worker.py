@@ -13,13 +13,21 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop, supervise
-from quantdrift.core.telemetry import EVENTS_FAILED, EVENTS_SENT, EXPLANATIONS, FOLD_TIME, FOLDED, Telemetry
+from quantdrift.core.telemetry import (
+    EVENTS_FAILED,
+    EVENTS_SENT,
+    EXPLANATIONS,
+    FOLD_TIME,
+    FOLDED,
+    Telemetry,
+    grpc_headers,
+)
 from quantdrift.monitor.board import Board
 from quantdrift.monitor.clustering import Refits
 from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender, grpc_headers
+from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender
 from quantdrift.monitor.policy import PolicyMaker
 from storage.database import Database
 from storage.evidence import Evidence

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
@@ -125,6 +126,32 @@ async def _until_empty(queue: Queue, config: Config) -> None:
         return await consumer.pending() == 0
 
     await _until(empty)
+
+
+async def test_a_replay_is_linked_to_the_production_traces(
+    config: Config, postgres_dsn: str, otlp_receiver: OtlpReceiver
+) -> None:
+    """A span for each batch and version; an exchange without a trace, or with a broken one, is no link."""
+    traced = msgspec.structs.replace(
+        config, telemetry=msgspec.structs.replace(config.telemetry, otlp_endpoint=otlp_receiver.endpoint)
+    )
+    traces = ["a" * 31 + str(n) for n in range(3)]
+    told = [f"00-{trace}-{'b' * 16}-01" for trace in traces]
+    async with _serving(traced, postgres_dsn) as queue:
+        given = [exchange_of(inputs_of(2, seed)) for seed in range(5)]
+        await _publish(
+            queue,
+            *(
+                msgspec.structs.replace(one, trace=trace)
+                for one, trace in zip(given, [*told, "", "00-" + "0" * 32 + "-nonsense"], strict=True)
+            ),
+        )
+        await _until_counted(postgres_dsn, "comparison", 10)
+    spans = otlp_receiver.spans
+    assert {span.name for span in spans} == {"quantdrift.replay"}
+    assert sorted(link for span in spans for link in span.links) == traces
+    assert sum(span.attributes["quantdrift.exchanges"] for span in spans) == 5
+    assert all(span.seconds > 0 for span in spans)
 
 
 async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str) -> None:

@@ -21,6 +21,7 @@ from shadow.meters import Health, Meters
 from shadow.reader import Reader
 from shadow.references import References
 from shadow.runtime import BrokenRuntimeError
+from shadow.spans import NoSpans
 from shadow.stages import Stages
 from shadow.storing import until_stored
 from shadow.triage import Case
@@ -91,6 +92,7 @@ class _Bench:
             keep=self._keep,
             holding=self.holding,
             meters=Meters(Telemetry("test", {}), clock),
+            spans=NoSpans(),
             health=self.health,
             clock=clock,
             stop=Stop(),

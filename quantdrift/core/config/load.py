@@ -93,7 +93,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             "no Postgres address: set QUANTDRIFT_DSN or storage.dsn_file, or give --data of a running `quantdrift up`"
         )
     headers = {}
-    if role is Role.MONITOR and config.telemetry.otlp_headers_file:
+    if role in {Role.MONITOR, Role.SHADOW} and config.telemetry.otlp_headers_file:
         lines = _read(config.telemetry.otlp_headers_file).splitlines()
         headers = {
             name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value

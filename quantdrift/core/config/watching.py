@@ -197,7 +197,7 @@ class Clusters(Section, frozen=True, kw_only=True):
 
 
 class Telemetry(Section, frozen=True, kw_only=True):
-    """OpenTelemetry: alerts as events and gauges over OTLP (gRPC), logs on stderr."""
+    """OpenTelemetry: alerts as events, gauges and spans of the replay over OTLP (gRPC), logs on stderr."""
 
     otlp_endpoint: Annotated[
         str,
