@@ -201,7 +201,7 @@ def world(directory: Path = MODELS) -> World:
         ),
         Case(
             name="mix only",
-            told="microfilm sends 63 % of the pages instead of 18, archive 30; every scanner's pages are as before",
+            told="microfilm sends 63 % of the pages and archive 30 % (18 % each before); every scanner's pages are as before",
             after=stage(shares=_MIXED),
             shifted=(),
         ),

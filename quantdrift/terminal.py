@@ -56,11 +56,12 @@ def explained(explanation: Explanation, path: Path) -> str:
             if file in explanation.checked:
                 lines.append(f"           {'':<12} {explanation.checked[file]}")
         lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
-    lines += ["", "header stratum        taken      replayed"]
+    rows = []
     for stratum in explanation.strata:
         low, high = stratum.replayed_low, stratum.replayed_high
         replayed = f"{low:.2%}" if low == high else f"{low:.2%} to {high:.2%}"
-        lines.append(f"  {stratum.name:<18} {stratum.rate:>7.2%}   {replayed:>10}")
+        rows.append((stratum.name, f"{stratum.rate:.2%}", replayed))
+    lines += ["", columns(("header stratum", "taken", "replayed"), rows)]
     if explanation.expected_replays_per_s is not None:
         lines.append(
             f"expected replays: {explanation.expected_replays_per_s:.1f}/s where no header stratum matches"

@@ -42,7 +42,8 @@ _ROWS: Final = text("""
     order by captured_at, comparison.exchange_id, item limit :most
 """)
 _LEARNED: Final = text("""
-    select distinct b.slice_id, b.metric, b.kind from baseline b join detector d using (model_version_id, slice_id, metric, kind)
+    select distinct b.slice_id, b.metric, b.kind, d.state
+    from baseline b join detector d using (model_version_id, slice_id, metric, kind)
     where b.model_version_id = :version and b.content is not null and b.kind <> 'budget' and b.fold_seq is not null
         and d.retired_at is null
 """)
@@ -162,10 +163,13 @@ async def baselines(
     return [msgspec.convert(dict(row), BaselineFact) for row in rows.mappings()]
 
 
-async def learned_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:
-    """Return the signals of a version (slice, metric, kind) that the monitor watches and that have a baseline in force."""
+async def learned_signals(connection: AsyncConnection, version_id: int) -> dict[tuple[int, str, str], bytes]:
+    """Return the signals of a version (slice, metric, kind) that the monitor watches and that have a baseline in force.
+
+    With each comes the state of its detector, as it is stored.
+    """
     rows = await connection.execute(_LEARNED, {"version": version_id})
-    return {(row.slice_id, row.metric, row.kind) for row in rows}
+    return {(row.slice_id, row.metric, row.kind): bytes(row.state) for row in rows}
 
 
 async def watched_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:

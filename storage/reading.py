@@ -47,9 +47,17 @@ _EPISODES = text("""
 """)
 
 _CHANGES = text("""
-    select count(distinct alert_id) filter (where to_verdict = 'firing') as pages,
-        count(distinct alert_id) filter (where to_verdict = 'warning' and from_verdict <> 'firing') as tickets
-    from transition where at >= :begin and at < :end and model_version_id = any(cast(:versions as int[]))
+    select count(*) filter (where paged_now) as pages, count(*) filter (where warned_now and not paged) as tickets
+    from (
+        select bool_or(to_verdict = 'firing') as paged, bool_or(to_verdict = 'firing' and at >= :begin) as paged_now,
+            bool_or(to_verdict = 'warning' and at >= :begin) as warned_now
+        from transition
+        where at < :end and alert_id in (
+            select alert_id from transition
+            where at >= :begin and at < :end and model_version_id = any(cast(:versions as int[]))
+        )
+        group by alert_id
+    ) told
 """)
 
 _EXAMPLES = text("""
@@ -121,7 +129,7 @@ class Reader:
         ]
 
     async def changes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> Changes:
-        """Return how many alerts paged, and how many warned first, in a period."""
+        """Return how many alerts paged in a period, and how many warned in it and did not page by its end."""
         return Changes(**(await self._rows(_CHANGES, begin=begin, end=end, versions=list(versions)))[0])
 
     async def examples(

@@ -15,24 +15,34 @@ from storage.discoveries import Status
 from storage.fold import detector_row
 from storage.fold_rows import DetectorRow
 
-# A slice is shown with the version on which it was last seen. Shares are of the last seven days.
+# A slice is shown with the version on which it was last seen. A declared one that nothing of fell into before had no
+# traffic then; of what was fitted or found later nobody looked, so its share is of the whole hours since.
 _SLICES: Final = text("""
-    with share as (
-        select r.model_version_id, r.slice_id, r.weight / nullif(a.weight, 0) as share
-        from (
-            select model_version_id, slice_id, sum(weight) as weight from rollup_hour
-            where hour >= :since group by 1, 2
-        ) r
-        join (
-            select h.model_version_id, sum(h.weight) as weight
-            from rollup_hour h join slice s on s.id = h.slice_id and s.predicate = 'true'
-            where h.hour >= :since group by 1
-        ) a on a.model_version_id = r.model_version_id
+    with known as (
+        select s.id as slice_id, case
+            when s.definition -> 'where' -> 0 ->> 'key' = any(:learned)
+                or exists (select from discovery where slice_id = s.id)
+            then greatest(:since, date_trunc('hour', s.created_at + interval '1 hour', 'UTC')) else :since end as since
+        from slice s where :model = '' or s.model = :model
+    ), everything as (
+        select h.model_version_id, h.hour, sum(h.weight) as weight
+        from rollup_hour h join slice s on s.id = h.slice_id and s.predicate = 'true'
+        where h.hour >= :since group by 1, 2
+    ), whole as (
+        select a.model_version_id, k.since, sum(a.weight) as weight
+        from (select distinct since from known) k join everything a on a.hour >= k.since group by 1, 2
+    ), part as (
+        select r.model_version_id, r.slice_id, k.since, sum(r.weight) as weight
+        from known k join rollup_hour r on r.slice_id = k.slice_id and r.hour >= k.since group by 1, 2, 3
+    ), share as (
+        select p.model_version_id, p.slice_id, p.weight / nullif(w.weight, 0) as share
+        from part p join whole w on w.model_version_id = p.model_version_id and w.since = p.since
     )
     select s.id as slice_id, d.id as discovery_id, s.model, s.name, s.predicate, s.definition, s.created_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
-        d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.n_groups, v.last_at, w.candidate_version, share.share
+        d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.evidence, v.threshold, v.n_groups, v.last_at,
+        w.candidate_version, share.share
     from slice s
     left join discovery d on d.slice_id = s.id
     left join lateral (
@@ -45,7 +55,7 @@ _SLICES: Final = text("""
     select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
         d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
         d.log_threshold, d.n_groups, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
-        d.expired_at, d.waits_since, d.held, null, null, null, null, w.candidate_version, null
+        d.expired_at, d.waits_since, d.held, null, null, null, null, null, null, w.candidate_version, null
     from discovery d join model_version w on w.id = d.model_version_id
     where d.slice_id is null and (:model = '' or d.model = :model)
     order by model, slice_id nulls last, discovery_id
@@ -108,9 +118,10 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     status
         `active`; for what a search found `candidate`, `confirmed`, `expired` or `retired`.
     share
-        Of its version's traffic in the last seven days, estimated from the sample; None where there was none.
-    verdict, reason, n_groups, last_at, candidate_version
-        As last said of it; None before anything was.
+        Of its version's traffic since the begin that was asked for, estimated from the sample. Of what was fitted or
+        found later than that, in the whole hours since then. None where there was no traffic, or no such hour yet.
+    verdict, reason, evidence, threshold, n_groups, last_at, candidate_version
+        As last said of it; None before anything was. The evidence of one that fires is that of its alarm.
     discovery
         For what a search found, else None.
     """
@@ -124,11 +135,18 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     share: float | None
     verdict: str | None
     reason: str | None
+    evidence: float | None
+    threshold: float | None
     n_groups: int | None
     last_at: datetime | None
     candidate_version: str | None
     created_at: datetime
     discovery: Trialled | None
+
+    @property
+    def made(self) -> bool:
+        """Whether it was fitted or found at some time: nobody looked for it before."""
+        return self.kind in {Kind.LEARNED, Kind.DISCOVERED, Kind.NOVEL}
 
     @property
     def ended(self) -> bool:
@@ -146,7 +164,8 @@ async def list_slices(connection: AsyncConnection, *, model: str, since: datetim
     since
         Begin of the stretch that shares are of.
     """
-    found = await connection.execute(_SLICES, {"model": model, "since": since})
+    wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
+    found = await connection.execute(_SLICES, wanted)
     return [_listed(row) for row in found.mappings()]
 
 
@@ -189,6 +208,8 @@ def _listed(row: RowMapping) -> ListedSlice:
                 "share",
                 "verdict",
                 "reason",
+                "evidence",
+                "threshold",
                 "n_groups",
                 "last_at",
                 "candidate_version",

@@ -45,13 +45,17 @@ _OFFERED: Final = text("""
     where last > first and last > cast(:end as timestamptz) - cast(:edge as interval)
     group by 1
 """)
-# Summed weights estimate exchanges; the items of each are counted along.
+# Summed weights estimate exchanges; the items of each are counted along. What was retired gets no share from the hour
+# it was retired in: a slice that nothing watches has no live detector.
 _TRAFFICS: Final = text("""
     select s.id, s.model, s.name, s.predicate, s.definition,
         sum(r.weight * r.n_items / r.n_groups)::double precision as weight
     from verdict v join slice s on s.id = v.slice_id
         join rollup_hour r on r.model_version_id = v.model_version_id and r.slice_id = v.slice_id
-    where v.last_at > :since and r.hour > :since and r.n_groups > 0 group by 1
+    where v.last_at > :since and r.hour > :since and r.n_groups > 0 and exists (
+        select from detector d
+        where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id and d.retired_at is null
+    ) group by 1
 """)
 _SIGNALS: Final = text("""
     select d.slice_id, d.model_version_id, v.verdict, d.kind, d.evidence, d.state
@@ -59,8 +63,11 @@ _SIGNALS: Final = text("""
     where d.retired_at is null and v.last_at > :since order by d.evidence desc, d.slice_id limit :most
 """)
 _EVIDENCE: Final = text("""
-    select slice_id, max(evidence) as evidence from verdict
-    where last_at > :since and verdict <> 'firing' group by 1 order by 2 desc limit :most
+    select slice_id, max(evidence) as evidence from verdict v
+    where last_at > :since and verdict <> 'firing' and exists (
+        select from detector d
+        where d.model_version_id = v.model_version_id and d.slice_id = v.slice_id and d.retired_at is null
+    ) group by 1 order by 2 desc limit :most
 """)
 _REPLAYED: Final = text("""
     select coalesce(sum(n_rows), 0) from batch where stored_at > :since and kind = 'comparison'

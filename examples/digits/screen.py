@@ -268,7 +268,7 @@ def _line(view: View) -> str:
     return (
         f"{view.elapsed_s:4.0f} s  offered {snapshot.offered:,}  sampled {snapshot.taken:,}"
         f"  replayed {snapshot.replayed:,}  lost {snapshot.lost:,}  failed {view.failed:,}"
-        f"{_STALE if snapshot.stale else ''} | {states}"
+        f"{_STALE if snapshot.stale else ''}{' | ' if states else ''}{states}"
     ).replace("[", r"\[")
 
 

@@ -16,6 +16,7 @@ from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.decisions import Scope
+    from storage.baseline import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="The model.")
 _VERSION = click.option("--version", default="", help="Candidate version; the newest if left out.")
@@ -88,18 +89,20 @@ def list_(
       quantdrift baseline list --model digits
       quantdrift baseline list --slice scanner=archive --history --json
     """
-    from storage.baseline import baselines
+    from storage.baseline import BaselineFact, baselines, find_slices, find_version
     from storage.database import Database
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 
-    async def ask() -> list[object]:
+    async def ask() -> list[BaselineFact]:
         async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-            return list(
-                await baselines(
-                    connection, model=model, version=version, slice_name=slice_name, history=history
-                )
+            found = await baselines(
+                connection, model=model, version=version, slice_name=slice_name, history=history
             )
+            if model and not found:  # what is not there at all is refused by name
+                await find_version(connection, model, version)
+                await find_slices(connection, model, [slice_name] if slice_name else [])
+            return found
 
     found = asyncio.run(ask())
     if as_json:
@@ -109,31 +112,33 @@ def list_(
     elif not found:
         click.echo("No baselines yet: they are learned from some 5,000 exchanges of a slice.")
     else:
-        click.echo(columns(_HEAD, [_row(msgspec.structs.asdict(one)) for one in found]))  # type: ignore[arg-type]
+        click.echo(columns(_HEAD, [_row(one) for one in found]))
 
 
 _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by", "when (UTC)", "why")
 
 
-def _row(one: dict[str, object]) -> tuple[str, ...]:
-    made_at = one["made_at"]
-    assert isinstance(made_at, datetime)
-    source = str(one["source"])
-    if one["from_version"]:
-        source += f" from {one['from_version']}"
-    if one["fold_seq"] is None:
+def _row(one: "BaselineFact") -> tuple[str, ...]:
+    from storage.fold_rows import Source
+
+    source = one.source.value
+    if one.source is Source.IMPORTED and one.content is not None:
+        source = f"imported: {one.content['budget']:g}" if one.content else "back to the configuration"
+    if one.from_version:
+        source += f" from {one.from_version}"
+    if one.fold_seq is None:
         source += " (waits for the monitor)"
     return (
-        str(one["model"]),
-        str(one["version"]),
-        str(one["slice"]),
-        str(one["metric"]),
-        str(one["kind"]),
+        one.model,
+        one.version,
+        one.slice,
+        one.metric,
+        one.kind,
         source,
-        f"{one['n_groups']:,}",
-        str(one["made_by"]),
-        f"{made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
-        str(one["reason"]),
+        f"{one.n_groups:,}" if one.n_groups else "-",
+        one.made_by,
+        f"{one.made_at.astimezone(UTC):%Y-%m-%d %H:%M}",
+        one.reason,
     )
 
 
@@ -299,7 +304,8 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
     if as_json:
         emit({"decided": n_signals, "source": source})
     else:
-        click.echo(f"{n_signals} signals {source}, from the monitor's next batch on.")
+        signals = "1 signal" if n_signals == 1 else f"{n_signals} signals"
+        click.echo(f"{signals} {source}, from the monitor's next batch on.")
 
 
 @baseline.command("import")

@@ -1,18 +1,22 @@
 """`quantdrift slices fit` and `quantdrift slices clusters`: learned slices."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.core.clustering import OTHER_ID, Clustering
+from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.terminal import Steps, columns
+
+if TYPE_CHECKING:
+    from storage.clustering import Space
 
 _ESTIMATE = "share: an estimate of the share of the traffic. Learned slices are unknown at capture and cannot be boosted there."
 
@@ -69,9 +73,14 @@ def fit(
     import asyncio
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
+    _known(config, model)
+    if unfit := _unfit(config, model):
+        raise OperatorError(unfit)
     with Steps(quiet=as_json) as step:
-        step("reading vectors and fitting")
-        overviews = asyncio.run(_fit(config, secrets, model, by=by, anew=anew, dry_run=dry_run))
+        step("looking for vectors")
+        overviews = asyncio.run(
+            _fit(config, secrets, model, by=by, anew=anew, dry_run=dry_run, progress=step)
+        )
     _show(overviews, as_json=as_json)
 
 
@@ -90,11 +99,24 @@ def clusters(config_path: Path, data: Path | None, model: str, as_json: bool) ->
     import asyncio
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    _show(asyncio.run(_in_force(config, secrets, model)), as_json=as_json)
+    overviews, there = asyncio.run(_in_force(config, secrets, model))
+    if overviews:
+        _show(overviews, as_json=as_json)
+    elif as_json:
+        emit({"note": _ESTIMATE, "clusterings": [], "reason": _reason(config, model, there)})
+    else:
+        click.echo(f"Nothing is fitted yet: {_reason(config, model, there)}")
 
 
 async def _fit(
-    config: Config, secrets: Secrets, model: str, *, by: str, anew: bool, dry_run: bool
+    config: Config,
+    secrets: Secrets,
+    model: str,
+    *,
+    by: str,
+    anew: bool,
+    dry_run: bool,
+    progress: Callable[[str], None],
 ) -> list[Overview]:
     from quantdrift.monitor.clustering import configured, refit
     from storage.clustering import spaces
@@ -105,24 +127,27 @@ async def _fit(
             there = await spaces(connection)
         found = [space for space in configured(config, there) if model in {"", space.model}]
         if not found:
-            raise OperatorError(_nothing(config, model))
-        made = [
-            await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run) for space in found
-        ]
+            raise OperatorError(_reason(config, model, found))
+        made = []
+        for space in found:
+            progress(f"fitting {space.n_vectors:,} vectors of {space.model} in `{space.space}`")
+            made.append(await refit(config, database, space, made_by=by, anew=anew, dry_run=dry_run))
     stored = "not stored" if dry_run else "stored"
     return [
         _overview(
             config,
             one.clustering,
             msgspec.to_builtins(one.clusters),
-            f"{stored}, from {sum(cluster.n for cluster in one.clusters):,} vectors",
+            f"{stored}, from {one.n_vectors:,} vectors",
         )
         for one in made
     ]
 
 
-async def _in_force(config: Config, secrets: Secrets, model: str) -> list[Overview]:
-    from storage.clustering import newest_clusterings
+async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list[Overview], list[Space]]":
+    """Return the clusterings in force, and the configured spaces that have vectors."""
+    from quantdrift.monitor.clustering import configured
+    from storage.clustering import newest_clusterings, spaces
     from storage.database import Database
 
     n_left_out = 0
@@ -134,11 +159,15 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> list[Overvi
 
     async with Database(secrets.dsn, config.storage) as database:
         found = await newest_clusterings(database, model, unreadable=left_out)
+        async with database.begin() as connection:
+            there = [
+                space for space in configured(config, await spaces(connection)) if model in {"", space.model}
+            ]
     if not found and n_left_out:
         raise OperatorError("no clustering can be read: fit again with `quantdrift slices fit --anew`")
     if not found:
-        raise OperatorError(f"nothing is fitted yet: {_nothing(config, model)}")
-    return [
+        _known(config, model)
+    overviews = [
         _overview(
             config,
             one.clustering,
@@ -148,19 +177,41 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> list[Overvi
         )
         for one in found
     ]
+    return overviews, there
 
 
-def _nothing(config: Config, model: str) -> str:
+def _known(config: Config, model: str) -> None:
     if model and config.model(model) is None:
-        return f"there is no model `{model}` in the configuration"
+        names = [one.name for one in config.models]
+        raise OperatorError(f"there is no model `{model}` in the configuration: {nearest(model, names)}")
+
+
+def _unfit(config: Config, model: str) -> str:
+    """Return why the configuration lets nothing be fitted; empty where it does."""
     if not config.clusters.enabled:
         return "clusters.enabled is false"
     if not any(one.embedding for one in config.models if model in {"", one.name}):
-        return "no model names an `embedding`"
-    return (
-        "no vectors are stored yet for the configured `embedding`; the shadow keeps a share of "
-        f"clusters.sample_share = {config.clusters.sample_share:g} of what it compares"
+        return f"{f'model `{model}`' if model else 'no model'} names {'no' if model else 'an'} `embedding`"
+    return ""
+
+
+def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
+    """Return why nothing is fitted, and how far it is to the first fit."""
+    clusters = config.clusters
+    if unfit := _unfit(config, model):
+        return unfit
+    if not there:
+        return (
+            f"no vectors {f'of `{model}` ' if model else ''}are stored yet for the configured `embedding`; the shadow "
+            f"keeps a share of clusters.sample_share = {clusters.sample_share:g} of what it compares"
+        )
+    stored = ", ".join(f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in there)
+    how = (
+        f"the monitor fits from clusters.least_vectors = {clusters.least_vectors:,} of them on"
+        if clusters.refit_days
+        else "the monitor does not fit, clusters.refit_days is 0"
     )
+    return f"{stored} are stored; {how}, and `quantdrift slices fit` does it now"
 
 
 def _overview(
@@ -172,7 +223,7 @@ def _overview(
         space=clustering.space,
         reference_digest=clustering.reference_digest,
         made=made,
-        expected_novel=clustering.expected_novel,
+        expected_novel=float(f"{clustering.expected_novel:.6g}"),
         known_values={key: len(values) for key, values in sorted(clustering.vocabulary.items())},
         ids_left=max(config.clusters.most_ids - clustering.next_id + 1, 0),
         clusters=list(described),

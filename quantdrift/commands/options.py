@@ -41,9 +41,9 @@ def user_name() -> str:
 
 
 def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Config, Secrets]:
-    """Return the configuration and the secrets of `role`; logs go where it says from here on."""
+    """Return the configuration and the secrets of `role`; logs go where it says from here on, in the command's name."""
     config = load(config_path)
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=role.value)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=_command())
     if data is not None and role is not Role.SIDECAR and not os.environ.get("QUANTDRIFT_DSN"):
         try:
             os.environ["QUANTDRIFT_DSN"] = (data / "dsn").read_text(encoding="utf-8").strip()
@@ -52,6 +52,16 @@ def prepare(config_path: Path, role: Role, data: Path | None = None) -> tuple[Co
                 f"{data} holds no `dsn`: is `quantdrift up --data {data}` running?"
             ) from error
     return config, load_secrets(config, role)
+
+
+def _command() -> str:
+    """Return what was typed after `quantdrift`: `monitor`, or `slices fit`."""
+    words: list[str] = []
+    context: click.Context | None = click.get_current_context()
+    while context is not None and context.parent is not None:
+        words.insert(0, context.info_name or "")
+        context = context.parent
+    return " ".join(words)
 
 
 def emit(record: Any) -> None:

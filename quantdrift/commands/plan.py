@@ -253,7 +253,7 @@ def _open(rule: Slice) -> bool:
 def _text(found: "Forecast") -> str:
     policy = "the allocation's rates" if found.allocated else "the configured rates"
     lines = [
-        f"model {found.model}: {found.requests_per_s:g} requests/s, {policy}: "
+        f"model {found.model}: {_count(found.requests_per_s)} requests/s, {policy}: "
         f"{found.granted * found.replays_per_s:.3g} replays/s"
         + (f", {found.gpu_share:.2g} GPU" if found.gpu_share is not None else ""),
         f"to be found: flips from {found.budget:.2%} (the budget) to {found.shifted:.2%}",
@@ -263,7 +263,7 @@ def _text(found: "Forecast") -> str:
     ]
     width = max(len(one.slice) for one in found.slices)
     quantiles = ("10 %", "50 %", "90 %")
-    head = f"{'slice':<{width}}  {'share':>8}  {'samples/h':>9}"
+    head = f"{'slice':<{width}}  {'share':>8}  {'samples/h':>10}"
     lines.append(f"{head}  {'samples to page':^24}  {'time to page':^26}".rstrip())
     samples, times = (f"{n:>8}" for n in quantiles), (f"{n:>8}" for n in quantiles)
     lines.append(f"{'':<{len(head)}}  {''.join(samples)}  {' '.join(times)}")
@@ -285,7 +285,7 @@ def _row(one: "SliceForecast", width: int) -> str:
         f"{'-' if n is None else f'{n:,}':>8}" for n in (one.samples.p10, one.samples.p50, one.samples.p90)
     )
     times = " ".join(f"{_length(hours):>8}" for hours in one.hours)
-    return f"{one.slice:<{width}}  {_percent(one.share):>8}  {3600 * one.samples_per_s:>9.3g}  {samples}  {times}"
+    return f"{one.slice:<{width}}  {_percent(one.share):>8}  {_count(3600 * one.samples_per_s):>10}  {samples}  {times}"
 
 
 def _wanted(one: "SliceForecast") -> str:
@@ -302,7 +302,9 @@ def _wanted(one: "SliceForecast") -> str:
 
 def _count(number: float) -> str:
     """Say how many, also where it is less than one."""
-    return f"{number:,.0f}" if number >= 10 or number == 0 else f"{number:.2g}"
+    if number >= 100 or number == 0:
+        return f"{number:,.0f}"
+    return f"{number:.3g}" if number >= 1 else f"{number:.2g}"
 
 
 def _percent(share: float, *, digits: int = 3) -> str:
@@ -313,6 +315,8 @@ def _percent(share: float, *, digits: int = 3) -> str:
 def _length(hours: float | None) -> str:
     if hours is None:
         return "-"
+    if hours < 1 / 60:
+        return f"{3600 * hours:.0f} s" if hours >= 1 / 3600 else "< 1 s"
     if hours < 1:
         return f"{60 * hours:.0f} min"
     if hours < 48:

@@ -101,7 +101,7 @@ def restore(
 
 
 async def _listed(config: Config, secrets: Secrets, model: str, which: str) -> ListedSlice:
-    found = pick(await listed_slices(config, secrets, model), which)
+    found = pick(await listed_slices(config, secrets, model), which, model)
     if found.discovery is None:
         raise OperatorError(f"`{found.name}` was not discovered: take it out of the configuration instead")
     return found

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.commands.signals import signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.terminal import Steps, columns
@@ -15,7 +16,6 @@ from quantdrift.terminal import Steps, columns
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
-    from quantdrift.drift.interval import Estimate
     from quantdrift.monitor.round import Round, VersionSearch
     from quantdrift.monitor.vitals import Vital
     from storage.discovery_changes import Change
@@ -39,6 +39,7 @@ def slices() -> None:
 def slices_list(config_path: Path, data: Path | None, model: str, everything: bool, as_json: bool) -> None:
     """List every slice: kind, status, share of the traffic in the last seven days, verdict.
 
+    The share of a learned or discovered slice is of the whole hours since it was made, if that is shorter.
     Candidates that are still tested on later traffic stand below the slices; they have no id yet.
 
     \b
@@ -63,7 +64,11 @@ def slices_list(config_path: Path, data: Path | None, model: str, everything: bo
 @slices.command("search")
 @CONFIG
 @DATA
-@_MODEL
+@click.option(
+    "--model",
+    default="",
+    help="Show only this model, with --dry-run: a search that counts is of all of them.",
+)
 @click.option("--dry-run", is_flag=True, help="Write nothing: no candidate is frozen or tested.")
 @JSON
 def slices_search(config_path: Path, data: Path | None, model: str, dry_run: bool, as_json: bool) -> None:
@@ -112,16 +117,29 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     import msgspec
 
     config, secrets = prepare(config_path, Role.REPORT, data)
-    found = pick(asyncio.run(listed_slices(config, secrets, model)), which)
+    found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
     signals, history = asyncio.run(_more(config, secrets, found))
     if as_json:
         emit(msgspec.structs.asdict(found) | {"signals": signals, "history": history})
     else:
-        click.echo("\n".join([_shown(found), *_history_lines(history), *_signal_lines(signals)]))
+        click.echo(
+            "\n".join(
+                [_shown(found), *_history_lines(history), *signal_lines(signals, verdict=found.verdict)]
+            )
+        )
 
 
-def pick(listed: list[ListedSlice], which: str) -> ListedSlice:
+def pick(listed: list[ListedSlice], which: str, model: str = "") -> ListedSlice:
     """Return the slice or candidate with this id, name or predicate.
+
+    Parameters
+    ----------
+    listed
+        Those that there are.
+    which
+        Id, name or predicate.
+    model
+        Whose these are; empty: of all models.
 
     Raises
     ------
@@ -134,7 +152,10 @@ def pick(listed: list[ListedSlice], which: str) -> ListedSlice:
         if which in {one.name, one.predicate} or (one.id is not None and which == str(one.id))
     ]
     if not found:
-        raise OperatorError(f"there is no slice `{which}`: `quantdrift slices list --all` names them all")
+        whose = f" of model `{model}`" if model else ""
+        raise OperatorError(
+            f"there is no slice `{which}`{whose}: `quantdrift slices list --all` names them all"
+        )
     if len(found) > 1:
         models = ", ".join(sorted({one.model for one in found}))
         raise OperatorError(f"`{which}` is a slice of {models}: give --model, or an id")
@@ -142,16 +163,30 @@ def pick(listed: list[ListedSlice], which: str) -> ListedSlice:
 
 
 async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[ListedSlice]:
-    """Return every slice and every candidate of `model`, or of all models where it is empty."""
+    """Return every slice and every candidate of `model`, or of all models where it is empty.
+
+    Raises
+    ------
+    OperatorError
+        Neither the record nor the configuration knows `model`.
+    """
     from datetime import timedelta
 
     from quantdrift.core.clock import SystemClock
+    from quantdrift.core.config.assign import nearest
     from storage.database import Database
     from storage.slice_list import list_slices
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        return await list_slices(connection, model=model, since=since)
+        found = await list_slices(connection, model=model, since=since)
+        if model and not found and config.model(model) is None:
+            known = {one.model for one in await list_slices(connection, model="", since=since)}
+            names = sorted(known | {one.name for one in config.models})
+            raise OperatorError(
+                f"neither the record nor the configuration knows a model `{model}`: {nearest(model, names)}"
+            )
+        return found
 
 
 async def _more(config: Config, secrets: Secrets, one: ListedSlice) -> tuple[list[Vital], list[Change]]:
@@ -172,35 +207,6 @@ def _history_lines(history: list[Change]) -> list[str]:
         f"  {one.made_at:%Y-%m-%d %H:%M} UTC  {one.status.value} by {one.made_by}: {one.reason}"
         for one in history
     ]
-
-
-def _signal_lines(signals: list[Vital]) -> list[str]:
-    """Return what each signal has learned and seen, one line each, and the tail below its own."""
-    lines = []
-    for one in signals:
-        learned = (
-            "a budget"
-            if one.n_learned is None
-            else f"learns, needs some {one.missing:,} more exchanges"
-            if one.missing
-            else f"a baseline of {one.n_learned:,} exchanges"
-        )
-        recent = "" if one.recent is None or one.tail else f", recent mean {_band(one.recent)}"
-        lines.append(f"  {one.metric} {one.kind:<7} {learned}; evidence {one.evidence:.3g}{recent}")
-        for figure in one.tail:
-            if figure.value is None:
-                lines.append(f"    {figure.name:<15} too few exchanges")
-            elif figure.low is None or figure.high is None:
-                lines.append(f"    {figure.name:<15} {figure.value:.3g}, extrapolated")
-            else:
-                lines.append(
-                    f"    {figure.name:<15} {figure.value:.3g} [{figure.low:.3g}, {figure.high:.3g}]"
-                )
-    return lines
-
-
-def _band(estimate: Estimate) -> str:
-    return f"{estimate.mean:.3g} [{estimate.low:.3g}, {estimate.high:.3g}]"
 
 
 async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round:
@@ -249,9 +255,12 @@ def _shown(one: ListedSlice) -> str:
         f"  id         {'none yet' if one.id is None else one.id}",
     ]
     if one.share is not None:
-        lines.append(f"  share      {one.share:.2%} of the last {_SHARE_DAYS} days, estimated")
+        since = " (of the whole hours since it was made, if these are fewer)" if one.made else ""
+        lines.append(f"  share      {one.share:.2%} of the last {_SHARE_DAYS} days{since}, estimated")
     if one.verdict is not None:
         lines.append(f"  verdict    {one.verdict} on {one.candidate_version}: {one.reason}")
+    if one.evidence is not None and one.threshold is not None:
+        lines.append(f"  evidence   {_evidence(one.verdict or '', one.evidence, one.threshold)}")
     if (trial := one.discovery) is not None:
         ratio = _ratio(trial.log_evidence, trial.log_threshold)
         lines.append(
@@ -271,6 +280,12 @@ def _shown(one: ListedSlice) -> str:
         if trial.held:
             lines.append("  held       no search tests it again: `quantdrift slices restore` takes that back")
     return "\n".join(lines)
+
+
+def _evidence(verdict: str, evidence: float, threshold: float) -> str:
+    if verdict == "firing":
+        return f"{evidence:.3g} at the alarm, which took {threshold:.3g}; that of each signal begins anew after it"
+    return f"{evidence:.3g} of all signals together; pages at {threshold:.3g}"
 
 
 def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:

@@ -1,6 +1,7 @@
 """The NATS client library's errors, turned into ours at its border."""
 
 import contextlib
+import os
 from collections.abc import AsyncIterator
 
 import nats.errors
@@ -43,4 +44,14 @@ async def mapped() -> AsyncIterator[None]:
     except nats.errors.MaxPayloadError as error:
         raise TooLargeError("above the server's payload limit") from error
     except (nats.errors.Error, OSError, TimeoutError) as error:
-        raise RetryError(f"NATS: {error!r}") from error
+        raise RetryError(f"NATS: {in_words(error)}") from error
+
+
+def in_words(error: BaseException) -> str:
+    """Return what a person should read of an error of the client library or of a socket."""
+    if isinstance(error, ConnectionError) and error.errno:
+        return os.strerror(error.errno).lower()  # its own text repeats the address as Python writes it
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    silent = "no answer in time" if isinstance(error, TimeoutError) else type(error).__name__
+    return str(error).removeprefix("nats: ") or silent

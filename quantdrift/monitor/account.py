@@ -27,8 +27,8 @@ _CAUSES = {
     "and by {shift} by other margins",
 }
 _AGGREGATE = {
-    "within": "Over all traffic it moved by {move}: its slices changed ({within}), the mix of traffic did not "
-    "({mix})",
+    "within": "Over all traffic it moved by {move}: its slices changed ({within}), while the mix of traffic moved it "
+    "by {mix}",
     UNSEEN: "Over all traffic it moved by {move}: by traffic that is new, while its slices changed by {within} and the "
     "mix of the others moved it by {mix}",
     "mix": "Over all traffic it moved by {move}: the traffic is spread over the slices in another way ({mix}), "
@@ -36,6 +36,14 @@ _AGGREGATE = {
     "both": "Over all traffic it moved by {move}: {within} within its slices and {mix} by another mix of traffic",
     "undecided": "Over all traffic it moved by {move}, which cannot be told from chance or be split: {within} "
     "within the slices, {mix} by the mix of traffic",
+}
+# One part is surely above zero, and the others outweigh it.
+_AGAINST = "Over all traffic it moved by {move}, although {raised}: {within} within the slices and {mix} by the mix of traffic"
+_RAISED = {
+    "within": "its slices rose",
+    UNSEEN: "traffic that is new raised it",
+    "mix": "another mix of traffic raised it",
+    "both": "more than one part of it rose",
 }
 _ADVICE = {
     "damage": "It is numeric damage: these inputs reach a range or need a resolution that quantisation gave away. "
@@ -118,7 +126,7 @@ def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
     if found.unexplained:
         return (f"Not explained: {found.unexplained}. The alert itself is as sound as any.",)
     share = metric is Metric.FLIP or kind == TAIL.kind
-    said = [*_folded(found), *(f"New since the onset: {change}." for change in found.changes)]
+    said = [*_folded(found), *(f"New around the onset: {change}." for change in found.changes)]
     if found.cause and found.damage is not None and found.shift is not None:
         said.append(
             _CAUSES[found.cause].format(
@@ -141,9 +149,11 @@ def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
             + "."
         )
     if found.aggregate_cause and found.aggregate_within is not None and found.aggregate_mix is not None:
+        move, raised = found.aggregate_move or 0.0, _RAISED.get(found.aggregate_cause, "")
         said.append(
-            _AGGREGATE[found.aggregate_cause].format(
-                move=_amount(found.aggregate_move or 0.0, None, share=share),
+            (_AGAINST if raised and move <= 0 else _AGGREGATE[found.aggregate_cause]).format(
+                raised=raised,
+                move=_amount(move, None, share=share),
                 within=_amount(found.aggregate_within, found.aggregate_within_se, share=share),
                 mix=_amount(found.aggregate_mix, found.aggregate_mix_se, share=share),
             )

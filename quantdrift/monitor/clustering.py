@@ -209,7 +209,7 @@ async def refit(
             "learned slices of %s: version %d from %d vectors, clusters %s",
             space.model,
             fitted.clustering.version,
-            len(vectors.vectors),
+            fitted.n_vectors,
             ", ".join(str(cluster.id) for cluster in fitted.clusters),
         )
     return fitted

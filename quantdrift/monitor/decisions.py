@@ -11,7 +11,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.drift import bag
 from quantdrift.drift.bag import TailBaseline
-from quantdrift.drift.detector import BUDGET, TAIL
+from quantdrift.drift.detector import BUDGET, LEARNERS, TAIL
+from quantdrift.drift.state import load_state
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
 from storage.baseline import (
@@ -144,7 +145,7 @@ async def accept(
             n_rows += len(rows)
             first = first or datetime.fromtimestamp(rows[0].captured_us / 1e6, UTC)
             last_us = rows[-1].captured_us
-            progress(f"{n_rows:,} comparisons of {scope.model} {version.name}")
+            progress(f"learning from {n_rows:,} comparisons of {scope.model} {version.name}")
         if first is None:
             n_waiting = await count_waiting(connection, version.id, begin, end)
             raise _nothing(scope.model, version, begin, n_waiting)
@@ -226,30 +227,60 @@ def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Le
 
 
 async def settle(database: Database, scope: Scope, source: Source) -> int:
-    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals have one.
+    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals it is about.
 
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, or none of the signals has a baseline.
+        There is no such model, version or slice, none of the signals has a baseline, or no alert has set anything
+        aside that could be kept.
     """
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, scope.slices)
         learned = await learned_signals(connection, version.id)
-        decisions = [
-            _about(version.id, slice_id, metric.value, kind, source=source, scope=scope)
+        keys = [
+            (slice_id, metric.value, kind)
             for slice_id in slices
             for metric, kind in LEARNED
             if _wanted(metric.value, scope.metrics) and (slice_id, metric.value, kind) in learned
         ]
-        if not decisions:
+        if not keys:
             raise OperatorError(
                 f"no signal of {scope.model} {version.name} that this names has a baseline yet, or is watched any more: "
                 "`quantdrift slices show` says what is missing"
             )
+        decisions = [
+            msgspec.structs.replace(
+                _about(version.id, slice_id, metric, kind, source=source, scope=scope), n_groups=n_groups
+            )
+            for slice_id, metric, kind in keys
+            if (n_groups := _settled(kind, learned[slice_id, metric, kind], source)) is not None
+        ]
+        if not decisions:
+            raise OperatorError(
+                f"no baseline of {scope.model} {version.name} that this names can be frozen yet"
+                if source is Source.FROZEN
+                else f"no alert has set anything of {scope.model} {version.name} aside that this names: there is "
+                "nothing to keep"
+            )
         await decide(connection, decisions)
     return len(decisions)
+
+
+def _settled(kind: str, stored: bytes, source: Source) -> int | None:
+    """Return how many groups a baseline has once the decision holds; None where it changes nothing."""
+    learner = LEARNERS[kind]
+    state = load_state(kind, stored, learner.size)
+    if source is Source.FROZEN:
+        if learner.missing(state):
+            return None
+        learner.freeze(state)
+    else:
+        if not learner.aside(state):
+            return None
+        learner.keep(state)
+    return learner.learned(state)
 
 
 async def import_(
@@ -260,8 +291,11 @@ async def import_(
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, or a figure is no budget.
+        There is no such model, version or slice, a figure is no budget, or there is none.
     """
+    if not any(_wanted(one.metric.value, scope.metrics) for one in figures):
+        left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
+        raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
     found = config.model(scope.model)
     cap = (found.budget if found else Budget()).kl_cap
     async with database.begin() as connection:

@@ -221,6 +221,8 @@ def _new(
 def new_versions(catalog: Catalog, row: TransitionRow, stored_us: int | None) -> list[str]:
     """Return what is to be said of candidate versions of the model that came with the onset.
 
+    A model's first version is none of them: before it nothing served that it could differ from.
+
     Parameters
     ----------
     catalog
@@ -231,10 +233,16 @@ def new_versions(catalog: Catalog, row: TransitionRow, stored_us: int | None) ->
         When its batch was stored: what came later was not known then.
     """
     model = catalog.versions[row.model_version_id].model
+    first = min(
+        (one for one in catalog.versions.values() if one.model == model),
+        key=lambda one: (one.first_seen_us, one.id),
+    )
     until_us = row.at_us if stored_us is None else stored_us
     return [
         f"candidate version {version.candidate_version}"
         f"{' (this one)' if version.id == row.model_version_id else ''}, first seen {from_us(version.first_seen_us):%Y-%m-%d %H:%M} UTC"
         for version in sorted(catalog.versions.values(), key=lambda one: (one.first_seen_us, one.id))
-        if version.model == model and row.onset_us - _AROUND_US <= version.first_seen_us <= until_us
+        if version.model == model
+        and version is not first
+        and row.onset_us - _AROUND_US <= version.first_seen_us <= until_us
     ]

@@ -7,7 +7,7 @@ import msgspec
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import DETECTORS, LEARNERS, TAIL
 from quantdrift.drift.interval import Estimate
-from quantdrift.drift.signal import N_TOTAL
+from quantdrift.drift.signal import N_TOTAL, SCALE, M
 from quantdrift.drift.state import load_state
 from storage.fold_rows import DetectorRow
 
@@ -47,6 +47,8 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
         Groups that it still has to learn from before it takes part; 0 where it does.
     n_learned
         Groups in its baseline; None for a detector that learns nothing.
+    budget
+        What it accepts, in the metric's unit; None for a detector that learns instead.
     evidence
         For paging; the signals of a slice are summed.
     recent
@@ -60,6 +62,7 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
     n_groups: int
     missing: int
     n_learned: int | None
+    budget: float | None
     evidence: float
     recent: Estimate | None
     tail: tuple[Quantile, ...]
@@ -79,6 +82,7 @@ def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:
                 n_groups=int(state[N_TOTAL]),
                 missing=detector.missing(state),
                 n_learned=None if learner is None else learner.learned(state),
+                budget=float(state[M] * state[SCALE]) if learner is None else None,
                 evidence=detector.evidence(state),
                 recent=detector.recent(state),
                 tail=_tail(state) if row.kind == TAIL.kind else (),

@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 from quantdrift.core.records import Metric
 from quantdrift.report.interval import Estimate
 from quantdrift.report.wording import percent
+from storage.explained import Explanation
 from storage.facts import Episode, SliceName, Version
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -36,7 +37,7 @@ def advise(
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    steps = [_cause(version, before, after, budget, episode.explanation.cause)]
+    steps = [_cause(version, before, after, budget, episode.explanation)]
     if episode.explanation.explained_by:
         steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
     if share_before and share_after and share_after >= _GROWN * share_before:
@@ -54,9 +55,11 @@ def advise(
             "Probabilities moved before decisions did: look at thresholds and rankings that use them."
         )
     if episode.resolved_at is None:
+        everything = slice_name.predicate == "true"
+        inputs = "inputs as they come now" if everything else f"inputs of {slice_name.name}"
         steps.append(
-            f"Calibrate {version.model} again with inputs of {slice_name.name}, or use finer (per-channel)"
-            " quantisation, measure with labels, and send the slice to the reference until then."
+            f"Calibrate {version.model} again with {inputs}, or use finer (per-channel) quantisation, measure with"
+            f" labels, and send {'the traffic' if everything else 'the slice'} to the reference until then."
         )
     else:
         steps.append("It has recovered: find what changed at that time, so that it does not come back.")
@@ -64,7 +67,7 @@ def advise(
 
 
 def _cause(
-    version: Version, before: Estimate | None, after: Estimate | None, budget: float | None, cause: str | None
+    version: Version, before: Estimate | None, after: Estimate | None, budget: float | None, told: Explanation
 ) -> str:
     if before is None or after is None:
         return (
@@ -73,12 +76,17 @@ def _cause(
         )
     if budget is not None and (before.low or 0.0) > budget:
         return "The slice was above its budget before the estimated onset already: the fault is older than the alert."
-    if cause == "unseen":
+    if any(change.startswith("candidate version ") and "(this one)" in change for change in told.changes):
+        return (
+            f"The version is new ({version.candidate_version} came within an hour of the estimated onset): compare with"
+            " the one that served before, and go back to it if that one is better."
+        )
+    if told.cause == "unseen":
         return (
             f"The version did not change ({version.candidate_version}): its inputs are of a kind that was not there"
             " before, so nothing tells what it always did on them. Ask who sends them."
         )
-    if cause == "input_shift":
+    if told.cause == "input_shift":
         return (
             f"The version did not change ({version.candidate_version}) and does what it always did: its inputs moved"
             " towards the decision boundary. Ask who sends them; to calibrate again will not bring them back."

@@ -240,7 +240,7 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     n_slices
         Slices watched beside the aggregates.
     n_pages, n_tickets
-        How often a slice began to page, and to warn.
+        Alerts that paged in the period, and those that warned in it and had not paged by its end.
     models, episodes, n_episodes_left_out, coverage
         The parts.
     """

@@ -55,7 +55,10 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         length = {PeriodKind.WEEK: 7 * _DAY, PeriodKind.DAY: _DAY}.get(PeriodKind(kind))
         begin = start if length is None or start is not None else end - length
         if begin is None or begin >= end:
-            raise OperatorError(f"the period must begin before it ends: {begin} is not before {end}")
+            told = "nothing" if begin is None else f"{begin:%Y-%m-%d %H:%M} UTC"
+            raise OperatorError(
+                f"the period must begin before it ends: {told} is not before {end:%Y-%m-%d %H:%M} UTC"
+            )
         return Period(kind=PeriodKind(kind), begin=begin.astimezone(UTC), end=end.astimezone(UTC))
 
 

@@ -2,11 +2,12 @@
 
 import io
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import matplotlib as mpl
 import msgspec
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
@@ -15,6 +16,7 @@ from matplotlib.figure import Figure
 from quantdrift.core.errors import OperatorError
 
 FORMATS = (".png", ".svg")
+_HOUR = timedelta(hours=1)
 _RECORD, _TESTED, _MEAN, _BUDGET = "#8a8f98", "#c2410c", "#1d4ed8", "#3f3f46"
 _STYLE = {
     "svg.fonttype": "none",
@@ -83,7 +85,7 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
         FigureCanvasAgg(figure)
         axes = figure.subplots(len(lanes), 1, sharex=True, squeeze=False)[:, 0]
         for axis, lane in zip(axes, lanes, strict=True):
-            _draw_lane(axis, lane, end)
+            _draw_lane(axis, lane, begin, end)
         locator = AutoDateLocator(minticks=3, maxticks=8)  # type: ignore[no-untyped-call]
         axes[-1].xaxis.set_major_locator(locator)
         axes[-1].xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
@@ -99,10 +101,10 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
         raise OperatorError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _draw_lane(axis: Axes, lane: Lane, end: datetime) -> None:
-    axis.plot([_days(at) for at in lane.at], lane.ratio, color=_MEAN, linewidth=1.3, zorder=3)
-    if len(lane.at) == 1:
-        axis.plot([_days(lane.at[0])], lane.ratio, marker="o", color=_MEAN, markersize=4, zorder=3)
+def _draw_lane(axis: Axes, lane: Lane, begin: datetime, end: datetime) -> None:
+    # A step as wide as its hour, or as what of it lies on the axis: so a record of less than an hour has a line too.
+    edges = [_days(edge) for at in lane.at for edge in (max(at, begin), min(at + _HOUR, end))]
+    axis.plot(edges, np.repeat(lane.ratio, 2), color=_MEAN, linewidth=1.3, zorder=3)
     axis.axhline(1.0, color=_BUDGET, linewidth=0.9, dashes=(5, 3), zorder=2)
     axis.set_ylim(0, max([2.0, *(1.1 * value for value in lane.ratio)]))
     for spans, colour, low, high in ((lane.recorded, _RECORD, 0.55, 1.0), (lane.tested, _TESTED, 0.0, 0.45)):

@@ -168,10 +168,15 @@ async def test_the_life_of_a_baseline(
 
     code, out, err = await typed(postgres_dsn, tmp_path, "show", "scanner=faint", group="slices")
     assert code == 0, err
-    assert "flip change  a baseline of 6,000 exchanges; evidence" in out
-    assert "kl tail    learns, needs some 4,000 more exchanges" in out
-    assert "p99 " in out
-    assert "mean above p99" in out
+    shown = {line[2:18].strip(): line for line in out.splitlines()}
+    assert " a budget of 10 % " in shown["flip budget"]
+    assert " a budget of 0.02 nat " in shown["kl budget"]
+    assert " a baseline of 6,000 exchanges " in shown["flip change"]
+    assert " learns, needs some 4,000 more exchanges  -" in shown["kl tail"]
+    assert shown["mean above p99"].endswith("]")
+    assert " nat [" in shown["p99"]
+    assert len({shown[name].index(word) for name, word in (("flip budget", "a b"), ("kl tail", "le"))}) == 1
+    assert "of all signals together; pages at 1" in out
     code, out, err = await typed(postgres_dsn, tmp_path, group="triage")
     assert (code, "None of 2 slices" in out) == (0, True), err
     code, _, err = await typed(postgres_dsn, tmp_path, "--model", "digit", group="triage")
@@ -218,14 +223,27 @@ async def test_the_life_of_a_baseline(
 
 async def decided(database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path) -> None:
     """Freeze, import a budget, and fold the whole record again."""
-    code, _, err = await typed(postgres_dsn, tmp_path, "freeze", "--model", "digits", "--version", "2")
-    assert code == 0, err
+    code, _, err = await typed(postgres_dsn, tmp_path, "keep", "--model", "digits", "--version", "2")
+    assert (code, "no alert has set anything of digits 2 aside" in err) == (2, True), err
+    code, out, err = await typed(postgres_dsn, tmp_path, "freeze", "--model", "digits", "--version", "2")
+    assert (code, "2 signals frozen" in out) == (0, True), err
+    frozen = [one for one in await listed(postgres_dsn, tmp_path) if one["source"] == "frozen"]
+    assert min(one["n_groups"] for one in frozen) > 5000
     figures = tmp_path / "offline.json"
     figures.write_text('[{"slice": "scanner=faint", "metric": "flip", "upper": 0.08, "n": 4000}]')
     code, out, err = await typed(
         postgres_dsn, tmp_path, "import", str(figures), "--model", "digits", "--version", "2"
     )
     assert (code, "0.08" in out) == (0, True), err
+    figures.write_text('[{"slice": "all", "metric": "flip", "upper": null}]')
+    code, out, err = await typed(
+        postgres_dsn, tmp_path, "import", str(figures), "--model", "digits", "--version", "2"
+    )
+    assert code == 0, err
+    code, out, err = await typed(postgres_dsn, tmp_path, "list", "--version", "2")
+    (back,) = [line for line in out.splitlines() if "back to the configuration" in line]
+    assert " imported: 0.08 (waits for the monitor) 4,000 " in " ".join(out.split())
+    assert " -  " in back
     await stored(record, 500, first=13_000, version=2, flips=0.04)
     await folded(database)
     budgets = await record.fetch(
@@ -247,6 +265,7 @@ async def decided(database: Database, record: asyncpg.Connection, postgres_dsn: 
         ('[{"slice": "all", "metric": "flip", "upper": 1.5}]', "is not between"),
         ('[{"slice": "all", "metric": "flip", "uper": 0.1}]', "not a list of objects"),
         ("{}", "not a list of objects"),
+        ("[]", "no figure to import: nothing was recorded"),
     ],
 )
 async def test_figures_that_are_no_budget_are_refused_whole(
@@ -327,6 +346,8 @@ async def test_what_is_not_there_is_named_with_what_is(postgres_dsn: str, tmp_pa
         code, _, err = await typed(postgres_dsn, tmp_path, "keep", *arguments)
         assert (code, says in err) == (2, True), err
     code, out, err = await typed(postgres_dsn, tmp_path, "list", "--model", "digit")
+    assert (code, "models: digits" in err) == (2, True), err
+    code, out, err = await typed(postgres_dsn, tmp_path, "list", "--model", "digits")
     assert (code, "No baselines of these yet" in out) == (0, True), err
 
 

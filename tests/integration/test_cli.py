@@ -72,3 +72,9 @@ def test_config_check_opens_the_references(tmp_path: Path) -> None:
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert done.returncode == code, done.stderr
         assert said in done.stdout + done.stderr
+    saved(linear_model(), tmp_path / "model.onnx")
+    for layer, code in (("product", 0), ("produkt", 2)):
+        (tmp_path / "config.toml").write_text(text.replace('"m"', f'"m"\nembedding = "{layer}"', 1))
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == code, done.stderr
+        assert ("did you mean `product`" in done.stderr) is (code == 2)

@@ -1,6 +1,7 @@
 """Learned slices and novelty with a real reference and a real database, from the first vector to a refit."""
 
 import asyncio
+import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,7 @@ from sqlalchemy import text
 
 from quantdrift.cli import main
 from quantdrift.core.clock import SystemClock
+from quantdrift.core.clustering import CLUSTER_KEY
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -40,6 +42,7 @@ from shadow.triage import triage
 from shadow.worker import serve
 from storage.clustering import keep_vectors, newest_clusterings, prune, spaces
 from storage.database import Database
+from storage.slice_list import list_slices
 from storage.writer import Writer
 from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
 
@@ -314,6 +317,60 @@ async def test_the_leader_refits_when_it_is_time_and_others_do_not(
     assert await _scalar(database, "select array_agg(made_by) from clustering") == ["monitor"]
 
 
+async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(database: Database) -> None:
+    """Nobody looked for it before; a declared one that came late had no traffic before."""
+    made = datetime(2026, 11, 3, 9, 20, tzinfo=UTC)
+    keys = {
+        "all": [],
+        "cluster=1": [{"key": CLUSTER_KEY, "equals": "1"}],
+        "late": [{"key": "header.x", "equals": "y"}],
+    }
+    async with database.begin() as connection:
+        await connection.execute(
+            text(
+                "insert into model_version (model, candidate_version, reference_digest) values ('digits', '1', 'd')"
+            )
+        )
+        for number, (name, where) in enumerate(keys.items(), start=1):
+            await connection.execute(
+                text(
+                    "insert into slice (model, name, predicate, definition, created_at)"
+                    " values ('digits', :name, :predicate, cast(:definition as jsonb), :at)"
+                ),
+                {
+                    "name": name,
+                    "predicate": name if where else "true",
+                    "definition": json.dumps({"where": where}),
+                    "at": made,
+                },
+            )
+            await connection.execute(
+                text(
+                    "insert into verdict (model_version_id, slice_id, verdict, reason, since, n_groups, evidence,"
+                    " threshold, estimate, last_at, updated_at, fold_seq)"
+                    " values (1, :slice, 'ok', '', :at, 9, 0.001, 8, '{}', :at, :at, 1)"
+                ),
+                {"slice": number, "at": made},
+            )
+        for hour, weights in {8: (100,), 9: (100, 10, 10), 10: (100, 40, 40), 11: (60, 24, 24)}.items():
+            for number, weight in enumerate(weights, start=1):
+                await connection.execute(
+                    text(
+                        "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight,"
+                        " weight_sq, flip, topk, js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight,"
+                        " margin_weight, n_kl_infinite, kl_bins)"
+                        " values (1, :slice, :hour, 1, 1, :weight, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '{}')"
+                    ),
+                    {"slice": number, "hour": made.replace(hour=hour, minute=0), "weight": float(weight)},
+                )
+        week = made - timedelta(days=7)
+        shares = {one.name: one.share for one in await list_slices(connection, model="", since=week)}
+        assert shares == pytest.approx({"all": 1.0, "cluster=1": 64 / 160, "late": 74 / 360})
+        after = made.replace(hour=11, minute=0)
+        shares = {one.name: one.share for one in await list_slices(connection, model="digits", since=after)}
+        assert shares == pytest.approx({"all": 1.0, "cluster=1": 0.4, "late": 0.4})
+
+
 def _toml(config: Config, directory: Path) -> Path:
     path = directory / "config.toml"
     path.write_text(f"""
@@ -350,15 +407,26 @@ async def test_the_command_line_fits_and_shows(
         return result.exit_code, result.output
 
     code, shown = await said("clusters")
-    assert (code, "nothing is fitted yet: no vectors are stored yet" in shown) == (2, True)
-    assert "no model `letters`" in (await said("fit", "--model", "letters"))[1]
+    assert (code, "Nothing is fitted yet: no vectors are stored yet" in shown) == (0, True)
+    code, shown = await said("fit", "--model", "letters")
+    assert (code, "no model `letters`" in shown, "looking" in shown) == (2, True, False)
     worker = Worker(config, database)
     for kind in range(4):
         await worker.store(kind, 1)
+    code, shown = await said("clusters")
+    assert (code, "1,200 vectors of digits in `product` are stored; the monitor fits from" in shown) == (
+        0,
+        True,
+    )
+    code, shown = await said("clusters", "--json")
+    assert (code, json.loads(shown)["clusterings"]) == (0, [])
+    assert "1,200 vectors of digits" in json.loads(shown)["reason"]
     code, shown = await said("fit", "--dry-run")
-    assert (code, "not stored" in shown) == (0, True), shown
+    # Some lie beyond every radius, and were fitted to all the same.
+    assert (code, "not stored, from 1,200 vectors" in shown) == (0, True), shown
     assert await _scalar(database, "select count(*) from clustering") == 0
-    assert (await said("fit", "--by", "ada", "--json"))[0] == 0
+    code, shown = await said("fit", "--by", "ada", "--json")
+    assert (code, "0.02," in shown, " slices fit INFO" in shown) == (0, True, True), shown
     code, shown = await said("clusters")
     assert code == 0, shown
     for part in (

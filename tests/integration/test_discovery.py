@@ -328,5 +328,7 @@ async def test_the_command_line_lists_searches_and_shows(
         wrong = await asyncio.to_thread(quantdrift, "show", unknown)
         assert wrong.returncode == 2
         assert "quantdrift slices list" in wrong.stderr
-    nobody = await asyncio.to_thread(quantdrift, "list", "--model", "typo")
-    assert nobody.stdout == "no slices of model `typo`: nothing of it was compared\n"
+    for command in (("list",), ("show", "1")):
+        nobody = await asyncio.to_thread(quantdrift, *command, "--model", "digit")
+        assert nobody.returncode == 2
+        assert "knows a model `digit`: did you mean `digits`?" in nobody.stderr

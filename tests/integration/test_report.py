@@ -92,6 +92,43 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert html.count("<svg ") == 6
 
 
+async def test_an_alert_that_warned_and_then_paged_is_a_page_and_no_ticket(
+    postgres_dsn: str, tmp_path: Path
+) -> None:
+    """As a back-test counts; one that warned alone is a ticket, and one whose page came later is one until then."""
+    story = await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    paged_at = await db.fetchval("update transition set from_verdict = 'warning' returning at")
+    await db.execute(
+        "insert into transition (model_version_id, slice_id, alert_id, from_verdict, to_verdict, at, fold_seq, details)"
+        " select model_version_id, slice_id, alert_id, 'ok', 'warning', at - interval '2 minutes', 1, '{}'"
+        " from transition"
+    )
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    assert (figures.n_pages, figures.n_tickets) == (1, 0)
+    other = await db.fetchval(
+        "insert into alert (model_version_id, slice_id, severity, metric, onset_at, opened_at, details)"
+        " values ($1, $2, 'warning', 'flip', $3, $3, '{}') returning id",
+        story.version_id,
+        story.all_id,
+        paged_at,
+    )
+    await db.execute(
+        "insert into transition (model_version_id, slice_id, alert_id, from_verdict, to_verdict, at, fold_seq, details)"
+        " values ($1, $2, $3, 'ok', 'warning', $4, 1, '{}')",
+        story.version_id,
+        story.all_id,
+        other,
+        paged_at,
+    )
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    assert (figures.n_pages, figures.n_tickets) == (1, 1)
+    await db.execute("update transition set at = $1 where to_verdict = 'firing'", NOW + HOUR)
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    assert (figures.n_pages, figures.n_tickets) == (0, 2)
+    await db.close()
+
+
 async def test_the_figures_are_those_of_the_items(postgres_dsn: str, tmp_path: Path) -> None:
     """Every number on a slice is recomputed from the rows that were inserted."""
     story = await write_short_story(postgres_dsn)

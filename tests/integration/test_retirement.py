@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import asyncpg
@@ -22,9 +23,10 @@ from storage.discoveries import Status
 from storage.discovery import DiscoveryRow, StoredRow, active_slices, load_standing, store, store_round
 from storage.fold import claim, load_catalog, refold, resume
 from storage.outcome import write
+from storage.traffic import read_evidence, read_traffic
 from tests.discovered_traffic import DAY, FAINT, NOW, discovery, write_traffic, write_version
+from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.fold_stream import CONFIG as WATCH
-from tests.fold_stream import FAINT_ID, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration
 
@@ -217,8 +219,19 @@ async def test_the_fold_follows_once_resumes_and_tells_the_same_when_it_is_folde
             await write(connection, fold.take(), "")
             return {row.slice_id for row in fold.verdicts()}
 
+    async def shared() -> set[bool]:
+        """Return whether the slice has a part in the sampling: by its traffic, and by its evidence."""
+        now = BEGIN + timedelta(minutes=5)
+        found = await read_traffic(database, now, window_s=3600, tally_s=10, stale_s=3600)
+        evidence = await read_evidence(database, now - timedelta(hours=1))
+        return {FAINT_ID in {one.id for one in found.slices}, FAINT_ID in evidence}
+
     stream = batches(150)
-    for batch in stream[:60]:
+    for batch in stream[:10]:
+        await store_batch(record, batch)
+    assert FAINT_ID in await folded()
+    assert await shared() == {True}
+    for batch in stream[10:60]:
         await store_batch(record, batch)
     assert FAINT_ID in await folded()
     assert await record.fetchval("select count(*) from alert where resolved_at is null") == 1
@@ -228,6 +241,7 @@ async def test_the_fold_follows_once_resumes_and_tells_the_same_when_it_is_folde
     for batch in stream[60:100]:
         await store_batch(record, batch)
     assert FAINT_ID not in await folded()
+    assert await shared() == {False}
     assert await record.fetchval("select count(*) from alert where resolved_at is null") == 0
     said = await record.fetchval(
         "select t.details ->> 'reason' from outbox o join transition t on t.id = o.transition_id"

@@ -2,6 +2,8 @@
 
 import hashlib
 import hmac
+import json
+
 
 import pytest
 
@@ -58,3 +60,13 @@ def test_values_are_cut_between_characters_and_hold_no_control_characters() -> N
     assert cut("a\ud800b", 5) == "ab"
     found = Attributes(CAPTURE, b"").pick({"x-scanner": "a\x00b\x7fc"}, {}, {})
     assert found == {"header.x-scanner": "abc"}
+
+
+def test_a_lone_surrogate_costs_itself_alone() -> None:
+    """JSON can write one, UTF-8 cannot: in lists and objects, too, it is left out of the text and kept in the hash."""
+    capture = Capture(json=("a", "b"), hmac=("json.b",))
+    document = json.loads(rb'{"a": ["x\ud800\u00e9", {"k\udfff": 1.5}], "b": ["\ud800"]}')
+    found = Attributes(capture, b"key").pick({}, {}, document)
+    assert found["json.a"] == '["x\u00e9",{"k":1.5}]'
+    other = Attributes(capture, b"key").pick({}, {}, {"b": ["\ud801"]})
+    assert found["json.b"] != other["json.b"]

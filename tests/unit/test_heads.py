@@ -2,10 +2,12 @@
 
 import contextlib
 import time
+from collections.abc import Callable
 
 import pytest
 
 from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
+from sidecar.relay.lines import Lines
 
 pytestmark = pytest.mark.unit
 
@@ -145,3 +147,25 @@ def test_a_hostile_head_costs_linear_time(filler: bytes) -> None:
     with contextlib.suppress(FramingError):
         parse_request(head, 0, len(head))
     assert time.perf_counter() - began < 0.1
+
+
+@pytest.mark.parametrize("parse", [parse_request, parse_response])
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"X-A: b\r\n\r\n",
+        b"X-A: b\r\nHTTP/1.1 200 OK\r\n\r\n",
+        b"X-A: b\r\nPOST /x HTTP/1.1\r\n\r\n",
+        b"\r\n\r\n",
+    ],
+)
+def test_a_field_in_the_place_of_the_start_line_is_refused(
+    parse: Callable[[bytes, int, int, Lines], object], head: bytes
+) -> None:
+    """Also one that is known from earlier heads: neither an error of ours nor a line behind it makes it a head."""
+    lines = Lines()
+    for line in (b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"):
+        known = line + b"\r\nX-A: b\r\n\r\n"
+        (parse_request if line.startswith(b"POST") else parse_response)(known, 0, len(known), lines)
+    with pytest.raises(FramingError):
+        parse(head, 0, len(head), lines)

@@ -78,6 +78,7 @@ def test_advice_follows_the_metric_and_the_state() -> None:
     other = msgspec.structs.replace(EPISODE, metric=Metric.KL, resolved_at=NOW)
     assert "thresholds" in _advise(other)
     assert "It has recovered" in _advise(other)
+    assert "with inputs of scanner=faint" in _advise()
 
 
 def test_a_trace_link_holds_the_trace_id() -> None:

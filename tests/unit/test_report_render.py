@@ -32,7 +32,7 @@ def _poisoned(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(_poisoned(entry) for entry in value)
     if isinstance(value, dict):
-        return dict.fromkeys([EVIL], next(iter(value.values())))
+        return dict(zip([EVIL], map(_poisoned, value.values()), strict=False))
     return EVIL if type(value) is str and value != "true" else value
 
 

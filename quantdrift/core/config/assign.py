@@ -10,7 +10,6 @@ from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 
-
 _WANTED = {bool: "true or false", int: "a number", float: "a number"}
 
 
