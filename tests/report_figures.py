@@ -142,6 +142,7 @@ def make_figures() -> ReportFigures:
                     published=20_900,
                     compared=None,
                     lost={"queue_full": 100},
+                    models={"digits": {"queue_full": 60}},
                 ),
             ),
             skipped=(ReasonCount(reason="no_reference", n=41),),

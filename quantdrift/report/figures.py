@@ -221,6 +221,26 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
         order = sorted(total.items(), key=lambda entry: (-entry[1], entry[0]))
         return tuple(ReasonCount(reason=reason, n=n) for reason, n in order)
 
+    @property
+    def model_losses(self) -> "tuple[ModelLoss, ...]":
+        """Lost exchanges of which the model is known, by model, stratum and reason, most first."""
+        found = [
+            ModelLoss(model=model, stratum=stratum.stratum, reason=reason, n=n)
+            for stratum in self.strata
+            for model, lost in stratum.models.items()
+            for reason, n in lost.items()
+        ]
+        return tuple(sorted(found, key=lambda one: (-one.n, one.model, one.stratum, one.reason)))
+
+
+class ModelLoss(_Figures, frozen=True, kw_only=True):
+    """Lost exchanges of one model in one header stratum, for one reason."""
+
+    model: str
+    stratum: str
+    reason: str
+    n: int
+
 
 class ReportFigures(_Figures, frozen=True, kw_only=True):
     """The whole report.

@@ -12,7 +12,8 @@ from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
 
-_REASONS = {
+# What each reason for a loss, a quarantine or a skip means.
+REASONS = {
     "held_bytes": "the relay's memory bound was reached",
     "truncated": "a peer closed in the middle",
     "framing": "its connection could no longer be followed",
@@ -31,6 +32,8 @@ _REASONS = {
     "stream_full": "the stream was full",
     "publish": "the stream could not be reached",
     "capture_error": "an error of quantdrift itself",
+    "metadata": "only the configuration can tell what its tensors are",
+    "unpaired": "its other half did not come, or could not be told from another's",
     "no_reference": "the version has no reference",
     "schema": "tensors do not fit the reference",
     "output": "the output cannot be compared with the reference's",
@@ -61,7 +64,13 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def render(
-    title: str, figures: ReportFigures, drawings: list[Drawing], *, most_table: int, most_tail: int
+    title: str,
+    figures: ReportFigures,
+    drawings: list[Drawing],
+    *,
+    most_table: int,
+    most_tail: int,
+    most_losses: int = 20,
 ) -> str:
     """Return the page.
 
@@ -75,8 +84,8 @@ def render(
         Everything it says.
     drawings
         Trends, in the order they are shown.
-    most_table, most_tail
-        Rows of a version's table of slices and of its table of tails; the rest is counted.
+    most_table, most_tail, most_losses
+        Rows of a version's table of slices, of its table of tails, and of the losses by model; the rest is counted.
     """
     package = files("quantdrift.report")
     environment = Environment(
@@ -88,7 +97,7 @@ def render(
         count=wording.count,
         moment=wording.moment,
         duration=wording.duration,
-        reason=lambda name: _REASONS.get(name, ""),
+        reason=lambda name: REASONS.get(name, ""),
         tidy=lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     )
     environment.globals.update(
@@ -109,5 +118,11 @@ def render(
         )
     style = Markup(package.joinpath("page.css").read_text(encoding="utf-8"))  # noqa: S704 - package data
     return template.render(
-        title=title, figures=figures, drawn=drawn, style=style, most_table=most_table, most_tail=most_tail
+        title=title,
+        figures=figures,
+        drawn=drawn,
+        style=style,
+        most_table=most_table,
+        most_tail=most_tail,
+        most_losses=most_losses,
     )

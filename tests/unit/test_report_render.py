@@ -4,8 +4,9 @@ import msgspec
 import pytest
 
 from quantdrift.commands.report import summary
+from quantdrift.core.records import Loss
 from quantdrift.report.figures import ReportFigures
-from quantdrift.report.render import Drawing, render
+from quantdrift.report.render import REASONS, Drawing, render
 from tests.report_figures import Page, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
@@ -137,3 +138,9 @@ def test_the_page_has_the_tail_of_each_slice() -> None:
         "scanner=faint 0.001 [0.0009, above 10] n too small n too small n too small 0.31 [0.2, 0.5] 2 items"
         in text
     )
+
+
+def test_losses_are_told_by_model_where_it_is_known() -> None:
+    """And every reason that a sidecar may count has its meaning on the page."""
+    assert "Lost by model" in _page(make_figures()).text
+    assert {loss.value for loss in Loss} <= set(REASONS)
