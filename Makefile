@@ -6,10 +6,10 @@ STAMP  := $(VENV)/.installed
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test coverage lint format docs bench clean
+.PHONY: help setup demo test test-servers coverage lint format docs bench clean
 
 help: ## Show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## Create .venv and install everything into it
 
@@ -23,6 +23,9 @@ demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 
 test: lint ## Run the linters and every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+
+test-servers: setup ## Run the tests with every real server, the large ones too (3 GB; Java for TorchServe)
+	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers
 
 coverage: setup ## Tell by branch what the tests reach
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered $(TESTS)

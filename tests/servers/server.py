@@ -1,0 +1,111 @@
+"""A real inference server that runs: started in its own environment, and ended with all that it started."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import msgspec
+
+from quantdrift.core.leash import leashed
+from tests.servers.environment import Environment, environ
+
+_GUARD = Path(__file__).with_name("guard.py")
+_START_S, _STOP_S = 120.0, 20.0
+
+
+class Server(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a server answers.
+
+    Parameters
+    ----------
+    environment
+        What it runs in.
+    http_port
+        Of HTTP/1.1.
+    grpc_port
+        Of gRPC, or 0.
+    """
+
+    environment: Environment
+    http_port: int
+    grpc_port: int = 0
+
+
+@contextlib.contextmanager
+def serving(
+    server: Server,
+    command: Sequence[str | Path],
+    *,
+    health: str,
+    directory: Path,
+    variables: Mapping[str, str] | None = None,
+) -> Iterator[Server]:
+    """Run a server inside the block; it is there as soon as `health` answers 200.
+
+    Parameters
+    ----------
+    server
+        Where it will answer.
+    command
+        Its program and arguments.
+    health
+        Path that is asked.
+    directory
+        Where it runs and its log is written.
+    variables
+        Environment variables beside those of its environment.
+
+    Raises
+    ------
+    RuntimeError
+        It does not start; its last words are in the message.
+    """
+    log = directory / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            leashed([sys.executable, str(_GUARD), *map(str, command)]),
+            env={**environ(server.environment), **(variables or {})},
+            cwd=directory,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _wait(process, f"http://127.0.0.1:{server.http_port}{health}", log)
+        yield server
+    finally:
+        _end(process)
+
+
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_S
+    while not _answers(url):
+        if process.poll() is not None or time.monotonic() > deadline:
+            words = log.read_text(encoding="utf-8", errors="replace")[-3000:]
+            raise RuntimeError(f"{process.args!r} does not start:\n{words}")
+        time.sleep(0.05)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End it in its own time; the guard sees to whatever it leaves behind."""
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,68 @@
+"""`transformers serve`, asked by OpenAI's own client: a real language model's chat and completions, plain and streamed."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from quantdrift.core.records import Protocol
+from tests.servers.answers import Answers, Asked
+from tests.servers.environment import OUTSIDE_CI
+from tests.servers.passage import Passage, passage
+from tests.servers.server import Server
+from tests.servers.tensors import texts
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
+
+CHAT = {
+    "model": "small",
+    "messages": [{"role": "user", "content": "what does the fox say?"}],
+    "max_tokens": 24,
+    "temperature": 0.0,
+}
+PROMPT = {"model": "small", "prompt": "the quick brown", "max_tokens": 16, "temperature": 0.0}
+ASKED: Asked = {
+    "chat": ("chat", CHAT),
+    "chat-stream": ("chat", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
+    "completion": ("completions", PROMPT),
+    "completion-stream": ("completions", PROMPT | {"stream": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def way(transformers: Server, tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[Passage]:
+    """Return a relay before the server."""
+    with passage(
+        tmp_path_factory.mktemp("relay"), transformers.http_port, nats_url, [{"name": "small"}]
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def answers(transformers: Server, way: Passage) -> Answers:
+    """Return what was asked and got."""
+    return Answers(transformers, way, ASKED)
+
+
+def test_a_chat_is_captured_streamed_or_not(answers: Answers) -> None:
+    """Decoding is greedy, so that both ways give the same text."""
+    assert answers.said("chat")
+    assert answers.said("chat-stream") == answers.said("chat")
+    for name in ("chat", "chat-stream"):
+        held = answers.captured(name)
+        assert (held.exchange.protocol, held.exchange.model) == (Protocol.OPENAI_CHAT, "small")
+        assert held.document("messages") == CHAT["messages"]
+        assert held.document("options")["max_tokens"] == CHAT["max_tokens"]
+        assert held.heard() == [answers.said("chat")]
+
+
+def test_a_completion_is_captured_streamed_or_not(answers: Answers) -> None:
+    """The legacy endpoint."""
+    text = answers.got["completion"]["choices"][0]["text"]
+    pieces = [choice["text"] for chunk in answers.got["completion-stream"] for choice in chunk["choices"]]
+    assert text
+    assert "".join(pieces) == text
+    for name in ("completion", "completion-stream"):
+        held = answers.captured(name)
+        assert (held.exchange.protocol, held.exchange.model) == (Protocol.OPENAI_COMPLETIONS, "small")
+        assert texts(held.inputs["prompt"]) == [PROMPT["prompt"]]
+        assert held.heard() == [text]
