@@ -15,6 +15,7 @@ from sidecar.tap.wire import Counts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_MOST_COUNTED = 1 << 48  # at once: more would run over in the shared table
 _OF_FRAMING = frozenset({"transfer-encoding", "content-length", "connection"})
 
 
@@ -154,6 +155,8 @@ class Entrance:
         ValueError
             It is no such frame.
         """
+        if len(content) < HEAD_BYTES:
+            raise ValueError("a frame without lengths")
         n_rest, n_meta = lengths(content[:HEAD_BYTES])
         if n_rest != len(content) - HEAD_BYTES or not 0 <= n_meta <= n_rest:
             raise ValueError("a frame whose lengths do not add up")
@@ -163,26 +166,39 @@ class Entrance:
         self._scope.slot.add(meta.stratum, Count.TAKEN)
         self._scope.offer(meta.stratum, [content])
 
-    def count(self, counts: Counts, n_rows: int) -> None:
+    def count(self, counts: Counts, places: Mapping[str, int]) -> None:
         """Add what a tap has counted.
+
+        Parameters
+        ----------
+        counts
+            What is new. A stratum that this sidecar never had was an earlier sidecar's: its calls are counted as those
+            of a tap that does not know the rates.
+        places
+            Row of each stratum that there has been.
 
         Raises
         ------
         ValueError
-            It counts strata that there are not, or backwards.
+            It counts backwards, or beyond all bounds.
         """
         slot = self._scope.slot
         lost = [(stratum, loss, n) for stratum, of in counts.lost.items() for loss, n in of.items()]
         numbers = [*counts.offered.values(), *(n for _, _, n in lost), counts.early, counts.errors]
-        if any(n < 0 for n in numbers) or any(not 0 <= s < n_rows for s in (*counts.offered, *counts.lost)):
+        if any(not 0 <= n <= _MOST_COUNTED for n in numbers):
             raise ValueError("counts that cannot be")
+        early = counts.early
         for stratum, n in counts.offered.items():
-            slot.add(stratum, Count.OFFERED, n)
+            if stratum in places:
+                slot.add(places[stratum], Count.OFFERED, n)
+            else:
+                early += n
         for stratum, loss, n in lost:
-            slot.add(stratum, Count.TAKEN, n)
-            slot.lose(stratum, loss, n)
+            if stratum in places:
+                slot.add(places[stratum], Count.TAKEN, n)
+                slot.lose(places[stratum], loss, n)
         slot.note(Gauge.OBSERVER_ERRORS, counts.errors)
-        slot.note(Gauge.EARLY, counts.early)
+        slot.note(Gauge.EARLY, early)
 
     def ignore(self) -> None:
         """Count a message that is no inference."""

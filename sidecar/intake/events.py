@@ -17,7 +17,7 @@ from quantdrift.core.errors import QuantdriftError
 _PREFIX = "org.kubeflow.serving.inference."
 _BINARY_TENSOR = "binary_data_size"
 _JSON_LENGTH = "inference-header-content-length"
-_METADATA_BYTES = 64 * 1024
+METADATA_BYTES = 64 * 1024
 
 
 class EventError(QuantdriftError):
@@ -63,6 +63,7 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 _SHAPE = msgspec.json.Decoder(_Shape)
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: nested too deep
 
 
 def read_event(headers: Mapping[str, str]) -> Event | None:
@@ -116,7 +117,7 @@ def target_of(event: Event, body: bytes) -> str:
     end = json_end(body)
     try:
         shape = _SHAPE.decode(body[:end])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise EventError("the request is no JSON object") from error
     name = quote(event.service, safe="")
     if end < len(body.rstrip()) or b'"datatype"' in bytes(shape.inputs):
@@ -147,7 +148,7 @@ def with_json_length(headers: Mapping[str, str], body: bytes) -> dict[str, str]:
         return told
     try:
         document = msgspec.json.decode(body[:end])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except _UNREADABLE as error:
         raise EventError("the JSON part is unreadable") from error
     if _tensor_bytes(document) != len(body) - end:
         raise EventError("what follows the JSON part is not what its tensors say")
@@ -158,7 +159,7 @@ def json_end(body: bytes) -> int:
     """Return where the JSON document at the beginning of `body` ends; 0 where there is none."""
     try:
         _SHAPE.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _UNREADABLE:
         pass
     else:
         return len(body)
@@ -182,14 +183,14 @@ def _tensor_bytes(document: Any) -> int:
 
 def _metadata(text: str) -> dict[str, str]:
     """Return the request's headers: JSON of names to a value, or to a list of them. Anything else tells nothing."""
-    if not text or len(text) > _METADATA_BYTES:
+    if not text or len(text) > METADATA_BYTES:
         return {}
     told: Any = None
     for form in (text, unquote(text)):  # the binding has quotes percent-encoded; not every logger does so
         try:
             told = msgspec.json.decode(form)
             break
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except _UNREADABLE:
             continue
     found: dict[str, str] = {}
     for name, value in told.items() if isinstance(told, dict) else ():

@@ -67,12 +67,12 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     target: Annotated[str, msgspec.Meta(pattern="^/", max_length=4096)]
     headers: dict[str, str] = {}
     request: msgspec.Raw = _NONE
-    request_base64: str | None = None
+    request_base64: str | msgspec.UnsetType = msgspec.UNSET
     response: msgspec.Raw = _NONE
-    response_base64: str | None = None
+    response_base64: str | msgspec.UnsetType = msgspec.UNSET
     status: Annotated[int, msgspec.Meta(ge=100, le=599)] = 200
     response_headers: dict[str, str] = {}
-    captured_at: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
+    captured_at: Annotated[datetime, msgspec.Meta(tz=True)] | msgspec.UnsetType = msgspec.UNSET
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -113,7 +113,7 @@ def read_batch(body: bytes, now: datetime | None = None) -> Batch:
 
 
 def _told(sent: _Sent, now: datetime) -> Told:
-    at = sent.captured_at or now
+    at = now if isinstance(sent.captured_at, msgspec.UnsetType) else sent.captured_at
     if not now - _OLDEST <= at <= now + _EARLIEST:
         raise ValueError("captured_at is more than a day ago, or ahead")
     return Told(
@@ -127,11 +127,11 @@ def _told(sent: _Sent, now: datetime) -> Told:
     )
 
 
-def _content(name: str, document: msgspec.Raw, text: str | None) -> bytes:
+def _content(name: str, document: msgspec.Raw, text: str | msgspec.UnsetType) -> bytes:
     given = bytes(document)
-    if bool(given) == (text is not None):
+    if bool(given) == isinstance(text, str):
         raise ValueError(f"give either {name} or {name}_base64")
-    if text is None:
+    if isinstance(text, msgspec.UnsetType):
         return given
     try:
         return base64.b64decode(text, validate=True)

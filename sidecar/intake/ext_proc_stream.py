@@ -23,11 +23,11 @@ _LOG = logging.getLogger(__name__)
 
 
 class Advice(Enum):
-    """What is wrong with the filter's configuration."""
+    """What is most likely wrong in the filter's configuration."""
 
-    MODE = "observability_mode must be true: here nothing is answered"
-    BODIES = "request_body_mode and response_body_mode must be STREAMED"
-    TRAILERS = "response_trailer_mode must be SEND: the status of gRPC is in the trailers"
+    MODE = "observability_mode of its ext_proc filter must be true, nothing is answered here"
+    BODIES = "request_body_mode and response_body_mode of its ext_proc filter must be STREAMED"
+    TRAILERS = "response_trailer_mode of its ext_proc filter must be SEND, gRPC has its status there"
 
 
 class Room:
@@ -62,10 +62,10 @@ class Room:
         self._entrance.hold(-n_bytes)
 
     def say(self, advice: Advice) -> None:
-        """Log once what is to be changed in Envoy."""
+        """Log once what may be to be changed in Envoy."""
         if advice not in self._said:
             self._said.add(advice)
-            _LOG.warning("exchanges from Envoy are lost: in its ext_proc filter %s", advice.value)
+            _LOG.warning("Envoy does not tell an exchange whole. If it tells none: %s", advice.value)
 
 
 class _State(Enum):
@@ -137,8 +137,10 @@ class Stream:
         elif kind == "response_trailers":
             self._trailers(message.response_trailers)
         elif kind == "request_headers":
-            return self._lose(Loss.FRAMING)  # what Envoy may tell beside, one day, is passed over
-        return self._ticket is not None and not self._completed()
+            self._lose(Loss.FRAMING)  # what Envoy may tell beside, one day, is passed over
+        if self._request.state is self._response.state is _State.ENDED:
+            self._hand_over()
+        return self._is_open
 
     def end(self) -> None:
         """Take note that nothing more will come: what is not complete is lost."""
@@ -197,14 +199,9 @@ class Stream:
         self._response.state = _State.ENDED
         self._charge(told.ByteSize())
 
-    def _completed(self) -> bool:
-        """Hand the exchange over if it is complete; return whether it was."""
-        if (
-            self._ticket is None
-            or self._request.state is not _State.ENDED
-            or self._response.state is not _State.ENDED
-        ):
-            return False
+    def _hand_over(self) -> None:
+        if self._ticket is None:
+            return  # what came last was too much
         ticket, self._ticket = self._ticket, None
         self._entrance.hand_over(
             ticket,
@@ -215,7 +212,10 @@ class Stream:
             version=self._version,
         )
         self._release()
-        return True
+
+    @property
+    def _is_open(self) -> bool:
+        return self._ticket is not None
 
     @property
     def _version(self) -> bytes:
@@ -243,12 +243,13 @@ class Stream:
         self._charged_bytes = 0
 
     def _advise(self) -> None:
-        """Say so where what is missing has a cause that a person can mend."""
-        if self._response.state is _State.BODY:
-            if not self._response.n_bytes:
-                self._room.say(Advice.BODIES)
-            elif self._version == _HTTP2:
-                self._room.say(Advice.TRAILERS)
+        """Say so where what is missing may have a cause that a person can mend."""
+        if self._response.state is not _State.BODY:
+            return
+        if self._request.state is _State.BODY and not self._request.n_bytes:
+            self._room.say(Advice.BODIES)
+        elif self._version == _HTTP2 and self._response.n_bytes:
+            self._room.say(Advice.TRAILERS)
 
 
 def _fields(told: wire.HeaderMap, half: _Half) -> dict[str, str]:

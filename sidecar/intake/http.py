@@ -19,12 +19,15 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.config import Config
 from quantdrift.core.process import Stop, supervise
 from sidecar.intake.entrance import Entrance
+from sidecar.intake.events import METADATA_BYTES
 from sidecar.intake.exchanges import Batch, BatchError, read_batch
 from sidecar.intake.logger import Logger
 from sidecar.settled import Settled
 
 _JSON = "application/json"
 _TICK_S = 1.0
+_READ_S = 60.0  # a batch has come by then, or its sender is stuck
+_END_S = 1.0  # at the end: whoever has not sent its body by then has lost it
 _CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
 
 
@@ -58,7 +61,10 @@ class HttpWay:
                 web.get("/openapi.json", self._openapi),
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        # A logger sends the client's headers as one field.
+        self._runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=_END_S, max_field_size=METADATA_BYTES
+        )
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -91,7 +97,11 @@ class HttpWay:
         if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
             return _told("a batch may be compressed by gzip or deflate", 415)
         try:
-            batch: Batch = read_batch(await request.read())
+            async with asyncio.timeout(_READ_S):
+                body = await request.read()
+            batch: Batch = read_batch(body)
+        except TimeoutError:
+            return _told("the body has not come", 400)
         except BatchError as error:
             return _told(str(error), 400)
         for one in batch.exchanges:
@@ -127,7 +137,10 @@ async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except web.HTTPException as error:  # too long, no such path, another method
-        return _told(error.text or error.reason, error.status)
+        told = _told(error.text or error.reason, error.status)
+        if "Allow" in error.headers:
+            told.headers["Allow"] = error.headers["Allow"]
+        return told
     except (ClientPayloadError, ContentEncodingError, RequestPayloadError) as error:
         return _told(f"the body cannot be read: {error}", 400)
 

@@ -16,6 +16,7 @@ from sidecar.intake.events import Event, EventError, Half, read_event, target_of
 from sidecar.intake.pairs import Asked, Pair, Pairs
 
 _TYPE = "content-type"
+_QUIET_S = 30.0  # a body of which nothing comes for so long will not come
 _LOG = logging.getLogger(__name__)
 
 
@@ -35,6 +36,7 @@ class Logger:
         self._pairs = Pairs(config.intake.pair_window_s, config.intake.max_pending_bytes)
         self._max_bytes = config.sidecar.max_exchange_bytes
         self._told_bytes = 0  # of what the entrance was told that is held
+        self._reading_bytes = 0  # of bodies that are not complete
 
     def reconfigure(self, config: Config) -> None:
         """Go over to another window and other bounds."""
@@ -43,8 +45,11 @@ class Logger:
         self._max_bytes = config.sidecar.max_exchange_bytes
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer an event at once: 200, or 400 where it says too little of itself to be joined."""
-        body = await self._read(request)
+        """Answer an event at once: 200, or 400 where it says too little of itself to be joined, or does not come."""
+        try:
+            body = await self._read(request)
+        except TimeoutError:
+            return web.json_response({"error": "the body has not come"}, status=400)
         try:
             event = read_event(request.headers)
         except EventError as error:
@@ -81,11 +86,12 @@ class Logger:
 
     def tick(self) -> None:
         """Let go of what waits in vain. Called about once a second."""
-        beside = self._entrance.held_bytes - self._told_bytes
+        beside = self._entrance.held_bytes - self._told_bytes + self._reading_bytes
         for one in self._pairs.expire(asyncio.get_running_loop().time(), beside):
             self._entrance.lose(one.ticket, Loss.UNPAIRED)
-        self._entrance.hold(self._pairs.held_bytes - self._told_bytes)
-        self._told_bytes = self._pairs.held_bytes
+        held_bytes = self._pairs.held_bytes + self._reading_bytes
+        self._entrance.hold(held_bytes - self._told_bytes)
+        self._told_bytes = held_bytes
 
     def close(self) -> None:
         """Let go of everything."""
@@ -120,15 +126,32 @@ class Logger:
             self._entrance.hand_over(pair.asked.ticket, pair.asked.body, pair.answer, headers=headers)
 
     async def _read(self, request: web.Request) -> bytes | None:
-        """Return the content, or None where it is too long: it is read to its end all the same."""
-        parts, n_bytes = [], 0
-        async for chunk in request.content.iter_any():
-            n_bytes += len(chunk)
-            if n_bytes <= self._max_bytes:
-                parts.append(chunk)
-            else:
-                parts.clear()
-        return b"".join(parts) if n_bytes <= self._max_bytes else None
+        """Return the content, or None where it, or all that are being read, are too long: it is read to its end still.
+
+        Raises
+        ------
+        TimeoutError
+            It has stopped coming.
+        """
+        loop = asyncio.get_running_loop()
+        parts: list[bytes] | None = []
+        n_bytes = 0
+        try:
+            async with asyncio.timeout(_QUIET_S) as quiet:
+                async for chunk in request.content.iter_any():
+                    quiet.reschedule(loop.time() + _QUIET_S)
+                    if parts is None:
+                        continue
+                    n_bytes += len(chunk)
+                    self._reading_bytes += len(chunk)
+                    parts.append(chunk)
+                    if n_bytes > self._max_bytes or self._reading_bytes > self._pairs.limit_bytes:
+                        parts = None
+                        self._reading_bytes -= n_bytes
+                        n_bytes = 0
+            return None if parts is None else b"".join(parts)
+        finally:
+            self._reading_bytes -= n_bytes
 
 
 def _told(headers: Mapping[str, str], body: bytes) -> Mapping[str, str] | None:

@@ -135,13 +135,17 @@ class Pairs:
 
     def _put(self, key: Hashable, entry: _Entry) -> None:
         self._entries[key] = entry
-        self.held_bytes += entry.n_bytes + _ENTRY_BYTES
+        self.held_bytes += entry.n_bytes + _cost(key)
 
     def _drop(self, key: Hashable) -> None:
-        self.held_bytes -= self._entries.pop(key).n_bytes + _ENTRY_BYTES
+        self.held_bytes -= self._entries.pop(key).n_bytes + _cost(key)
 
     def _spoil(self, entry: _Entry) -> list[Asked]:
         given = [] if entry.asked is None else [entry.asked]
         self.held_bytes -= entry.n_bytes
         entry.state, entry.n_bytes, entry.asked, entry.answer = _State.AMBIGUOUS, 0, None, None
         return given
+
+
+def _cost(key: Hashable) -> int:
+    return _ENTRY_BYTES + len(repr(key))  # a client chooses its id, and its length

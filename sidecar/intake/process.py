@@ -115,7 +115,7 @@ async def serve(
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:
-        for way in ways(config, secrets, entrance, sockets, rates):
+        for way in ways(settlement.settled, secrets, entrance, sockets, rates):
             await stack.enter_async_context(way)
             entered.append(way)
         slot.set(Gauge.SERVING, 1)

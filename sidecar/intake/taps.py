@@ -33,14 +33,19 @@ class Taps:
         Unix stream socket that taps connect to.
     rates
         Returns what holds now.
+    settled
+        The rows of the table of counts. A tap may still tell of strata that the configuration has no more.
     """
 
-    def __init__(self, entrance: Entrance, listener: socket.socket, rates: Callable[[], Rates]) -> None:
+    def __init__(
+        self, entrance: Entrance, listener: socket.socket, rates: Callable[[], Rates], settled: Settled
+    ) -> None:
         self._entrance = entrance
         self._listener = listener
         self._current = rates
         self._rates = rates()
-        self._n_rows = 1 + max(self._rates.places)
+        self._longest_bytes = 0
+        self.reconfigure(settled)
         self._writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -67,6 +72,9 @@ class Taps:
     def reconfigure(self, settled: Settled) -> None:
         """Go over to other rows; the rates are told within half a second."""
         self._n_rows = len(settled.rows)
+        self._places = {row.stratum: index for index, row in enumerate(settled.rows) if not row.model}
+        # A tap has yet to hear that less is taken in.
+        self._longest_bytes = max(self._longest_bytes, settled.config.sidecar.max_exchange_bytes)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
@@ -95,7 +103,7 @@ class Taps:
 
     async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while True:
-            limit = self._rates.max_exchange_bytes + _META_BYTES + _HEADS_BYTES
+            limit = self._longest_bytes + _META_BYTES + _HEADS_BYTES
             length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
             if not 1 <= length <= limit:
                 raise ValueError(f"a message of {length} bytes")
@@ -105,7 +113,7 @@ class Taps:
                 await asyncio.sleep(0)  # buffered messages come without a pause: the hand-off must run, too
             elif kind == Kind.COUNTS:
                 counts = _COUNTS.decode(content)
-                self._entrance.count(counts, self._n_rows)
+                self._entrance.count(counts, self._places)
                 writer.write(message(Kind.ACK, counts.number))
             else:
                 raise ValueError(f"a message of kind {kind}")

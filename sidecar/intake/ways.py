@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
-from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config import Secrets
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.http import HttpWay
 from sidecar.intake.taps import Taps
@@ -36,13 +36,13 @@ class Way(Protocol):
 
 
 def ways(
-    config: Config, secrets: Secrets, entrance: Entrance, sockets: Sockets, rates: Callable[[], Rates]
+    settled: Settled, secrets: Secrets, entrance: Entrance, sockets: Sockets, rates: Callable[[], Rates]
 ) -> Iterator[Way]:
     """Return each way in that the configuration asks for.
 
     Parameters
     ----------
-    config, secrets
+    settled, secrets
         Of the sidecar.
     entrance
         Where exchanges go.
@@ -51,10 +51,11 @@ def ways(
     rates
         Returns what holds now, for those who draw themselves.
     """
+    config = settled.config
     if sockets.http is not None:
         yield HttpWay(config, secrets.intake_token, entrance, sockets.http)
     if sockets.tap is not None:
-        yield Taps(entrance, sockets.tap, rates)
+        yield Taps(entrance, sockets.tap, rates, settled)
     if config.intake.ext_proc:
         from sidecar.intake.ext_proc import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 

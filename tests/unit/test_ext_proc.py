@@ -240,7 +240,7 @@ def test_an_envoy_that_waits_for_answers_is_let_go_of_and_told_about(
     ("messages", "advice"),
     [
         ([request_headers(), response_headers()], "STREAMED"),
-        ([request_headers(GRPC, path=GRPC_PATH), response_headers(), response_body(b"x")], "trailer"),
+        (exchange([b"x"], [b"x", b""], GRPC, path=GRPC_PATH)[:-1], "trailer"),
     ],
     ids=["no bodies", "no trailers"],
 )

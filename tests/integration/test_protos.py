@@ -1,0 +1,28 @@
+"""Code that is generated from .proto files and kept beside them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_generated_code_is_what_its_proto_says(tmp_path: Path) -> None:
+    """`python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. FILE` would change nothing."""
+    protos = [path.relative_to(ROOT) for path in ROOT.glob("sidecar/**/*.proto")]
+    assert protos
+    written = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
+    subprocess.run(
+        [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", *written, *map(str, protos)],
+        cwd=ROOT,
+        check=True,
+    )
+    for proto in protos:
+        for suffix in ("_pb2.py", "_pb2.pyi"):
+            path = proto.with_name(proto.stem + suffix)
+            kept, made = ((root / path).read_text(encoding="utf-8") for root in (ROOT, tmp_path))
+            assert kept == made, f"{path} is stale"
