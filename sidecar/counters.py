@@ -37,6 +37,9 @@ class Gauge(IntEnum):
     POLICY_STRATA = 16
     POLICY_RATES = 17
     EARLY = 18  # intake: calls of taps before they knew any rates
+    UNOBSERVED = 19  # connections beyond sidecar.max_connections
+    ACCEPT_PAUSES = 20  # times that clients had to wait because no file was left
+    SLOW = 21  # peers that do not read now
 
 
 class Row(NamedTuple):

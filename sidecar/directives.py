@@ -62,10 +62,16 @@ class Directives:
         _put(self._known, directive.policy.epoch, directive)
 
     def follow(self, directive: Directive | None) -> None:
-        """Follow it from now on; None: the configuration's rates hold."""
-        self._current = directive
+        """Follow it from now on; None: the configuration's rates hold, and so they do where its strata are others.
+
+        Who has judged it may have had another configuration: files are looked at by each process in its own time.
+        """
+        self._current = None
         if directive is not None:
             self.remember(directive)
+            own = _unrated(policy_of(self._sampling, "").header_strata)
+            if _unrated(directive.policy.header_strata) == own:
+                self._current = directive
 
     def in_force(self, now_s: float) -> Directive | None:
         """Return the directive that is followed at `now_s`, seconds since 1970, or None."""

@@ -22,6 +22,9 @@ _TOTALS = {
     t.QUEUED: Gauge.QUEUE_BYTES,
     t.POLICY_CHANGES: Gauge.POLICY_CHANGES,
     t.EARLY: Gauge.EARLY,
+    t.UNOBSERVED: Gauge.UNOBSERVED,
+    t.ACCEPT_PAUSES: Gauge.ACCEPT_PAUSES,
+    t.SLOW: Gauge.SLOW,
 }
 
 

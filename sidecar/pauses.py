@@ -11,8 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from quantdrift.core.pause import Order, Pause, PauseError, decode, encode
+from quantdrift.core.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
 
+_FILE_BYTES = MAX_BYTES // 2  # so that there is room for what is said at the admin port
 _LOG = logging.getLogger(__name__)
 
 
@@ -99,7 +100,8 @@ def by_file(path: Path, now: datetime) -> Pause:
     Parameters
     ----------
     path
-        `sidecar.pause_file`. Where it is missing nothing is paused; where it is empty or unreadable everything is.
+        `sidecar.pause_file`. Where it is missing nothing is paused; where it is empty or unreadable, or names more
+        models than a pause holds, everything is.
     now
         Aware; stamps the orders.
     """
@@ -111,6 +113,7 @@ def by_file(path: Path, now: datetime) -> Pause:
         lines = []
     order = Order(by=str(path), at=now)
     names = [line for line in lines if line and not line.startswith("#")]
-    if not names:
+    found = Pause(models=dict.fromkeys(names[: MOST_MODELS + 1], order))
+    if not names or len(found.models) > MOST_MODELS or len(encode(found)) > _FILE_BYTES:
         return Pause(everything=order)
-    return Pause(models=dict.fromkeys(names, order))
+    return found

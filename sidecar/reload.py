@@ -19,7 +19,7 @@ _LOG = logging.getLogger(__name__)
 
 # By section: options that hold at once. Of sections that are not named all do, or none where a sidecar does not ask.
 _LIVE = {
-    "sidecar": ("max_header_bytes", "max_exchange_bytes", "max_held_bytes"),
+    "sidecar": ("max_connections", "max_header_bytes", "max_exchange_bytes", "max_held_bytes"),
     "intake": ("pair_window_s", "max_pending_bytes"),
     "stream": (),
     "telemetry": (),
@@ -28,7 +28,7 @@ _SECTIONS = ("capture", "sampling", "models", "slices")
 
 
 class Watch:
-    """Tells when the files have changed and have rested since.
+    """Tells when the files have changed and have rested since; once more at the start, whether they have or not.
 
     Parameters
     ----------
@@ -38,8 +38,9 @@ class Watch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._loaded = signature(path)
-        self._seen: Signature = self._loaded
+        # Not those of now: the files may have changed since the configuration of the start was read.
+        self._loaded: Signature | None = None
+        self._seen: Signature | None = None
 
     def look(self) -> Config | None:
         """Return the configuration if the files have changed, and have rested for one look.

@@ -30,6 +30,7 @@ from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from sidecar.counters import MOST_ROWS, Counters, Gauge
 from sidecar.drain import Deadlines
 from sidecar.instruments import observe
+from sidecar.intake.extra import lacking
 from sidecar.reload import Watch, follow
 from sidecar.settled import Settled, settle
 from sidecar.switch import Switch
@@ -58,8 +59,10 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Raises
     ------
     OperatorError
-        A port or a file cannot be opened.
+        A port or a file cannot be opened, or what a way in needs is not installed.
     """
+    if lacks := lacking(config):
+        raise OperatorError("; ".join(lacks))
     with ExitStack() as stack:
         relay = intake = tap = None
         if config.sidecar.listen:
@@ -70,14 +73,16 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
             intake = stack.enter_context(
                 _listen("intake.listen", config.intake.listen, config.sidecar.backlog)
             )
+        if config.intake.ext_proc:
+            # gRPC opens it itself, in the intake process. Whether it can be opened is better said here.
+            _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
         directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         handoff = stack.enter_context(
             _listen_unix(directory / "handoff", "Set TMPDIR to a short, writable path.")
         )
         if config.intake.tap:
-            tap = stack.enter_context(_listen_tap(Path(config.intake.tap)))
-            stack.callback(Path(config.intake.tap).unlink, missing_ok=True)
+            tap = _listen_tap(Path(config.intake.tap), stack)
         sockets = _Sockets(relay, intake, tap, handoff)
         supervisor = _Supervisor(Settled.of(config), secrets, directory, sockets)
         return await supervisor.run(stop, None if path is None else Watch(path))
@@ -165,6 +170,8 @@ class _Supervisor:
             _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
         if self._sockets.tap is not None:
             _LOG.info("taking taps in at %s", self._config.intake.tap)
+        if self._config.intake.ext_proc:
+            _LOG.info("taking Envoy's external processing in at %s", self._config.intake.ext_proc)
         watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop))
         try:
             await stop.wait()
@@ -314,12 +321,20 @@ def _listen_unix(path: Path, advice: str) -> socket.socket:
     return listener
 
 
-def _listen_tap(path: Path) -> socket.socket:
+def _listen_tap(path: Path, stack: ExitStack) -> socket.socket:
     with contextlib.suppress(OSError):
         if path.is_socket():
             path.unlink()  # of a sidecar that was killed; one that runs goes on with the taps it has
-    listener = _listen_unix(
-        path, "intake.tap is a short path in a directory that exists and may be written to."
+    listener = stack.enter_context(
+        _listen_unix(path, "intake.tap is a short path in a directory that exists and may be written to.")
     )
+    stack.callback(_let_go, path, path.stat().st_ino)
     path.chmod(0o660)  # whoever shares the group may tell of exchanges
     return listener
+
+
+def _let_go(path: Path, inode: int) -> None:
+    """Remove a socket, unless a successor has put its own there."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_ino == inode:
+            path.unlink()

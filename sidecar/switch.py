@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from quantdrift.core.pause import Order, Pause, PauseError
+from quantdrift.core.pause import MAX_BYTES, Order, Pause, PauseError, encode
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Labels
 from sidecar.pauses import Pauses, Source, by_file, post
@@ -64,6 +64,8 @@ class Switch:
         told = Pause() if self._file is None else by_file(self._file, now)
         hand = self._by_hand.at(now)
         joined = Pause(everything=hand.everything or told.everything, models={**told.models, **hand.models})
+        if joined.everything is None and len(encode(joined)) > MAX_BYTES:
+            joined = Pause(everything=Order(by="too much is paused by name", at=now))
         if _what(joined) != _what(self._posted):
             post(self._directory, Source.HERE, joined)
             self._posted = joined

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import functools
 import inspect
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from quantdrift.core.records import Loss, Protocol
 from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
 from sidecar.relay.connection import Relay
+from sidecar.relay.door import Door
 from sidecar.relay.observer import Offer, Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
@@ -78,10 +80,11 @@ class Bench:
 class Rig:
     """A relay on real sockets."""
 
-    def __init__(self, bench: Bench, relay: Relay, port: int) -> None:
+    def __init__(self, bench: Bench, relay: Relay, listener: socket.socket) -> None:
         self.bench = bench
         self.relay = relay
-        self.port = port
+        self.listener = listener
+        self.port: int = listener.getsockname()[1]
 
     async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Return a new connection to the relay."""
@@ -105,7 +108,7 @@ class Rig:
 
 
 @contextlib.asynccontextmanager
-async def rig(bench: Bench, serve: Serve | int) -> AsyncIterator[Rig]:
+async def rig(bench: Bench, serve: Serve | int, n_files: int = 20_000) -> AsyncIterator[Rig]:
     """Run a relay before a backend: a handler of streams, or the port of one that is there already."""
     loop = asyncio.get_running_loop()
     async with contextlib.AsyncExitStack() as stack:
@@ -114,14 +117,18 @@ async def rig(bench: Bench, serve: Serve | int) -> AsyncIterator[Rig]:
         else:
             port = await stack.enter_async_context(backend(serve))
         relay = Relay("127.0.0.1", port, bench.scope, loop)
-        server = await loop.create_server(relay.accept, "127.0.0.1", 0)
+        given = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        listener = socket.socket(fileno=given.detach())  # as a worker gets it
+        listener.setblocking(False)
+        door = Door(listener, relay, n_files)
+        door.open()
         try:
-            yield Rig(bench, relay, server.sockets[0].getsockname()[1])
+            yield Rig(bench, relay, listener)
         finally:
-            server.close()
+            door.close()
             relay.abort()
             await until(lambda: not relay.connections)
-            assert bench.slot.gauge(Gauge.OPEN) == 0
+            assert bench.slot.gauge(Gauge.OPEN) == bench.slot.gauge(Gauge.SLOW) == 0
             assert bench.slot.gauge(Gauge.HELD_BYTES) == 0
 
 

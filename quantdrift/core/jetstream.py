@@ -13,12 +13,13 @@ from typing import Literal, Self
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig, Header, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 
+from quantdrift.core.acknowledged import Acknowledged
 from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.delivery import REQUEST_S, Delivery, Inbox
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.nats_errors import StreamFullError, TooLargeError, mapped
+from quantdrift.core.nats_errors import StreamFullError, TooLargeError, in_words, mapped
 from quantdrift.core.streams import create_or_update, exchange_stream, subject_token, tally_stream
 
 __all__ = ["DURABLE", "Consumer", "Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
@@ -31,7 +32,7 @@ DURABLE = "shadow"
 _CONNECT_S = 3
 _RECONNECT_WAIT_S = 1
 _PING_S = 10  # a server that is silent for three of them is taken for lost
-_UNSENT_BYTES = 2 * MIB  # more than this waits in the client: the server does not read
+_UNSENT_BYTES = 8 * MIB  # more than this waits in the client: the server does not read
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
 
@@ -56,6 +57,7 @@ class Queue:
         self._reopening = asyncio.Lock()
         self._closed = False
         self._there = asyncio.Event()
+        self._acknowledged: Acknowledged | None = None
 
     @classmethod
     async def connect(cls, stream: Stream, *, client_name: str) -> Self:
@@ -211,7 +213,7 @@ class Queue:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             why = problems[0] if problems else error
-            raise RetryError(f"NATS at {self._stream.address} is not reachable: {why!r}") from error
+            raise RetryError(f"NATS at {self._stream.address} is not reachable: {in_words(why)}") from error
         except ImportError as error:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client
@@ -236,14 +238,20 @@ class Queue:
             raise TooLargeError(f"{len(wire)} bytes are above the server's {self.max_payload_bytes}")
         if client.pending_data_size > _UNSENT_BYTES:
             raise RetryError(f"NATS at {self._stream.address} does not read what was sent")
-        jetstream = client.jetstream(timeout=self._stream.publish_timeout_s)
-        headers = {Header.MSG_ID.value: message_id}
         async with mapped():
+            acknowledged = await self._acknowledging(client)
             try:
-                await jetstream.publish(subject, wire, headers=headers)
+                await acknowledged.publish(subject, message_id, wire, self._stream.publish_timeout_s)
             except nats.js.errors.NoStreamResponseError:
                 await self.ensure()
-                await jetstream.publish(subject, wire, headers=headers)
+                await acknowledged.publish(subject, message_id, wire, self._stream.publish_timeout_s)
+
+    async def _acknowledging(self, client: Client) -> Acknowledged:
+        if self._acknowledged is None or self._acknowledged.client is not client:
+            async with self._reopening:
+                if self._acknowledged is None or self._acknowledged.client is not client:
+                    self._acknowledged = await Acknowledged.open(client)
+        return self._acknowledged
 
 
 class Consumer:

@@ -1,7 +1,7 @@
 """A pause of sampling, for everything or for some models, as the fleet's bucket and a sidecar's own files hold it."""
 
 from datetime import datetime
-from typing import Self
+from typing import Annotated, Self
 
 import msgspec
 
@@ -14,6 +14,10 @@ MOST_MODELS = 200
 
 class PauseError(QuantdriftError):
     """Bytes that are no pause, or one that cannot be."""
+
+
+# A person may write one: a time without a zone cannot be compared with now.
+_Aware = Annotated[datetime, msgspec.Meta(tz=True)]
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,8 +36,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     by: str
-    at: datetime
-    until: datetime | None = None
+    at: _Aware
+    until: _Aware | None = None
     reason: str = ""
 
     def holds(self, now: datetime) -> bool:
@@ -67,14 +71,17 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         PauseError
-            There are too many models.
+            There are too many models, or too many words for a sidecar to read.
         """
         if model is None:
-            return msgspec.structs.replace(self, everything=order)
-        models = {**self.models, model: order}
-        if len(models) > MOST_MODELS:
+            found = msgspec.structs.replace(self, everything=order)
+        else:
+            found = msgspec.structs.replace(self, models={**self.models, model: order})
+        if len(found.models) > MOST_MODELS:
             raise PauseError(f"at most {MOST_MODELS} models are paused by name: pause everything")
-        return msgspec.structs.replace(self, models=models)
+        if len(encode(found)) > MAX_BYTES:
+            raise PauseError(f"a pause holds at most {MAX_BYTES} bytes: use shorter names and reasons")
+        return found
 
     def resumed(self, model: str | None = None) -> Self:
         """Return the same without the order for a model; without a model, without any order at all."""

@@ -62,6 +62,21 @@ OPEN_CONNECTIONS = Instrument(
 BLIND = Instrument(
     "quantdrift.sidecar.blind_connections", _OC, "{connection}", "Connections no longer observed."
 )
+UNOBSERVED = Instrument(
+    "quantdrift.sidecar.unobserved_connections",
+    _OC,
+    "{connection}",
+    "Connections beyond sidecar.max_connections: relayed, not observed.",
+)
+ACCEPT_PAUSES = Instrument(
+    "quantdrift.sidecar.accept_pauses",
+    _OC,
+    "{pause}",
+    "Times that clients waited to be accepted because a relay worker had no files left.",
+)
+SLOW = Instrument(
+    "quantdrift.sidecar.slow_peers", _OG, "{peer}", "Clients and backend connections that do not read now."
+)
 BACKEND_FAILED = Instrument(
     "quantdrift.sidecar.backend_failures", _OC, "{connection}", "Connections the backend did not accept."
 )

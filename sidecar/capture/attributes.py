@@ -5,6 +5,7 @@ Nothing that the configuration does not name leaves the pod.
 
 import hashlib
 import hmac
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,10 +74,13 @@ def cut(text: str, max_bytes: int) -> str:
 
 
 def as_text(value: Any) -> str:
-    """Return a string as it is and any other JSON value as compact JSON."""
+    """Return a string as it is and any other JSON value as compact JSON; a lone surrogate in it stays one."""
     if isinstance(value, str):
         return value
-    return msgspec.json.encode(value).decode()
+    try:
+        return msgspec.json.encode(value).decode()
+    except UnicodeEncodeError:  # JSON may have "\\ud800", and UTF-8 has no bytes for it
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _walk(document: Any, path: str) -> Any:

@@ -54,6 +54,11 @@ class Desk:
         self._rows = tuple(rows)
         self._known = {row: index for index, row in enumerate(rows)}
 
+    def know(self, rows: Sequence[Row]) -> None:
+        """Go over to a longer list of what rows are for, with the same recorder."""
+        self._recorder.know(rows)
+        self.reconfigure(self._recorder, rows)
+
     def handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
         """Deal with one exchange.
 
@@ -155,6 +160,7 @@ class Office:
             recorder = Recorder(settled, self._origin, self._directives)
         except OperatorError:  # an adapter that cannot be imported, say
             _LOG.exception("the new configuration's models cannot be captured, the earlier ones are")
+            self._desk.know(settled.rows)  # the relay workers tell of new ones all the same
         else:
             self._desk.reconfigure(recorder, settled.rows)
         self._directives.reconfigure(settled.config.sampling)
@@ -163,8 +169,8 @@ class Office:
         self.follower.reconfigure(settled.config)
 
     def _handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
-        if meta.epoch != self._epoch:
-            self._epoch = meta.epoch
-            if not self._directives.knows(meta.epoch):
-                self.look()  # a relay worker was the first to look
+        is_new = meta.epoch != self._epoch and not self._directives.knows(meta.epoch)
+        self._epoch = meta.epoch
+        if is_new or meta.stratum >= len(self._settlement.settled.rows):
+            self.look()  # a relay worker was the first to look: at other rates, or at a model that has come
         self._desk.handle(meta, request, response)

@@ -95,7 +95,7 @@ class Follower:
         self._slot.set(Gauge.POLICY_ISSUED_S, int(directive.issued_at.timestamp()) if directive else 0)
 
     async def run(self, queue: Callable[[], Queue | None], stop: Stop) -> None:
-        """Follow the bucket until cancelled; where the configuration does not want that, wait for the stop.
+        """Follow the bucket until cancelled, from when the configuration wants that.
 
         Parameters
         ----------
@@ -104,10 +104,8 @@ class Follower:
         stop
             Ends the waiting.
         """
-        if not self._config.sampling.central:
-            await stop.wait()
-            return
-        while (connection := queue()) is None:
+        # A configuration that is taken over may want it later.
+        while not self._config.sampling.central or (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
         async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
@@ -130,13 +128,28 @@ class Follower:
         bucket = KeyValue(connection, self._config.stream, purpose=PAUSE)
         async with aclosing(bucket.watch(PAUSE)) as entries:
             async for entry in entries:
-                try:
-                    pause = Pause() if entry is None else decode_pause(entry.value)
-                except PauseError as error:
-                    _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
-                    continue
-                post(directory, Source.FLEET, pause)
-                _LOG.info("the fleet's pause: %s", _told(pause))
+                self.see_pause(None if entry is None else entry.value, directory)
+
+    def see_pause(self, wire: bytes | None, directory: Path) -> None:
+        """Deal with what the pause bucket holds now.
+
+        Nothing at all changes nothing: a bucket that a server has not found again yet looks like one that is not there,
+        and who resumes says so.
+
+        Raises
+        ------
+        OSError
+            The other processes cannot be told.
+        """
+        if wire is None:
+            return
+        try:
+            pause = decode_pause(wire)
+        except PauseError as error:
+            _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
+            return
+        post(directory, Source.FLEET, pause)
+        _LOG.info("the fleet's pause: %s", _told(pause))
 
     def _lapsed(self, now_s: float) -> bool:
         known = self._directives.known

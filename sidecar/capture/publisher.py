@@ -57,6 +57,7 @@ class Publisher:
     def __init__(self, config: Config, slot: Slot, clock: Clock) -> None:
         self._slot = slot
         self._clock = clock
+        self._caps: tuple[float, float] | None = None
         self.reconfigure(config)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # until acknowledged or lost
@@ -71,9 +72,12 @@ class Publisher:
 
     def reconfigure(self, config: Config) -> None:
         """Go over to another configuration's caps; the stream stays."""
+        caps = config.sampling.max_exchanges_per_s, config.sampling.max_bytes_per_s
+        if caps != self._caps:  # a new bucket is full: a file that is touched must not fill it
+            self._caps = caps
+            self._exchanges = Bucket(caps[0], self._clock)
+            self._bytes = Bucket(float(caps[1]), self._clock)
         self._config = config
-        self._exchanges = Bucket(config.sampling.max_exchanges_per_s, self._clock)
-        self._bytes = Bucket(float(config.sampling.max_bytes_per_s), self._clock)
 
     @property
     def queue(self) -> Queue | None:

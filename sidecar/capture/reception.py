@@ -33,6 +33,7 @@ class Reception:
     """
 
     def __init__(self, sidecar: Sidecar, handle: Handle) -> None:
+        self._limit = 0
         self.reconfigure(sidecar)
         self._handle = handle
         self._server: asyncio.Server | None = None
@@ -40,8 +41,9 @@ class Reception:
         self._n_frames = 0
 
     def reconfigure(self, sidecar: Sidecar) -> None:
-        """Go over to other bounds."""
-        self._limit = sidecar.max_exchange_bytes + 2 * sidecar.max_header_bytes + _META_BYTES
+        """Go over to other bounds; a lower one is kept by those who send, which hold longer exchanges still."""
+        limit = sidecar.max_exchange_bytes + 2 * sidecar.max_header_bytes + _META_BYTES
+        self._limit = max(self._limit, limit)
 
     async def start(self, listener: socket.socket) -> None:
         """Accept connections on `listener`, which listens already."""

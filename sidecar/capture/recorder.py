@@ -1,5 +1,6 @@
 """From a raw exchange to the record that leaves the pod, or to the reason why none does. No I/O."""
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 from urllib.parse import unquote
@@ -11,6 +12,7 @@ from quantdrift.core.inclusion import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from sidecar.capture.attributes import Attributes, cut, keyed_hash
 from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
+from sidecar.counters import Row
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.protocols import DECODERS
@@ -86,6 +88,10 @@ class Recorder:
         self._policy: Policy | None = None
         self._thinning = Thinning((), b"")
 
+    def know(self, rows: Sequence[Row]) -> None:
+        """Go over to a longer list of what rows are for; everything else stays."""
+        self._rows = tuple(rows)
+
     def record(
         self,
         meta: RawMeta,
@@ -141,7 +147,9 @@ class Recorder:
 
         group = self._group(asked)
         policy = self._policy_of(meta.epoch)
-        margin = candidate_margin(reply.outputs, model) if self._thinning.needs_margin else None
+        margin = None
+        if self._thinning.needs_margin:
+            margin = candidate_margin(reply.outputs, model, route.protocol)
         thinned = self._thinning.thin(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
         if not thinned.kept:
             return None

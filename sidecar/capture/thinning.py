@@ -9,10 +9,12 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.inclusion import MARGIN, second_rate
-from quantdrift.core.records import BodyStratum, Predicate, Tensor
+from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
 from sidecar.policy import epoch_salt, uniform
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+# Their floats are a vector of meaning or log-probabilities of the chosen tokens: no scores of classes.
+_WITHOUT_CLASSES = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
 
 
 class Thinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +92,7 @@ def phase_salt(secret: bytes, epoch: str) -> bytes:
     return epoch_salt(secret, epoch, 2)
 
 
-def candidate_margin(outputs: Sequence[Tensor], model: Model) -> float | None:
+def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol) -> float | None:
     """Return the gap between the two top probabilities, in [0, 1], the smallest over the items.
 
     Parameters
@@ -100,12 +102,16 @@ def candidate_margin(outputs: Sequence[Tensor], model: Model) -> float | None:
         (items, classes) or, where `model.batched` is false, any shape as one item; logits go through a softmax.
     model
         The configuration of the model.
+    protocol
+        What was spoken.
 
     Returns
     -------
     float or None
-        None where there is no such tensor, it has fewer than two classes or no items, or it is not finite.
+        None where the protocol gives no scores of classes, there is no such tensor, it has fewer than two classes or no items, or it is not finite.
     """
+    if protocol in _WITHOUT_CLASSES:
+        return None
     tensor = next(
         (
             t

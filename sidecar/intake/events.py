@@ -4,7 +4,8 @@ Their path, the response's headers and the request's are gone: what protocol it 
 end of the JSON part of a body with binary tensors be found.
 """
 
-import json
+import itertools
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
@@ -17,6 +18,9 @@ from quantdrift.core.errors import QuantdriftError
 _PREFIX = "org.kubeflow.serving.inference."
 _BINARY_TENSOR = "binary_data_size"
 _JSON_LENGTH = "inference-header-content-length"
+# A string, or what opens or closes something. Nothing is built, and no part can backtrack: anybody may send an event.
+_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
+_MOST_TOKENS = 200_000  # of the JSON part before binary tensors
 METADATA_BYTES = 64 * 1024
 
 
@@ -156,18 +160,25 @@ def with_json_length(headers: Mapping[str, str], body: bytes) -> dict[str, str]:
 
 
 def json_end(body: bytes) -> int:
-    """Return where the JSON document at the beginning of `body` ends; 0 where there is none."""
+    """Return where the JSON document at the beginning of `body` ends; 0 where there is none.
+
+    Where something follows it, it must be an object, and only its strings and brackets are looked at.
+    """
     try:
         _SHAPE.decode(body)
     except _UNREADABLE:
         pass
     else:
         return len(body)
-    try:
-        # Every byte is one character of Latin-1, and JSON's own characters are the same in it: offsets hold.
-        return json.JSONDecoder().raw_decode(body.decode("latin-1"))[1]
-    except (ValueError, RecursionError):
+    if body[:1] != b"{":
         return 0
+    depth = 0
+    for token in itertools.islice(_TOKEN.finditer(body), _MOST_TOKENS):
+        first = token[0][:1]
+        depth += (first in b"{[") - (first in b"}]")
+        if not depth:
+            return token.end()
+    return 0
 
 
 def _tensor_bytes(document: Any) -> int:

@@ -16,6 +16,7 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from sidecar.relay.heads import FramingError
+from sidecar.relay.parts import Parts, Share
 
 Text = bytes | tuple[bytes]
 """As it is, or Huffman-coded."""
@@ -33,6 +34,7 @@ _MAX_INTEGER_BYTES = 4  # after the prefix; no length or index needs more
 _LONGEST_CODE_BITS = 30
 _MEMO_BLOCKS = 32
 _MEMO_BYTES = 512  # longest block that is remembered
+_FIELD_BYTES = 250  # what a field costs beside its text, as it is kept here
 _CACHED_BYTES = 128  # longest coded text whose decoding is remembered
 
 
@@ -61,17 +63,36 @@ class Blocks:
     ----------
     max_bytes
         Longest block, and most that it may expand to.
+    parts
+        Bounds what all directions keep.
     """
 
-    __slots__ = ("_max_bytes", "_max_table_bytes", "_memo", "_n_changes", "_table", "_table_bytes")
+    __slots__ = (
+        "_max_bytes",
+        "_max_table_bytes",
+        "_memo",
+        "_memo_bytes",
+        "_n_changes",
+        "_share",
+        "_table",
+        "_table_bytes",
+    )
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, parts: Parts) -> None:
+        self._share = Share(parts)
         self._max_bytes = max_bytes
         self._table: deque[Field] = deque()  # newest first
         self._table_bytes = 0
         self._max_table_bytes = _TABLE_BYTES
         self._n_changes = 0
         self._memo: dict[bytes, Block] = {}
+        self._memo_bytes = 0
+
+    def forget(self) -> None:
+        """Let go of everything: nothing may be read any more."""
+        self._table.clear()
+        self._memo.clear()
+        self._share.hold(0)
 
     def read(self, data: bytes) -> Block:
         """Return the next block of the direction.
@@ -90,12 +111,18 @@ class Blocks:
         except IndexError as error:
             raise FramingError("a header block is cut short, or names an entry that is not there") from error
         if self._n_changes != before:
-            self._memo.clear()  # the same bytes would say something else now
+            self._clear_memo()  # the same bytes would say something else now
         elif len(data) <= _MEMO_BYTES:
             if len(self._memo) >= _MEMO_BLOCKS:
-                self._memo.clear()
+                self._clear_memo()
             self._memo[data] = block
+            self._memo_bytes += len(data) + _FIELD_BYTES * len(block.fields)
+        self._share.hold(_FIELD_BYTES * len(self._table) + self._table_bytes + self._memo_bytes)
         return block
+
+    def _clear_memo(self) -> None:
+        self._memo.clear()
+        self._memo_bytes = 0
 
     def _fields(self, data: bytes) -> list[Field]:
         fields: list[Field] = []
@@ -117,7 +144,7 @@ class Blocks:
             else:
                 field, pos = self._literal(data, pos, first)
             fields.append(field)
-            total += field[2]
+            total += field[2] + _ENTRY_BYTES  # as servers count (RFC 9113, 6.5.2): empty fields have an end, too
             if total > self._max_bytes:
                 raise FramingError("a head is longer than sidecar.max_header_bytes")
         return fields

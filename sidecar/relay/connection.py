@@ -7,13 +7,15 @@ does not read stops the other side from being read. An observer that raises is l
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from types import FrameType
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Gauge
 from sidecar.relay.holding import Holder, Scope
 from sidecar.relay.opening import Opening
 from sidecar.relay.side import Side, ignore
+from sidecar.relay.waiting import Waiting
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,6 +44,8 @@ class Relay:
         self.scope = scope
         self.loop = loop
         self.connections: set[Connection] = set()
+        self.waiting = Waiting(self._sides, scope.slot)
+        self.is_observing = True
         self._empty = asyncio.Event()
         self._empty.set()
 
@@ -55,6 +59,7 @@ class Relay:
         self._empty.clear()
         self.scope.slot.note(Gauge.CONNECTIONS)
         self.scope.slot.note(Gauge.OPEN)
+        self.waiting.opened(len(self.connections))
 
     def closed(self, connection: "Connection") -> None:
         """Take note that both ends are gone."""
@@ -74,6 +79,13 @@ class Relay:
             moved += connection.report()
             connection.expire(now_s)
         self.scope.slot.note(Gauge.FORWARDED_BYTES, moved)
+        self.waiting.relax(len(self.connections))
+
+    def look_away(self) -> None:
+        """Observe no connection any more, for as long as this process lives."""
+        self.is_observing = False
+        for connection in list(self.connections):
+            connection.look_away()
 
     async def drain(self) -> None:
         """Close every connection as soon as it is between exchanges; return when all are closed.
@@ -95,6 +107,11 @@ class Relay:
         for connection in list(self.connections):
             connection.abort()
 
+    def _sides(self) -> Iterable[Side]:
+        for connection in list(self.connections):
+            yield connection.client
+            yield connection.backend
+
 
 class Connection:
     """A client's connection and the backend's that belongs to it.
@@ -108,6 +125,8 @@ class Connection:
     ----------
     client, backend
         Its two ends.
+    waiting
+        Bounds what waits for them.
     """
 
     __slots__ = (
@@ -123,7 +142,9 @@ class Connection:
         "_reported_bytes",
         "backend",
         "client",
+        "waiting",
     )
+    _LOOK = "look"
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -135,9 +156,9 @@ class Connection:
         self._quiet: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
         self._observer: Holder | None = None
+        self.waiting = relay.waiting
         self.client = Side(self)
         self.backend = Side(self)
-        self._guard(self._watch)
 
     def other(self, side: Side) -> Side:
         """Return the end that is not `side`."""
@@ -146,12 +167,17 @@ class Connection:
     def wait(self, data: bytes) -> None:
         """Keep what the client sent before the backend was there, and let it send no more."""
         self._early.append(data)
+        self.backend.fill()
         self.client.pause()
 
     def made(self, side: Side) -> None:
         """Take note that one end is connected."""
         if side is self.client:
             self._relay.opened(self)
+            if self._relay.is_observing and len(self._relay.connections) <= self._relay.scope.max_connections:
+                self._guard(self._watch)
+            else:
+                self._relay.scope.slot.note(Gauge.UNOBSERVED)
             self._connecting = self._relay.loop.create_task(self._connect())
         elif self.client.is_lost:
             side.abort()
@@ -180,6 +206,7 @@ class Connection:
             if side is self.client and error is not None:
                 other.abort()  # nobody is left to want an answer
         if other.is_lost or other.transport is None:
+            other.empty()
             self._relay.closed(self)
 
     def drain(self, *, patient: bool) -> None:
@@ -224,6 +251,15 @@ class Connection:
         moved, self._reported_bytes = total - self._reported_bytes, total
         return moved
 
+    def look_away(self) -> None:
+        """Go on without an observer."""
+        observer = self._observer
+        self._stop_watching()
+        if observer is not None:
+            if observer.is_active:
+                self._relay.scope.slot.note(Gauge.BLIND)
+            self._guard(lambda: observer.abandon(Loss.OBSERVER_ERROR))
+
     def let_go(self) -> None:
         """Go on without the observer, which has just raised."""
         slot = self._relay.scope.slot
@@ -231,12 +267,22 @@ class Connection:
         n_errors = slot.gauge(Gauge.OBSERVER_ERRORS)
         if n_errors & (n_errors - 1) == 0:  # 1, 2, 4, 8: a fault on every connection must not flood the log
             _LOG.exception("an observer failed (%d times so far): bytes flow on without it", n_errors)
-        observer = self._observer
-        self._stop_watching()
-        if observer is not None:
-            if observer.is_active:
-                slot.note(Gauge.BLIND)
-            self._guard(lambda: observer.abandon(Loss.OBSERVER_ERROR))
+        self.look_away()
+
+    @classmethod
+    def is_observing(cls, frame: FrameType | None) -> bool:
+        """Say whether an observer is at work in `frame`: then what it raises is caught, and nothing is lost by it."""
+        below: FrameType | None = None
+        while frame is not None:
+            if frame.f_code is cls._guard.__code__:
+                return True
+            if frame.f_code is Side.data_received.__code__:
+                # Below it is what forwards, too: that must not be cut.
+                return below is not None and (
+                    isinstance(below.f_locals.get("self"), Holder) or below.f_code.co_name == cls._LOOK
+                )
+            below, frame = frame, frame.f_back
+        return False
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
@@ -306,6 +352,7 @@ class Connection:
         assert self.backend.transport is not None
         self.client.forward = self.backend.transport.write
         self.backend.forward = self.client.transport.write
+        self.backend.empty()
         self.client.resume()
         for data in self._early:
             self.client.forward(data)

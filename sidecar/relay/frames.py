@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import ClassVar
 
 from sidecar.relay.heads import FramingError
+from sidecar.relay.parts import Parts, Share
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -59,6 +60,8 @@ class Frames:
         Called with the longest frame that the sender of this direction takes.
     max_header_bytes
         Longest header block that is followed.
+    parts
+        Bounds what all directions hold of what came in parts.
     preface_bytes
         What comes before the first frame.
     """
@@ -82,6 +85,7 @@ class Frames:
         "_on_reset",
         "_only",
         "_partial",
+        "_share",
         "_stream",
         "_tail",
         "_wanted",
@@ -98,6 +102,7 @@ class Frames:
         on_goaway: Callable[[int], None],
         on_frame_bytes: Callable[[int], None],
         max_header_bytes: int,
+        parts: Parts,
         preface_bytes: int = 0,
     ) -> None:
         self._wanted = wanted
@@ -120,6 +125,7 @@ class Frames:
         self._need = 0
         # A header block whose frames are not complete.
         self._block = bytearray()
+        self._share = Share(parts)
         self._block_bytes = 0
         self._block_on = 0  # the stream of its frames
         self._block_of = 0  # the stream that it is about
@@ -177,6 +183,16 @@ class Frames:
     def _wait(self, chunk: bytes, pos: int, need: int) -> None:
         self._partial += chunk[pos:]
         self._need = need
+        self._account()
+
+    def forget(self) -> None:
+        """Let go of what came in parts: this must not be fed again."""
+        self._partial.clear()
+        self._block.clear()
+        self._account()
+
+    def _account(self) -> None:
+        self._share.hold(len(self._partial) + len(self._block))
 
     def _complete(self, chunk: bytes) -> int:
         """Fill up what came in parts; return how much of `chunk` that took."""
@@ -185,11 +201,13 @@ class Frames:
         while True:
             stop = pos + self._need - len(partial)
             partial += chunk[pos:stop]
+            self._account()
             if len(partial) < self._need:
                 return len(chunk)
             pos = stop
             frame = bytes(partial)
             partial.clear()
+            self._account()
             self.feed(frame)
             if not partial:
                 return pos
@@ -264,10 +282,12 @@ class Frames:
             self._block += part
             self._block_bytes += _HEAD_BYTES  # a flood of empty ones has an end, too
             self._only = _CONTINUATION
+            self._account()
             return
         if self._block:
             part = bytes(self._block) + part
             self._block.clear()
+            self._account()
         self._block_bytes = 0
         self._only = _ANY
         self._on_block(self._block_of, part, self._block_ends)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from sidecar.relay.parts import Parts, Share
 
 PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more
@@ -52,6 +53,8 @@ class Delimiter:
         Called when a message is complete.
     max_head_bytes
         Longest head, chunk line and trailer section that is followed.
+    parts
+        Bounds what all directions hold of what came in parts.
 
     Attributes
     ----------
@@ -67,12 +70,16 @@ class Delimiter:
         "_on_head",
         "_on_piece",
         "_partial",
+        "_parts",
+        "_share",
         "_state",
         "_trailer_bytes",
         "keep",
     )
 
-    def __init__(self, on_head: OnHead, on_piece: OnPiece, on_end: OnEnd, max_head_bytes: int) -> None:
+    def __init__(
+        self, on_head: OnHead, on_piece: OnPiece, on_end: OnEnd, max_head_bytes: int, parts: Parts
+    ) -> None:
         self._on_head = on_head
         self._on_piece = on_piece
         self._on_end = on_end
@@ -80,6 +87,8 @@ class Delimiter:
         self._state = _HEAD
         self._left = 0  # of the body or chunk
         self._partial = bytearray()  # a head or line that came in parts
+        self._share: Share | None = None  # of a direction in which something did
+        self._parts = parts
         self._trailer_bytes = 0
         self._backlog: bytearray | None = None  # while it is open what the next bytes are
         self.keep = False
@@ -102,6 +111,19 @@ class Delimiter:
             pos = self._whole(chunk, size)
         if pos < size:
             self._follow(chunk, pos, size)
+            if self._share is not None or self._partial or self._backlog:
+                self._account()
+
+    def forget(self) -> None:
+        """Let go of what came in parts: it must not be fed again."""
+        self._partial.clear()
+        self._backlog = None
+        self._account()
+
+    def _account(self) -> None:
+        if self._share is None:
+            self._share = Share(self._parts)
+        self._share.hold(len(self._partial) + len(self._backlog or b""))
 
     def _follow(self, chunk: bytes, pos: int, size: int) -> None:
         """Take what comes in any other way than whole."""
@@ -148,6 +170,7 @@ class Delimiter:
         backlog, self._backlog = self._backlog, None
         if backlog:
             self.feed(bytes(backlog))
+            self._account()
 
     def tunnel(self) -> None:
         """Follow no more: another protocol has taken over."""
@@ -173,7 +196,12 @@ class Delimiter:
         stop = chunk.find(b"\r\n\r\n") + 4
         if not 4 < stop <= self._max_head_bytes:
             return 0
-        body = self._on_head(chunk, 0, stop)
+        try:
+            body = self._on_head(chunk, 0, stop)
+        except FramingError:
+            if chunk.startswith(_EMPTY_LINE):  # the long way passes over it
+                return 0
+            raise
         if body < 0 or stop + body != size:
             self._begin(body)
             return stop

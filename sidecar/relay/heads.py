@@ -127,7 +127,7 @@ def parse_response(
     return head
 
 
-def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, tuple[int, ...], tuple[bytes, ...], bytes]:
+def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
     """Return what a head without its empty line tells.
 
     The start line; the body's length, or None where no field tells it; what else fields mean; the lines that are
@@ -136,9 +136,11 @@ def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, tuple[int, ..
     plain, meanings = lines.plain, lines.meanings
     told = text.split(b"\r\n")
     telling = [line for line in told if line not in plain]
+    if told[0] in plain:
+        raise FramingError("a head without a start line")
     length: int | None = None
-    others: tuple[int, ...] = ()
-    wanted: tuple[bytes, ...] = ()
+    others: set[int] = set()
+    wanted: list[bytes] = []  # a hostile head may repeat one field ten thousand times
     n_new, varying = 0, b""
     for line in telling[1:]:
         meaning = meanings.get(line)
@@ -150,13 +152,13 @@ def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, tuple[int, ..
                 raise FramingError("the length of the body is told twice")
             length = meaning
         elif meaning == WANTED:
-            wanted = (*wanted, line)
+            wanted.append(line)
         elif meaning == NOTHING:
             varying = line
         else:
-            others = (*others, meaning)
+            others.add(meaning)
     if n_new == 0:
         varying = next((line for line in told[::-1] if line in plain), b"")
     elif n_new > 1:
         varying = b""
-    return telling[0], length, others, wanted, varying
+    return telling[0], length, others, tuple(wanted), varying

@@ -14,11 +14,13 @@ from sidecar.handoff import RawMeta, frame
 from sidecar.relay.framing import PIECE_BYTES
 from sidecar.relay.heads import FramingError, RequestHead, ResponseHead
 from sidecar.relay.lines import Habits, Lines, remember
+from sidecar.relay.parts import FOR_EACH_BYTES, Parts
 from sidecar.relay.sampler import Draw, Place, Sampler
 from sidecar.routes import Routes
 
 _LOG = logging.getLogger(__name__)
 
+_PLACE_BYTES = 1024  # longest target and fields that are remembered
 _HELD_BYTES = 500  # what a held exchange costs beside its buffers
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -48,6 +50,8 @@ class Scope:
     ----------
     held_bytes : int
         Held for unfinished exchanges by all observers together.
+    parts : Parts
+        Bounds what observers hold to follow their connections.
     lines : Lines
         What was seen of heads so far.
     asks, tells : Habits
@@ -63,10 +67,12 @@ class Scope:
         "generation",
         "held_bytes",
         "lines",
+        "max_connections",
         "max_exchange_bytes",
         "max_header_bytes",
         "max_held_bytes",
         "offer",
+        "parts",
         "routes",
         "sampler",
         "slot",
@@ -87,11 +93,14 @@ class Scope:
         self.slot = slot
         self.clock = clock
         self.held_bytes = 0
+        self.parts = Parts(0)
         self.generation = 0
         self.reconfigure(sidecar, routes, sampler)
 
     def reconfigure(self, sidecar: Sidecar, routes: Routes, sampler: Sampler) -> None:
         """Go over to other bounds, routes and strata: what connections remember of the earlier ones is void."""
+        self.max_connections = sidecar.max_connections
+        self.parts.limit_bytes = sidecar.max_connections * FOR_EACH_BYTES
         self.max_header_bytes = sidecar.max_header_bytes
         self.max_exchange_bytes = sidecar.max_exchange_bytes
         self.max_held_bytes = sidecar.max_held_bytes
@@ -111,7 +120,8 @@ class Scope:
         except KeyError:
             path = self.routes.find(head.method, head.target)
             place = None if path is None else self.sampler.place(head.method, path, data, start, stop)
-            remember(self._places, key, place)
+            if len(head.target) + sum(map(len, head.wanted)) <= _PLACE_BYTES:
+                remember(self._places, key, place)
             return place
 
     def hold(self, n_bytes: int) -> None:

@@ -12,9 +12,13 @@ from sidecar.relay.blocks import Block, Blocks, text
 from sidecar.relay.frames import PREFACE, Frames
 from sidecar.relay.heads import FramingError
 from sidecar.relay.holding import Held, Holder, Scope
+from sidecar.relay.parts import Share
 from sidecar.relay.sampler import gather
 
 _MAX_STREAMS = 10_000
+_STREAMS_AT_ONCE = 100  # what servers mostly allow
+_STREAM_BYTES = 200
+_HEAD_BYTES = 1024  # longest head that is remembered
 _VERSION = b"HTTP/2"
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
 # They speak of an HTTP/1.1 connection. Who writes them here all the same must not have a body read by them.
@@ -35,6 +39,7 @@ class _Asked:
 
     def __init__(self, block: Block, scope: Scope) -> None:
         method = target = b""
+        has_authority = False
         headers: dict[bytes, bytes] = {}
         names = scope.sampler.names
         for name, value, _ in block.fields:
@@ -43,8 +48,12 @@ class _Asked:
                 method = text(value)
             elif field == b":path":
                 target = text(value)
-            elif field in names or (field == b":authority" and b"host" in names):
-                gather(headers, field if field in names else b"host", text(value))
+            elif field == b":authority":
+                has_authority = True
+                if b"host" in names:
+                    gather(headers, b"host", text(value))
+            elif field in names and not (field == b"host" and has_authority):  # as in what is handed over
+                gather(headers, field, text(value))
         self.generation = scope.generation
         self._block = block
         self._head = b""
@@ -56,9 +65,10 @@ class _Asked:
     @property
     def head(self) -> bytes:
         """The head of the same request in HTTP/1.1."""
-        if not self._head:
-            self._head = request_head(self._method, self._target, _fields(self._block), _VERSION)
-        return self._head
+        head = self._head or request_head(self._method, self._target, _fields(self._block), _VERSION)
+        if len(head) <= _HEAD_BYTES:  # a short block may say a long one, and blocks are remembered
+            self._head = head
+        return head
 
 
 class Http2Observer(Holder):
@@ -74,11 +84,13 @@ class Http2Observer(Holder):
 
     __slots__ = (
         "_last",
+        "_most",
         "_open",
         "_request_blocks",
         "_requests",
         "_response_blocks",
         "_responses",
+        "_share",
         "_wanted",
     )
 
@@ -88,10 +100,12 @@ class Http2Observer(Holder):
         super().__init__(scope)
         limit = scope.max_header_bytes
         self._open: dict[int, int] = {}  # streams that are not complete
+        self._most = _STREAMS_AT_ONCE  # streams that may be open before more room is asked for
+        self._share = Share(scope.parts)
         self._last = 0  # the newest of them
         self._wanted: dict[int, Held] = {}
-        self._request_blocks = Blocks(limit)
-        self._response_blocks = Blocks(limit)
+        self._request_blocks = Blocks(limit, scope.parts)
+        self._response_blocks = Blocks(limit, scope.parts)
         self._requests = Frames(
             self._wanted,
             on_block=self._request_block,
@@ -101,6 +115,7 @@ class Http2Observer(Holder):
             on_goaway=lambda _: None,  # of streams that the backend opens, which are not followed
             on_frame_bytes=self._client_takes,
             max_header_bytes=limit,
+            parts=scope.parts,
             preface_bytes=len(PREFACE),
         )
         self._responses = Frames(
@@ -112,6 +127,7 @@ class Http2Observer(Holder):
             on_goaway=self._goaway,
             on_frame_bytes=self._requests.allow,
             max_header_bytes=limit,
+            parts=scope.parts,
         )
 
     @property
@@ -143,6 +159,9 @@ class Http2Observer(Holder):
         super().abandon(loss)
         self._open.clear()
         self._wanted.clear()
+        self._share.hold(0)
+        for part in (self._requests, self._responses, self._request_blocks, self._response_blocks):
+            part.forget()
 
     def _client_takes(self, n_bytes: int) -> None:
         self._responses.allow(n_bytes)
@@ -155,8 +174,10 @@ class Http2Observer(Holder):
             return
         if stream <= self._last:
             return  # it was reset while this was on its way
-        if not stream & 1 or len(self._open) >= _MAX_STREAMS:
-            raise FramingError("a stream that no client opens, or too many of them")
+        if not stream & 1:
+            raise FramingError("a stream that no client opens")
+        if len(self._open) >= self._most:
+            self._allow_more()
         self._last = stream
         self._open[stream] = _NOTHING
         asked = block.digest
@@ -175,6 +196,12 @@ class Http2Observer(Holder):
                 self._hold_request(stream, held, head, 0, len(head))
         if ends:
             self._request_end(stream)
+
+    def _allow_more(self) -> None:
+        if self._most >= _MAX_STREAMS:
+            raise FramingError("too many streams are open")
+        self._most = min(2 * self._most, _MAX_STREAMS)
+        self._share.hold(self._most * _STREAM_BYTES)
 
     def _request_piece(self, stream: int, data: bytes, start: int, stop: int) -> None:
         self._hold_request(stream, self._wanted[stream], data, start, stop)

@@ -1,7 +1,7 @@
 """What the lines of a message's head mean for its length, remembered: clients and servers repeat themselves.
 
-Mostly a head is cut into lines, each is looked up, and nothing is parsed. What is kept is bounded in number and in
-length; lines that may hold credentials are not kept.
+Mostly a head is that of the last request but for one value, or it is cut into lines and each is looked up; nothing is
+parsed. What is kept is bounded in number and in length; values that may be credentials are not kept.
 """
 
 import re
@@ -20,6 +20,8 @@ NOTHING = -14
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"expect"})
 _SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization", b"set-cookie", b"x-api-key"})
 _DIGITS = re.compile(rb"[0-9]{1,18}")
+# What a name is made of (RFC 9110, 5.6.2), and the space that may stand before a colon.
+_OF_NAMES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz \t"
 
 _MOST = 1024  # lines of a kind
 _LINE_BYTES = 256
@@ -73,6 +75,8 @@ class Lines:
         name = name.lower()
         meaning = NOTHING
         if colon:
+            if name.translate(None, _OF_NAMES):  # some parsers take a control character for a space
+                raise FramingError("a header field's name is none")
             if name.rstrip(b" \t") in _FRAMING:
                 meaning = _framing(name, value.strip(b" \t"))
             elif name in self._wanted:

@@ -17,7 +17,7 @@ from sidecar.relay.sampler import Place
 
 __all__ = ["Observer", "Offer", "Scope"]
 
-_MAX_PIPELINED = 1000
+_MAX_PIPELINED = 256
 _TO_HTTP2 = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)
 
 
@@ -71,8 +71,11 @@ class Observer(Holder):
     def __init__(self, scope: Scope) -> None:
         super().__init__(scope)
         limit = scope.max_header_bytes
-        self._requests = Delimiter(self._request_head, self._request_piece, self._request_end, limit)
-        self._responses = Delimiter(self._response_head, self._response_piece, self._response_end, limit)
+        parts = scope.parts
+        self._requests = Delimiter(self._request_head, self._request_piece, self._request_end, limit, parts)
+        self._responses = Delimiter(
+            self._response_head, self._response_piece, self._response_end, limit, parts
+        )
         self._answering: deque[_Asked] = deque()  # requests whose response is not complete, in order
         self._sending: _Asked | None = None  # the request that is not complete
         self._interim = False
@@ -113,6 +116,8 @@ class Observer(Holder):
         super().abandon(loss)
         self._answering.clear()
         self._sending = None
+        self._requests.forget()
+        self._responses.forget()
 
     def _request_head(self, data: bytes, start: int, stop: int) -> int:
         scope = self._scope

@@ -8,12 +8,11 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from sidecar.relay.waiting import READ_BYTES
+
 if TYPE_CHECKING:
     from sidecar.relay.connection import Connection
 
-# A little above what one read may bring, so that a single large read does not stop the reading.
-_HIGH_WATER_BYTES = 256 * 1024
-_READ_BYTES = 256 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
@@ -39,11 +38,22 @@ class Side(asyncio.Protocol):
         Received so far.
     has_ended : bool
         Whether it sends no more.
+    is_full : bool
+        Whether more waits for it than may: the other end is not read.
     is_lost : bool
         Whether it is gone.
     """
 
-    __slots__ = ("connection", "forward", "has_ended", "is_lost", "n_bytes", "observe", "transport")
+    __slots__ = (
+        "connection",
+        "forward",
+        "has_ended",
+        "is_full",
+        "is_lost",
+        "n_bytes",
+        "observe",
+        "transport",
+    )
 
     def __init__(self, connection: "Connection") -> None:
         self.connection = connection
@@ -52,13 +62,14 @@ class Side(asyncio.Protocol):
         self.observe: Callable[[bytes], None] = ignore
         self.n_bytes = 0
         self.has_ended = False  # it sends no more
+        self.is_full = False
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take note that it is connected."""
         self.transport = cast("asyncio.Transport", transport)
-        self.transport.set_write_buffer_limits(high=_HIGH_WATER_BYTES)
         self.connection.made(self)
+        self.connection.waiting.settle(self)
 
     def data_received(self, data: bytes) -> None:
         """Forward, then observe."""
@@ -76,10 +87,12 @@ class Side(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """Let the other end send no more: this one does not read."""
+        self.fill()
         self.connection.other(self).pause()
 
     def resume_writing(self) -> None:
         """Let the other end go on."""
+        self.empty()
         self.connection.other(self).resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -87,7 +100,36 @@ class Side(asyncio.Protocol):
         if exc is not None and self is self.connection.backend:
             self.read_rest()
         self.is_lost = True
+        self.empty()
         self.connection.lost(self, exc)
+
+    def fill(self) -> None:
+        """Take note that more waits for it than may."""
+        if not self.is_full and not self.is_lost:
+            self.is_full = True
+            self.connection.waiting.filled()
+
+    def empty(self) -> None:
+        """Take note that it has taken enough, or is gone."""
+        if self.is_full:
+            self.is_full = False
+            self.connection.waiting.emptied()
+
+    def limit(self, high_bytes: int) -> None:
+        """Let so much wait for it before the other end is read no more."""
+        if self.transport is not None and not self.transport.is_closing():
+            self.transport.set_write_buffer_limits(high=high_bytes)
+
+    def read_by(self, reader: asyncio.BaseProtocol) -> None:
+        """Have another protocol read from it: this one, or one that passes everything on to it."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        is_reading = self.transport.is_reading()
+        if is_reading:
+            self.transport.pause_reading()
+        self.transport.set_protocol(reader)
+        if is_reading:
+            self.transport.resume_reading()
 
     @property
     def waiting_bytes(self) -> int:
@@ -110,7 +152,7 @@ class Side(asyncio.Protocol):
             return
         end = self.transport.get_extra_info("socket")
         with contextlib.suppress(OSError):  # there is nothing more, or it was reset
-            while data := os.read(end.fileno(), _READ_BYTES):
+            while data := os.read(end.fileno(), READ_BYTES):
                 self.data_received(data)
 
     def end(self) -> None:

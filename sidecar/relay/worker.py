@@ -22,10 +22,12 @@ from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.notice import NAME, Notice
 from sidecar.pauses import Pauses
-from sidecar.relay.connection import Relay
+from sidecar.relay.connection import Connection, Relay
+from sidecar.relay.door import Door
 from sidecar.relay.handout import Handout
 from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Mint, Sampler
+from sidecar.relay.watchdog import Watchdog
 from sidecar.routes import Routes
 from sidecar.settled import Settlement
 
@@ -57,7 +59,7 @@ async def serve(
     clock = SystemClock()
     config = settlement.settled.config
     bounds = config.sidecar
-    for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
+    for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
         slot.set(gauge, 0)  # a predecessor may have been killed
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
@@ -84,7 +86,8 @@ async def serve(
     )
     scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
     relay = Relay(host.strip("[]"), int(port), scope, loop)
-    server = await loop.create_server(relay.accept, sock=listener, backlog=bounds.backlog)
+    watchdog = Watchdog(Connection.is_observing, lambda: loop.call_soon(relay.look_away), loop)
+    door = Door(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
@@ -99,21 +102,28 @@ async def serve(
     ended = Stop()
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
     gc.freeze()  # what is there by now stays: the collector need not look at it again
+    watchdog.start()
+    door.open()
     slot.set(Gauge.SERVING, 1)
     await stop.wait()
     deadlines = Deadlines.of(bounds)
     await asyncio.sleep(deadlines.accept_s)
     slot.set(Gauge.SERVING, 0)
-    server.close()
+    door.close()
+    await _finish(relay, handout, deadlines)
+    watchdog.stop()
+    ended.set()
+    await ticking
+    return 0
+
+
+async def _finish(relay: Relay, handout: Handout, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
             await relay.drain()
     except TimeoutError:
         relay.abort()
     await handout.finish(deadlines.handout_s - deadlines.drain_s)
-    ended.set()
-    await ticking
-    return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

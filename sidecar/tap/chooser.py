@@ -13,9 +13,10 @@ _METHOD = "POST"
 
 
 class Chosen(NamedTuple):
-    """A call that is taken: its stratum, the probability and the draw, the epoch, and its new identifier."""
+    """A call that is taken: its stratum and that one's row, the probability, the draw, the epoch, and its new identifier."""
 
-    stratum: int
+    stratum: str
+    place: int
     pi1: float
     u1: float
     epoch: str
@@ -33,28 +34,35 @@ class Chooser:
         That a client would have asked for.
     chance
         Returns numbers in [0, 1), uniform and independent.
+    link
+        Connection on which the rates were heard: the rows are those of the sidecar at its other end.
     """
 
-    __slots__ = ("_chance", "_looks", "_rates", "bare", "strata_rates")
+    __slots__ = ("_chance", "_looks", "_places", "_rates", "bare", "link", "strata_rates")
 
-    def __init__(self, rates: Rates, path: str, chance: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self, rates: Rates, path: str, chance: Callable[[], float] = random.random, link: int = 0
+    ) -> None:
         self._rates = rates
         self._chance = chance
-        placed = list(zip(rates.places, rates.strata, strict=True))
-        self.strata_rates = {place: stratum.rate for place, stratum in placed}
-        possible = [(place, stratum) for place, stratum in placed if _may_match(stratum, path)]
+        self.link = link
+        self._places = {
+            stratum.name: place for place, stratum in zip(rates.places, rates.strata, strict=True)
+        }
+        self.strata_rates = {stratum.name: stratum.rate for stratum in rates.strata}
+        possible = [stratum for stratum in rates.strata if _may_match(stratum, path)]
         self._looks = _looks(possible)
-        self.bare = next(index for index, one in possible if not one.headers)
+        self.bare = next(one.name for one in possible if not one.headers)
 
-    def stratum(self, headers: Mapping[str, str]) -> int:
-        """Return the row of the stratum that a call with these headers (lower-case names) is in."""
+    def stratum(self, headers: Mapping[str, str]) -> str:
+        """Return the name of the stratum that a call with these headers (lower-case names) is in."""
         for name, by_value in self._looks:
-            for index, others in by_value.get(headers.get(name), ()):
+            for found, others in by_value.get(headers.get(name), ()):
                 if not others or all(headers.get(key) == value for key, value in others):
-                    return index
+                    return found
         return self.bare
 
-    def draw(self, stratum: int, headers: Mapping[str, str]) -> Chosen | None:
+    def draw(self, stratum: str, headers: Mapping[str, str]) -> Chosen | None:
         """Return what becomes of a call that is taken, None of one that is not."""
         rate = self.strata_rates[stratum]
         if rate <= 0.0:
@@ -64,7 +72,7 @@ class Chooser:
         if u1 >= rate:
             return None
         # From the system: unique over threads, and after a fork.
-        return Chosen(stratum, rate, u1, self._rates.epoch, os.urandom(16).hex())
+        return Chosen(stratum, self._places[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
 
     @property
     def max_exchange_bytes(self) -> int:
@@ -72,19 +80,19 @@ class Chooser:
         return self._rates.max_exchange_bytes
 
 
-_Look = tuple[str, dict[str | None, list[tuple[int, tuple[tuple[str, str], ...]]]]]
+_Look = tuple[str, dict[str | None, list[tuple[str, tuple[tuple[str, str], ...]]]]]
 
 
-def _looks(possible: list[tuple[int, HeaderStratum]]) -> list[_Look]:
+def _looks(possible: list[HeaderStratum]) -> list[_Look]:
     """Return the strata that ask for headers, before the first that asks for none: one look for neighbours."""
     found: list[_Look] = []
-    for index, stratum in possible:
+    for stratum in possible:
         if not stratum.headers:
             break
         (name, value), *others = stratum.headers.items()
         if not found or found[-1][0] != name:
             found.append((name, {}))
-        found[-1][1].setdefault(value, []).append((index, tuple(others)))
+        found[-1][1].setdefault(value, []).append((stratum.name, tuple(others)))
     return found
 
 

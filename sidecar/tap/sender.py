@@ -6,7 +6,6 @@ import select
 import socket
 import threading
 import time
-import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 
@@ -32,8 +31,8 @@ class Totals(msgspec.Struct, kw_only=True):
     """Counts, added up: calls by stratum, losses by stratum and reason, calls without rates, and faults."""
 
     number: int = 0
-    offered: Counter[int] = msgspec.field(default_factory=Counter)
-    lost: Counter[tuple[int, Loss]] = msgspec.field(default_factory=Counter)
+    offered: Counter[str] = msgspec.field(default_factory=Counter)
+    lost: Counter[tuple[str, Loss]] = msgspec.field(default_factory=Counter)
     early: int = 0
     errors: int = 0
 
@@ -46,26 +45,15 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class Cells:
-    """What one thread has counted: no other one writes here, so that no lock is needed.
+    """What one thread has counted: no other one writes here, so that no lock is needed."""
 
-    Parameters
-    ----------
-    retire
-        Takes the counts when the thread has ended.
-    """
+    __slots__ = ("early", "errors", "lost", "offered")
 
-    __slots__ = ("__weakref__", "_retire", "early", "errors", "lost", "offered")
-
-    def __init__(self, retire: Callable[[Totals], None]) -> None:
-        self._retire = retire
-        self.offered: defaultdict[int, int] = defaultdict(int)
-        self.lost: defaultdict[tuple[int, Loss], int] = defaultdict(int)
+    def __init__(self) -> None:
+        self.offered: defaultdict[str, int] = defaultdict(int)
+        self.lost: defaultdict[tuple[str, Loss], int] = defaultdict(int)
         self.early = 0
         self.errors = 0
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the interpreter may be ending
-            self._retire(self.totals())
 
     def totals(self) -> Totals:
         """Return the counts so far."""
@@ -78,6 +66,20 @@ class Cells:
         )
 
 
+class _Lease:
+    """Lies in a thread's own storage and goes away with it, which tells that its counts are final."""
+
+    __slots__ = ("_cells", "_end")
+
+    def __init__(self, cells: Cells, end: Callable[[Cells], None]) -> None:
+        self._cells = cells
+        self._end = end
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be ending
+            self._end(self._cells)
+
+
 class Sender:
     """Sends for one process; a child of it makes another.
 
@@ -88,39 +90,48 @@ class Sender:
     limit_bytes
         Most that waits.
     heard
-        Called on the sender's thread with the rates that hold.
+        Called on the sender's thread with the rates that hold, and the number of the connection that told them.
 
     Attributes
     ----------
     local : threading.local
         `cells` of it are the calling thread's counts, once it is enrolled.
+    is_released : bool
+        Set by who lets go of it without closing it: the thread ends by itself, with what waits sent.
     """
 
-    def __init__(self, path: str, limit_bytes: int, heard: Callable[[Rates], None]) -> None:
+    def __init__(self, path: str, limit_bytes: int, heard: Callable[[Rates, int], None]) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
         self._heard = heard
         self.local = threading.local()
-        self._living: weakref.WeakSet[Cells] = weakref.WeakSet()
-        self._retired: queue.SimpleQueue[Totals] = queue.SimpleQueue()
+        self._cells: set[Cells] = set()
+        self._final: queue.SimpleQueue[Cells] = (
+            queue.SimpleQueue()
+        )  # of them, those of threads that have ended
         self._ended = Totals()
         self._acknowledged = Totals()
         self._told: tuple[int, Totals] | None = None  # under way
-        self._waiting: deque[tuple[int, int, Buffers]] = deque()
-        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, str, int, Buffers]] = deque()
+        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may record within a call
         self._waiting_bytes = 0
         self._socket: socket.socket | None = None
+        self._link = 0  # number of the connection
+        self._is_told = False  # it has said which rates hold: what another one said is void
         self._heard_bytes = bytearray()
         self._closing = threading.Event()
+        self.is_released = False  # no event: a finalizer sets it, perhaps within a call of the event's own
         self._thread: threading.Thread | None = None
 
     def enrol(self) -> Cells:
         """Return the calling thread's counts, new ones if it has none: `local.cells` from then on."""
         cells: Cells | None = getattr(self.local, "cells", None)
         if cells is None:
-            cells = self.local.cells = Cells(self._retired.put)
+            cells = self.local.cells = Cells()
+            self.local.lease = _Lease(cells, self._final.put)
             with self._lock:
-                self._living.add(cells)
+                self._fold()  # here, since the sender's own thread may be waiting for a sidecar, or have ended
+                self._cells.add(cells)
         return cells
 
     def start(self) -> None:
@@ -133,19 +144,21 @@ class Sender:
 
     def refusal(self) -> Loss | None:
         """Return why nothing can be sent now, or None."""
-        if self._socket is None:
+        if not self._is_told:
             return Loss.CAPTURE_DOWN
         return Loss.CAPTURE_BEHIND if self._waiting_bytes >= self._limit_bytes else None
 
-    def send(self, stratum: int, buffers: Buffers) -> None:
+    def send(self, stratum: str, buffers: Buffers, link: int) -> None:
         """Have an exchange sent, or count it as lost.
 
         Parameters
         ----------
         stratum
-            Index of its header stratum.
+            Name of its header stratum.
         buffers
             Its frame; not copied.
+        link
+            Connection whose rates it was drawn by: on another one its row may be another stratum's.
         """
         n_bytes = sum(map(len, buffers))
         with self._lock:
@@ -156,9 +169,9 @@ class Sender:
             self.lose(stratum, Loss.CAPTURE_BEHIND)
         else:
             # The thread looks by itself: to wake it would cost the caller as much as a copy of the tensors.
-            self._waiting.append((stratum, n_bytes, buffers))
+            self._waiting.append((link, stratum, n_bytes, buffers))
 
-    def lose(self, stratum: int, loss: Loss) -> None:
+    def lose(self, stratum: str, loss: Loss) -> None:
         """Count a call that was chosen and is lost."""
         self.enrol().lost[stratum, loss] += 1
 
@@ -168,6 +181,11 @@ class Sender:
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether it was closed or let go of."""
+        return self.is_released or self._closing.is_set()
+
     def abandon(self) -> None:
         """Let go of the connection, which belongs to the parent of this process."""
         if self._socket is not None:
@@ -176,13 +194,15 @@ class Sender:
 
     def _run(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while not self._closing.is_set():
+        while not self.is_ending:
+            began_s = time.monotonic()
             try:
                 self._connect()
-                pause_s = _FIRST_PAUSE_S
                 self._serve()
             except Exception:  # noqa: BLE001 - the sidecar is away, or says what is not understood: try again
                 self._disconnect()
+                if time.monotonic() - began_s > _LAST_PAUSE_S:
+                    pause_s = _FIRST_PAUSE_S
                 self._closing.wait(pause_s)
                 pause_s = min(2 * pause_s, _LAST_PAUSE_S)
         self._disconnect()
@@ -197,6 +217,12 @@ class Sender:
             raise
         self._heard_bytes.clear()
         self._socket = made
+        self._link += 1
+        until_s = time.monotonic() + _STALL_S
+        while not self._is_told:
+            if self.is_ending or time.monotonic() > until_s:
+                raise ConnectionError("the intake does not say which rates hold")
+            self._listen(_LOOK_S)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
@@ -206,9 +232,10 @@ class Sender:
                 )  # an acknowledgement may lie there: what it is for must not be counted twice
             made, self._socket = self._socket, None
             made.close()
+        self._is_told = False
         self._told = None
         while self._waiting:
-            stratum, n_bytes, _ = self._waiting.popleft()
+            _, stratum, n_bytes, _ = self._waiting.popleft()
             self._sent(n_bytes)
             self.lose(stratum, Loss.CAPTURE_DOWN)
 
@@ -216,11 +243,14 @@ class Sender:
         """Send until the end is asked for, or raise where the other end is gone."""
         next_s = time.monotonic()
         while True:
-            is_closing = self._closing.is_set()  # asked before the last look: nothing is sent after it
+            is_closing = self.is_ending  # asked before the last look: nothing is sent after it
             for _ in range(len(self._waiting)):
-                stratum, n_bytes, buffers = self._waiting.popleft()
+                link, stratum, n_bytes, buffers = self._waiting.popleft()
                 try:
-                    self._write([exchange_head(n_bytes), *buffers])
+                    if link == self._link:
+                        self._write([exchange_head(n_bytes), *buffers])
+                    else:
+                        self.lose(stratum, Loss.CAPTURE_DOWN)
                 except OSError:
                     self.lose(stratum, Loss.CAPTURE_DOWN)
                     raise
@@ -259,7 +289,7 @@ class Sender:
             return
         totals = self._totals()
         offered = totals.offered - self._acknowledged.offered
-        lost: defaultdict[int, dict[Loss, int]] = defaultdict(dict)
+        lost: defaultdict[str, dict[Loss, int]] = defaultdict(dict)
         for (stratum, loss), n in (totals.lost - self._acknowledged.lost).items():
             lost[stratum][loss] = n
         counts = Counts(
@@ -275,22 +305,31 @@ class Sender:
         self._told = (counts.number, totals)
 
     def _totals(self) -> "Totals":
+        totals = Totals(number=self._acknowledged.number + 1)
         with self._lock:
-            living = list(self._living)  # from here on none of them can end unseen
+            self._fold()
+            totals.add(self._ended)
+            living = list(self._cells)  # one that is folded from here on is in this list, and not in the sum
+        for cells in living:
+            totals.add(cells.totals())
+        return totals
+
+    def _fold(self) -> None:
+        """Add the counts of threads that have ended up; the lock is held."""
         while True:
             try:
-                self._ended.add(self._retired.get_nowait())
+                cells = self._final.get_nowait()
             except queue.Empty:
-                break
-        totals = Totals(number=self._acknowledged.number + 1)
-        for one in (self._ended, *(cells.totals() for cells in living)):
-            totals.add(one)
-        return totals
+                return
+            self._cells.discard(cells)
+            self._ended.add(cells.totals())
 
     def _listen(self, wait_s: float) -> None:
         """Take what the intake has said so far."""
         assert self._socket is not None
-        while select.select([self._socket], [], [], wait_s)[0]:
+        looking = select.poll()  # `select` knows no file above 1023, and a server may have more
+        looking.register(self._socket, select.POLLIN)
+        while looking.poll(wait_s * 1000):
             heard = self._socket.recv(1 << 16)
             if not heard:
                 raise ConnectionError("the intake has closed")
@@ -315,6 +354,7 @@ class Sender:
     def _understand(self, content: bytes) -> None:
         kind, body = content[0], content[1:]
         if kind == Kind.RATES:
-            self._heard(_RATES.decode(body))
+            self._heard(_RATES.decode(body), self._link)
+            self._is_told = True
         elif kind == Kind.ACK and self._told is not None and _NUMBER.decode(body) == self._told[0]:
             self._acknowledged, self._told = self._told[1], None

@@ -1,6 +1,7 @@
 """The tap that a server holds."""
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -58,7 +59,7 @@ class Tap:
         self._limit_bytes = limit_bytes
         self._chooser: Chooser | None = None
         self._n_errors = 0
-        self._sender = Sender(self._path, self._limit_bytes, self._hear)
+        self._sender = self._new_sender()
         self._sender.start()
         os.register_at_fork(after_in_child=functools.partial(_call, weakref.WeakMethod(self._begin_anew)))
         atexit.register(_call, weakref.WeakMethod(self.close))
@@ -113,27 +114,44 @@ class Tap:
 
     def _begin_anew(self) -> None:
         """Have threads and a connection of its own in a child of the process: it has none of its parent's threads."""
-        self._sender.abandon()
+        before, self._sender = self._sender, self._new_sender()
         self._chooser = None
-        self._sender = Sender(self._path, self._limit_bytes, self._hear)
+        before.abandon()
+        if before.is_ending:
+            self._sender.close(0.0)
 
-    def _hear(self, rates: Rates) -> None:
-        self._chooser = Chooser(rates, self._target)
+    def _new_sender(self) -> Sender:
+        # Its thread must not keep the tap: a server that drops one has no other way to be rid of it.
+        return Sender(self._path, self._limit_bytes, functools.partial(_call, weakref.WeakMethod(self._hear)))
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # the interpreter may be ending, or it was never made
+            self._sender.is_released = True
+
+    def _hear(self, rates: Rates, link: int) -> None:
+        self._chooser = Chooser(rates, self._target, link=link)
 
     def _take(
         self, sender: Sender, chooser: Chooser, draw: Chosen, call: tuple[Mapping[str, Any], ...]
     ) -> None:
-        inputs, outputs, headers, parameters = call
         if (refusal := sender.refusal()) is not None:
             sender.lose(draw.stratum, refusal)
             return
         try:
-            asked = write("inputs", inputs, {"parameters": dict(parameters)} if parameters else {})
-            answered = write("outputs", outputs, {})
+            self._tell(sender, chooser, draw, call)
         except TensorError as error:
             sender.lose(draw.stratum, Loss.DECODE)
             self._note(error)
-            return
+        except Exception:
+            sender.lose(draw.stratum, Loss.CAPTURE_ERROR)  # it was chosen: its stratum must miss it
+            raise
+
+    def _tell(
+        self, sender: Sender, chooser: Chooser, draw: Chosen, call: tuple[Mapping[str, Any], ...]
+    ) -> None:
+        inputs, outputs, headers, parameters = call
+        asked = write("inputs", inputs, {"parameters": dict(parameters)} if parameters else {})
+        answered = write("outputs", outputs, {})
         fields = [
             (name.encode(errors="replace"), value.encode(errors="replace")) for name, value in headers.items()
         ]
@@ -147,7 +165,7 @@ class Tap:
             return
         meta = RawMeta(
             id=draw.id,
-            stratum=draw.stratum,
+            stratum=draw.place,
             pi1=draw.pi1,
             u1=draw.u1,
             epoch=draw.epoch,
@@ -158,7 +176,7 @@ class Tap:
             response_bytes=n_answered,
         )
         contents = [head, asked.document, *asked.buffers, answer, answered.document, *answered.buffers]
-        sender.send(draw.stratum, frame(meta, contents))
+        sender.send(draw.stratum, frame(meta, contents), chooser.link)
 
     def _fail(self, error: Exception) -> None:
         try:
@@ -170,10 +188,12 @@ class Tap:
     def _note(self, error: Exception) -> None:
         self._n_errors += 1
         if self._n_errors & (self._n_errors - 1) == 0:  # 1, 2, 4, 8: one in each call must not flood the log
-            _LOG.warning("an exchange could not be told of (%d so far): %s", self._n_errors, error)
+            # What another library says of a value may quote it, and values belong in no log.
+            what = error if isinstance(error, TensorError) else type(error).__name__
+            _LOG.warning("an exchange could not be told of (%d so far): %s", self._n_errors, what)
 
 
-def _call(method: "weakref.WeakMethod[Any]") -> None:
+def _call(method: "weakref.WeakMethod[Any]", *arguments: Any) -> None:
     called = method()
     if called is not None:
-        called()
+        called(*arguments)

@@ -33,9 +33,10 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     number
         Rises by one.
     offered
-        Calls, by row of header stratum.
+        Calls, by name of header stratum: they may have been counted while another sidecar was there, whose rows are
+        not this one's.
     lost
-        Calls that were chosen and then lost, by row of header stratum and reason.
+        Calls that were chosen and then lost, by name of header stratum and reason.
     errors
         Calls that could not be understood: no tensors, or an error of our own.
     early
@@ -43,8 +44,8 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     """
 
     number: int
-    offered: dict[int, int] = {}
-    lost: dict[int, dict[Loss, int]] = {}
+    offered: dict[str, int] = {}
+    lost: dict[str, dict[Loss, int]] = {}
     errors: int = 0
     early: int = 0
 
@@ -63,7 +64,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     strata
         In order; the first that matches decides; the last takes everything.
     places
-        Row of each stratum in the table of counts: what draws and counts are told by.
+        Row of each stratum in the table of counts: what exchanges are told by.
     max_exchange_bytes
         Longest exchange that is taken in.
     """

@@ -102,7 +102,7 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     [
         (
             "sidecar.relay.worker",
-            {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes"},
+            {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes", "google", "grpc"},
         ),
         ("sidecar.supervisor", {"nats", "numpy"}),
         ("sidecar.intake.process", {"nats", "numpy", "opentelemetry", "prometheus_client"}),

@@ -14,6 +14,7 @@ from sidecar.counters import Gauge
 from sidecar.relay.blocks import Blocks, text
 from sidecar.relay.heads import FramingError
 from sidecar.relay.http2 import Http2Observer
+from sidecar.relay.parts import Parts
 from tests.http2_wire import ANSWER, GOAWAY, INFER, OPENING, PING, RST_STREAM, Ends, data, frame, headers
 from tests.relay_ends import relayed
 from tests.relay_rig import Bench
@@ -214,7 +215,7 @@ def test_blocks_say_what_another_decoder_reads(
     blocks: list[tuple[list[tuple[str, str]], bool, int | None]],
 ) -> None:
     """Whatever the table holds, Huffman-coded or not, resized at any time."""
-    encoder, decoder, ours = Encoder(), Decoder(), Blocks(65_536)
+    encoder, decoder, ours = Encoder(), Decoder(), Blocks(65_536, Parts(1 << 24))
     for fields, huffman, size in blocks:
         if size is not None:
             encoder.header_table_size = size
@@ -227,7 +228,7 @@ def test_blocks_say_what_another_decoder_reads(
 @given(wires=st.lists(st.binary(max_size=60), max_size=5))
 def test_no_block_breaks_the_reader(wires: list[bytes]) -> None:
     """Random bytes are read or refused, nothing else."""
-    ours = Blocks(1024)
+    ours = Blocks(1024, Parts(1 << 24))
     try:
         for wire in wires:
             for name, value, _ in ours.read(wire).fields:

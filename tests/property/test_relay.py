@@ -14,6 +14,7 @@ from sidecar.counters import Gauge
 from sidecar.relay.framing import Delimiter
 from sidecar.relay.heads import parse_request, parse_response
 from sidecar.relay.observer import Observer
+from sidecar.relay.parts import Parts
 from tests.relay_ends import relayed
 from tests.relay_rig import INFER, Bench
 
@@ -231,7 +232,7 @@ def delimit(stream: bytes, *, responses: bool) -> list[bytes]:
     def on_end() -> None:
         found.append(now)
 
-    delimiter = Delimiter(on_head, on_piece, on_end, 65_536)
+    delimiter = Delimiter(on_head, on_piece, on_end, 65_536, Parts(1 << 24))
     delimiter.feed(stream)
     assert delimiter.at_rest
     return found

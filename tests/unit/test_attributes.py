@@ -4,7 +4,6 @@ import hashlib
 import hmac
 import json
 
-
 import pytest
 
 from quantdrift.core.config.schema import Capture

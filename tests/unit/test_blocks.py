@@ -5,6 +5,7 @@ from hpack import Encoder
 
 from sidecar.relay.blocks import Block, Blocks, text
 from sidecar.relay.heads import FramingError
+from sidecar.relay.parts import Parts
 
 pytestmark = pytest.mark.unit
 
@@ -36,12 +37,12 @@ def pairs(block: Block) -> list[tuple[bytes, bytes]]:
 )
 def test_blocks_of_the_specification(wire: str, fields: list[tuple[bytes, bytes]]) -> None:
     """Every representation, plain and Huffman-coded."""
-    assert pairs(Blocks(LIMIT).read(bytes.fromhex(wire))) == fields
+    assert pairs(Blocks(LIMIT, Parts(1 << 24)).read(bytes.fromhex(wire))) == fields
 
 
 def test_a_block_that_inserts_nothing_is_looked_up() -> None:
     """The very same block comes back, with what its reader has left on it."""
-    encoder, blocks = Encoder(), Blocks(LIMIT)
+    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
     fields = [(":method", "POST"), ("x-a", "b")]
     blocks.read(encoder.encode(fields))
     again = encoder.encode(fields)
@@ -52,7 +53,7 @@ def test_a_block_that_inserts_nothing_is_looked_up() -> None:
 
 def test_an_insertion_changes_what_the_same_bytes_say() -> None:
     """What was looked up before is read anew."""
-    encoder, blocks = Encoder(), Blocks(LIMIT)
+    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
     blocks.read(encoder.encode([("x-a", "1")]))
     newest = bytes([0x80 | 62])
     assert pairs(blocks.read(newest)) == [(b"x-a", b"1")]
@@ -62,7 +63,7 @@ def test_an_insertion_changes_what_the_same_bytes_say() -> None:
 
 def test_the_memo_is_bounded() -> None:
     """A sender of ever new blocks that insert nothing does not fill it."""
-    blocks = Blocks(LIMIT)
+    blocks = Blocks(LIMIT, Parts(1 << 24))
     for n in range(1000):
         blocks.read(b"\x00\x01a\x05%05d" % n)
     blocks.read(b"\x00\x01a\x7f\x81\x07" + b"b" * 1024)
@@ -73,7 +74,7 @@ def test_the_memo_is_bounded() -> None:
 @pytest.mark.parametrize("huffman", [True, False])
 def test_the_table_is_evicted_no_earlier_than_the_senders(*, huffman: bool) -> None:
     """Coded entries are longer than they look: nothing that may still be named is gone, and it stays bounded."""
-    encoder, blocks = Encoder(), Blocks(LIMIT)
+    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
     for n in range(400):
         fields = [(f"x-{n % 37}", str(n) * (n % 9)), ("same", "value" * 8), (f"y-{n % 5}", "e" * 60)]
         assert pairs(blocks.read(encoder.encode(fields, huffman=huffman))) == [
@@ -84,7 +85,7 @@ def test_the_table_is_evicted_no_earlier_than_the_senders(*, huffman: bool) -> N
 
 def test_the_table_changes_its_size() -> None:
     """Larger, smaller and emptied, as the sender says at the beginning of a block."""
-    encoder, blocks = Encoder(), Blocks(LIMIT)
+    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
     for size in (8192, 256, 0, 4096):
         encoder.header_table_size = size
         for n in range(20):
@@ -113,12 +114,12 @@ def test_the_table_changes_its_size() -> None:
 def test_what_is_no_block_is_refused(wire: bytes) -> None:
     """State is lost there: whoever reads on reads nonsense."""
     with pytest.raises(FramingError):
-        Blocks(LIMIT).read(wire)
+        Blocks(LIMIT, Parts(1 << 24)).read(wire)
 
 
 def test_a_block_that_expands_is_refused() -> None:
     """Sixty thousand references to one long entry are a quarter of a gigabyte."""
-    blocks = Blocks(LIMIT)
+    blocks = Blocks(LIMIT, Parts(1 << 24))
     blocks.read(b"\x40\x01a\x7f\x81\x1e" + b"b" * 3968)
     with pytest.raises(FramingError, match="max_header_bytes"):
         blocks.read(bytes([0x80 | 62]) * 60_000)
@@ -126,6 +127,6 @@ def test_a_block_that_expands_is_refused() -> None:
 
 def test_what_is_no_huffman_code_is_refused_when_it_is_read() -> None:
     """A sender may write what it likes as long as nobody asks."""
-    block = Blocks(LIMIT).read(b"\x00\x01a\x84\xff\xff\xff\xff")
+    block = Blocks(LIMIT, Parts(1 << 24)).read(b"\x00\x01a\x84\xff\xff\xff\xff")
     with pytest.raises(FramingError, match="Huffman"):
         text(block.fields[0][1])

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -11,14 +12,16 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount
-from sidecar.capture.desk import Desk
+from sidecar.capture.desk import Desk, Office
 from sidecar.capture.process import origin_of
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.recorder import Recorder
 from sidecar.capture.tallies import Tallies
 from sidecar.counters import Count, Counters, Gauge, Row
+from sidecar.notice import Notice
 from sidecar.pauses import Paused
-from sidecar.settled import Settled
+from sidecar.policy import policy_at
+from sidecar.settled import Settled, Settlement, settle
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -183,3 +186,39 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     slot.settle(len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH)
     (count,) = counters.strata(settled.rows)
     assert Loss.PUBLISH not in count.lost
+
+
+@pytest.mark.parametrize("adapter", ["", "nowhere:adapter"])
+async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adapter: str) -> None:
+    """Its frames are in step: a row that is new is looked up, and counted, also where its model cannot be captured."""
+    config = Config(models=MODELS)
+    settled = Settled.of(config)
+    counters = Counters.create(2, 8)
+    origin = origin_of(config, SECRETS, "b" * 32, {})
+    office = Office(
+        Settlement(settle(settled, tmp_path)), origin, Notice(tmp_path / "policy"), counters.slot(1), CLOCK
+    )
+    meta, request, response = raw_exchange(epoch=policy_at(config.sampling, CLOCK.now().timestamp()).epoch)
+    office._handle(meta, memoryview(request), memoryview(response))
+    more = msgspec.structs.replace(config, models=(*MODELS, Model(name="new", adapter=adapter)))
+    new = Settled.of(more, settled.rows)
+    settle(new, tmp_path)
+    there = msgspec.structs.replace(meta, stratum=new.places["new"][0])
+    office._handle(there, memoryview(request), memoryview(response))
+    slot = counters.slot(1)
+    assert slot.count(there.stratum, Count.HANDED) == 1
+    with pytest.raises(ValueError, match="no stratum"):
+        office._handle(msgspec.structs.replace(meta, stratum=7), memoryview(request), memoryview(response))
+
+
+def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
+    """A file that is touched every second must not let more through than the cap says."""
+    config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
+    counters = Counters.create(1, 1)
+    publisher = Publisher(config, counters.slot(0), CLOCK)
+    recorder = Recorder(Settled.of(config), origin_of(config, SECRETS, "b" * 32, {}))
+    desk = Desk(recorder, publisher, counters.slot(0), (Row("default"),))
+    handle(desk)
+    publisher.reconfigure(config)
+    handle(desk)
+    assert counters.slot(0).lost_count(0, Loss.RATE_CAP) == 1

@@ -227,3 +227,13 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
     path.write_bytes(content)
     reads.read(reader)
     assert reader.in_force(NOW_S) == given
+
+
+def test_a_directive_for_other_strata_is_not_followed_whoever_judged_it() -> None:
+    """A relay worker may hold a newer configuration than the process that has judged: rates belong to their strata."""
+    strata = (HeaderStratum(name="other", rate=0.5, headers={"x-other": "1"}),)
+    other = msgspec.structs.replace(CONFIG.sampling, header_strata=strata)
+    directives, given = Directives(other), directive(1.0, 0.5, 0.25, 0.125)
+    directives.follow(given)
+    assert directives.at(NOW_S) == policy_at(other, NOW_S)
+    assert directives.knows(f"1-{given.policy.epoch}")

@@ -1,5 +1,6 @@
 """What a CloudEvent of the KServe logger tells, and what it does not."""
 
+import contextlib
 import json
 from typing import Any
 
@@ -7,6 +8,8 @@ import numpy as np
 import pytest
 from cloudevents.core.bindings.http import to_binary_event
 from cloudevents.core.v1.event import CloudEvent
+from hypothesis import given
+from hypothesis import strategies as st
 from multidict import CIMultiDict
 from tritonclient.http import InferenceServerClient, InferInput
 
@@ -123,3 +126,32 @@ def test_the_end_of_the_json_part_is_found_and_checked() -> None:
     with pytest.raises(EventError):
         with_json_length({}, body + b"\0")
     assert with_json_length({}, b'{"inputs":[]} \n') == {}
+
+
+@pytest.mark.parametrize("depth", [2_000, 100_000])
+def test_a_document_that_is_nested_too_deep_is_refused_like_any_other(depth: int) -> None:
+    """Whoever has taken its request must hear of it, and count it."""
+    body = b'{"inputs":' + b"[" * depth + b"]" * depth + b"}"
+    with pytest.raises(EventError):
+        target_of(event(), body)
+    with contextlib.suppress(EventError):
+        with_json_length({}, body)
+
+
+@given(
+    document=st.dictionaries(st.text(max_size=5), st.lists(st.text(max_size=5), max_size=3), max_size=3),
+    rest=st.binary(min_size=1, max_size=20).filter(lambda rest: rest.strip() != b""),
+    is_ascii=st.booleans(),
+)
+def test_the_end_is_found_whatever_is_in_strings_and_follows(
+    document: dict[str, Any], rest: bytes, *, is_ascii: bool
+) -> None:
+    """Brackets, quotes and backslashes in text are text."""
+    part = json.dumps(document, ensure_ascii=is_ascii).encode(errors="replace")
+    assert json_end(part + rest) == len(part)
+
+
+def test_what_never_ends_is_given_up() -> None:
+    """Without building what was read so far, and without looking at anything twice."""
+    for body in (b"{" + b"[]," * 1_000_000, b'{"' + b'\\"' * 1_000_000, b'{"a\\', b"[]x", b"x"):
+        assert json_end(body) == 0

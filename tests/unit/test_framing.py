@@ -4,6 +4,7 @@ import pytest
 
 from sidecar.relay.framing import TUNNEL, Delimiter
 from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from sidecar.relay.parts import Parts
 
 pytestmark = pytest.mark.unit
 
@@ -17,7 +18,7 @@ class Log:
         self.bodies = list(bodies)
         self.messages: list[bytes] = []
         self.now = b""
-        self.delimiter = Delimiter(self.on_head, self.on_piece, self.on_end, LIMIT)
+        self.delimiter = Delimiter(self.on_head, self.on_piece, self.on_end, LIMIT, Parts(1000))
 
     def feed(self, stream: bytes, step: int) -> None:
         """Feed `stream` in pieces of `step` bytes."""

@@ -106,3 +106,14 @@ def test_every_pair_comes_out_once_whatever_the_order(events: list[tuple[str, in
             found.append((pair.asked.body, pair.answer))
     assert sorted(found) == [(b"%d" % n, b"%d" % n) for n in range(6)]
     assert pairs.held_bytes == 0
+
+
+def test_a_long_key_counts() -> None:
+    """A client chooses its id: what was not taken must not be held at the price of nothing."""
+    pairs = Pairs(30, 100_000)
+    for n in range(100):
+        pairs.ask(("ns", "service", f"{n:050000}"), None, 0)
+        assert list(pairs.expire(0)) == []
+    assert len(pairs._entries) == 1
+    assert list(pairs.expire(30)) == []
+    assert pairs.held_bytes == 0

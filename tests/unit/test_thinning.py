@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.records import BodyStratum, Predicate, Tensor
+from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
 from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
 
 pytestmark = pytest.mark.unit
@@ -25,6 +25,7 @@ STRATA = (
     BodyStratum(name="default", rate=0.25),
 )
 SALT = phase_salt(b"secret", "e1")
+OIP = Protocol.OIP_REST
 
 
 def tensor(values: list[object], dtype: str, datatype: str, name: str = "y") -> Tensor:
@@ -81,7 +82,7 @@ def test_the_margin_of_logits_is_taken_after_the_softmax() -> None:
     scores = [[1000.0, 1000.0 - math.log(3), -1e4], [9.0, 0.0, 0.0]]
     expected = 0.75 - 0.25
     for dtype, datatype, tolerance in (("<f8", "FP64", 1e-9), ("<f4", "FP32", 1e-3)):
-        margin = candidate_margin([tensor(list(scores), dtype, datatype)], Model(name="m"))
+        margin = candidate_margin([tensor(list(scores), dtype, datatype)], Model(name="m"), OIP)
         assert margin == pytest.approx(expected, abs=tolerance)
 
 
@@ -92,14 +93,14 @@ def test_the_margin_of_probabilities_is_taken_as_it_is() -> None:
     brain = Tensor(name="p", datatype="BF16", shape=(1, 3), data=(wide >> 16).astype("<u2").tobytes())
     half = tensor([[0.5, 0.25, 0.25]], "<f2", "FP16", "p")
     other = tensor([[1.0, 0.0]], "<f4", "FP32")
-    assert candidate_margin([other, brain], model) == 0.25
-    assert candidate_margin([other, half], model) == 0.25
+    assert candidate_margin([other, brain], model, OIP) == 0.25
+    assert candidate_margin([other, half], model, OIP) == 0.25
 
 
 def test_an_exchange_that_is_one_item_has_one_margin() -> None:
     """With `batched` off the whole tensor is one distribution."""
     model = Model(name="m", batched=False, output_kind=OutputKind.PROBABILITIES)
-    assert candidate_margin([tensor([[0.6], [0.4]], "<f8", "FP64")], model) == pytest.approx(0.2)
+    assert candidate_margin([tensor([[0.6], [0.4]], "<f8", "FP64")], model, OIP) == pytest.approx(0.2)
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,17 @@ def test_an_exchange_that_is_one_item_has_one_margin() -> None:
 )
 def test_without_two_finite_classes_there_is_no_margin(outputs: list[Tensor]) -> None:
     """No floating output, one class, no item and not-a-number have none."""
-    assert candidate_margin(outputs, Model(name="m")) is None
+    assert candidate_margin(outputs, Model(name="m"), OIP) is None
+
+
+@pytest.mark.parametrize(
+    "protocol", [Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS]
+)
+def test_what_is_no_classification_has_no_margin(protocol: Protocol) -> None:
+    """An embedding and the log-probabilities of tokens are floats, and no scores of classes."""
+    outputs = [tensor([[0.5, 0.25]], "<f4", "FP32", "embedding")]
+    assert candidate_margin(outputs, Model(name="m"), OIP) is not None
+    assert candidate_margin(outputs, Model(name="m"), protocol) is None
 
 
 def test_a_margin_is_computed_only_where_a_stratum_asks() -> None:

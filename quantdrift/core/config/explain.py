@@ -2,15 +2,18 @@
 
 import msgspec
 
-from quantdrift.core.config.schema import MIB, Config
+from quantdrift.core.config.schema import KIB, MIB, Config
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
 
 # Resident memory of the idle processes (47, 28 and 53 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
-# rest of the limit is computed from the configured bounds. What a relay worker has beyond that is for connections:
-# 5 KiB for each, and up to 512 KiB for one whose client reads more slowly than the backend sends.
+# rest of the limit is computed from the bounds.
 SUPERVISOR_BYTES = 64 * MIB
-WORKER_BYTES = 64 * MIB
+WORKER_BYTES = 40 * MIB
+# What a connection costs that is observed: itself, and its share of what observers hold to follow them.
+CONNECTION_BYTES = (8 + 16) * KIB
+# What waits in a relay worker for peers that do not read, however many they are.
+WAITING_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
 INTAKE_BYTES = 96 * MIB
 # The largest exchange while it is decoded: its frame, its body, its JSON values (the recorder bounds their number; they
@@ -107,15 +110,12 @@ def explain(config: Config, requests_per_s: float | None = None) -> Explanation:
 def memory_bytes(config: Config) -> int:
     """Return a memory limit for the sidecar's container.
 
-    Sampling cannot make it need more. Serving can: add 512 KiB for each client beyond some 60 per worker that is
-    expected to read large responses slowly at the same time.
+    Sampling cannot make it need more, nor can clients that do not read. Connections can: add 8 KiB for each one beyond
+    `sidecar.max_connections`, and 32 KiB where it does not read either.
     """
     sidecar = config.sidecar
-    workers = (
-        bool(sidecar.listen)
-        * sidecar.workers
-        * (WORKER_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes)
-    )
+    observing = sidecar.max_connections * CONNECTION_BYTES + sidecar.max_held_bytes + sidecar.handoff_bytes
+    workers = bool(sidecar.listen) * sidecar.workers * (WORKER_BYTES + WAITING_BYTES + observing)
     receiving = sidecar.workers * (sidecar.max_exchange_bytes + RECEIVE_BYTES)
     capture = CAPTURE_BYTES + sidecar.queue_bytes + DECODE_COPIES * sidecar.max_exchange_bytes + receiving
     return SUPERVISOR_BYTES + workers + _intake_bytes(config) + capture

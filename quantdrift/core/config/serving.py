@@ -104,6 +104,13 @@ class Sidecar(Section, frozen=True, kw_only=True):
         int,
         about("Longest message head that is still observed; longer ones pass unobserved.", "bytes", ge=1024),
     ] = 64 * KIB
+    max_connections: Annotated[
+        int,
+        about(
+            "Connections that one relay worker observes at the same time; those beyond it pass unobserved.",
+            ge=1,
+        ),
+    ] = 2048
     max_exchange_bytes: Annotated[
         int, about("Largest request and response, together, that is held for capture.", "bytes", ge=1024)
     ] = 16 * MIB

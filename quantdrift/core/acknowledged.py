@@ -1,0 +1,84 @@
+"""Publishing to a stream, each message acknowledged, with one subscription for all of the answers.
+
+The client library's own way costs three times as much for each message: an inbox and a task's timeout of its own.
+"""
+
+import asyncio
+from typing import Self
+
+import msgspec
+import nats.js.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.js.api import Header
+
+_NO_RESPONDERS = "503"
+_ERROR = b'"error"'
+
+
+class _Answer(msgspec.Struct, frozen=True):
+    error: dict[str, int | str] | None = None
+
+
+class Acknowledged:
+    """Publishes on one connection. Use `open`; any number of messages may be under way at once.
+
+    Parameters
+    ----------
+    client
+        The connection.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self._inbox = client.new_inbox()
+        self._n_sent = 0
+        self._waiting: dict[str, asyncio.Future[Msg]] = {}
+
+    @classmethod
+    async def open(cls, client: Client) -> Self:
+        """Subscribe to the answers; the library does so again after it has reconnected."""
+        opened = cls(client)
+        await client.subscribe(f"{opened._inbox}.*", cb=opened._answered)
+        return opened
+
+    async def publish(self, subject: str, message_id: str, wire: bytes, timeout_s: float) -> None:
+        """Return once the stream has stored a message.
+
+        Raises
+        ------
+        nats.js.errors.NoStreamResponseError
+            No stream takes the subject.
+        nats.js.errors.APIError
+            It was refused.
+        nats.errors.Error, TimeoutError
+            It may or may not be stored.
+        """
+        loop = asyncio.get_running_loop()
+        self._n_sent += 1
+        reply = f"{self._inbox}.{self._n_sent:x}"
+        answer: asyncio.Future[Msg] = loop.create_future()
+        self._waiting[reply] = answer
+        timer = loop.call_later(timeout_s, _expire, answer)
+        try:
+            await self.client.publish(subject, wire, reply=reply, headers={Header.MSG_ID.value: message_id})
+            message = await answer
+        finally:
+            timer.cancel()
+            del self._waiting[reply]
+        if message.headers and message.headers.get(Header.STATUS.value) == _NO_RESPONDERS:
+            raise nats.js.errors.NoStreamResponseError
+        if _ERROR in message.data:
+            error = msgspec.json.decode(message.data, type=_Answer).error
+            if error is not None:
+                raise nats.js.errors.APIError.from_error(error)
+
+    async def _answered(self, message: Msg) -> None:
+        answer = self._waiting.get(message.subject)
+        if answer is not None and not answer.done():
+            answer.set_result(message)
+
+
+def _expire(answer: asyncio.Future[Msg]) -> None:
+    if not answer.done():
+        answer.set_exception(TimeoutError("no acknowledgement"))

@@ -1,0 +1,124 @@
+"""The HTTP ways in, told by peers that send much, little, or nothing at all."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.config import Config
+from quantdrift.core.config.schema import Intake
+from sidecar.counters import Counters, Gauge, Slot
+from sidecar.intake import http, logger
+from sidecar.intake.entrance import Entrance
+from sidecar.intake.http import HttpWay
+from sidecar.relay.observer import Scope
+from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
+
+pytestmark = pytest.mark.unit
+
+LIMIT = 1 << 20
+EVENT = {
+    "Ce-Type": "org.kubeflow.serving.inference.request",
+    "Ce-Inferenceservicename": "digits",
+    "Ce-Id": "1",
+    "Content-Type": "application/json",
+}
+
+
+class Server:
+    """The way, its port and its counts."""
+
+    def __init__(self, way: HttpWay, port: int, slot: Slot) -> None:
+        self.way, self.port, self.slot = way, port, slot
+
+    @asynccontextmanager
+    async def asking(
+        self, length: int, target: str = "/", **headers: str
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """Send the head of a request whose body is to be `length` bytes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        fields = EVENT | {"Host": "a", "Content-Length": f"{length}"} | headers
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        writer.write(f"POST {target} HTTP/1.1\r\n{lines}\r\n".encode())
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    """Serve on a free port."""
+    config = msgspec.structs.replace(Config(), intake=Intake(max_pending_bytes=LIMIT))
+    slot = Counters.create(1, 4).slot(0)
+    scope = Scope(
+        config.sidecar,
+        routes=Routes(config.capture.protocols),
+        sampler=Sampler(config.sampling, b"s", Mint(), 0.0),
+        offer=lambda *_: None,
+        slot=slot,
+        clock=SystemClock(),
+    )
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        way = HttpWay(config, "t0ken", Entrance(scope), listener)
+        async with way:
+            yield Server(way, port, slot)
+
+
+async def status(reader: asyncio.StreamReader) -> int:
+    """Return the status of an answer."""
+    async with asyncio.timeout(20):
+        return int((await reader.readline()).split()[1])
+
+
+@pytest.mark.parametrize("target", ["/", "/v1/exchanges"])
+async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Whoever sends a head and then nothing holds nothing for ever."""
+    monkeypatch.setattr(logger, "_QUIET_S", 0.1)
+    monkeypatch.setattr(http, "_READ_S", 0.1)
+    async with serving() as server, server.asking(10, target, Authorization="Bearer t0ken") as (reader, _):
+        assert await status(reader) == 400
+
+
+async def test_the_end_waits_for_no_body() -> None:
+    """What waits for its other half must still be counted, and the hand-off be finished, before the process is killed."""
+    async with AsyncExitStack() as stack, asyncio.timeout(15), serving() as server:
+        await stack.enter_async_context(server.asking(10))
+        reader, writer = await stack.enter_async_context(server.asking(2))
+        writer.write(b"{}")
+        assert await status(reader) == 200
+
+
+async def test_bodies_under_way_are_bounded_together() -> None:
+    """A flood of connections that each send the half of something holds no more than may wait."""
+    async with serving() as server, AsyncExitStack() as stack:
+        for _ in range(12):
+            _, writer = await stack.enter_async_context(server.asking(800_000))
+            writer.write(b" " * 400_000)
+            await writer.drain()
+        reader, writer = await stack.enter_async_context(server.asking(2))
+        writer.write(b"{}")
+        assert await status(reader) == 200
+        held = 0
+        async with asyncio.timeout(20):
+            while held < LIMIT // 3:  # it is told, too
+                server.way._logger.tick()
+                held = server.slot.gauge(Gauge.HELD_BYTES)
+                assert held <= LIMIT
+                await asyncio.sleep(0.01)
+
+
+async def test_a_client_with_long_headers_is_told_of() -> None:
+    """The logger forwards them as one field."""
+    metadata = '{"authorization":["' + "x" * 30_000 + '"]}'
+    async with serving() as server, server.asking(2, **{"Ce-Metadata": metadata}) as (reader, writer):
+        writer.write(b"{}")
+        assert await status(reader) == 200
