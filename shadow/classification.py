@@ -7,7 +7,8 @@ With p the reference's and q the candidate's probabilities:
 - `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
 - `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
 
-Equal values are ranked by class number on both sides, so that equal outputs never differ.
+Equal values are ranked by class number on both sides, so that equal outputs never differ. A list of top classes (below)
+may rank equal values as it likes: of what the reference holds equal, any order is right.
 
 A side is *finite* where it is a distribution. Logits may hold minus infinity (a masked class, probability zero)
 beside at least one finite value; not a number, plus infinity, and nothing but minus infinity make it not finite.
@@ -114,8 +115,13 @@ class ClassificationComparator:
         k = min(self._top_k, listed.k)
         chosen = np.zeros(reference.shape, dtype=np.bool_)
         np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
-        topk = np.where(q_finite, (chosen != _top_set(reference, k)).any(axis=1), True)
-        flip = np.where(q_finite, listed.classes[:, 0] != _top(reference), True)
+        # Triton's sort leaves equal values in any order: of those of the reference the list may begin with any.
+        least = np.partition(reference, -k, axis=1)[:, -k, np.newaxis]
+        strays = np.where(chosen, reference < least, reference > least)
+        topk = np.where(q_finite, strays.any(axis=1), True)
+        top = listed.classes[:, :1]
+        below = np.take_along_axis(reference, top, axis=1) < reference.max(axis=1, keepdims=True)
+        flip = np.where(q_finite, below[:, 0], True)
         undefined = np.full(len(reference), np.nan)
         logits = self._output_kind is OutputKind.LOGITS
         return msgspec.structs.replace(

@@ -27,13 +27,13 @@ _BY_PUT = frozenset({Protocol.TORCHSERVE})
 _NAMED = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
 
 
-_MODEL = re.compile(rb"/(?:v[12]/models|predictions)/([^/:]+)")
+_MODEL = re.compile(rb"/(?:v1/models/([^/:]+)|(?:v2/models|predictions)/([^/]+))")
 
 
 def model_in(path: bytes) -> str:
     """Return the model that a path names, or an empty string: then the body may."""
     match = _MODEL.match(path)
-    return unquote_to_bytes(match[1]).decode(errors="replace") if match else ""
+    return unquote_to_bytes(match[1] or match[2]).decode(errors="replace") if match else ""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):

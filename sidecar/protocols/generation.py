@@ -160,6 +160,8 @@ class Generation:
         piece = convert(document, _Piece)
         if piece.error is not None:
             raise LostError(Loss.ERROR_STATUS, "the server tells of an error")
+        if len({choice.index for choice in piece.choices}) != len(piece.choices):
+            raise LostError(Loss.DECODE, "two choices of one index")
         for choice in piece.choices:
             self._choices.setdefault(choice.index, _Joined()).add(choice)
         self._usage = piece.usage or self._usage

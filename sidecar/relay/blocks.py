@@ -144,7 +144,9 @@ class Blocks:
             else:
                 field, pos = self._literal(data, pos, first)
             fields.append(field)
-            total += field[2] + _ENTRY_BYTES  # as servers count (RFC 9113, 6.5.2): empty fields have an end, too
+            total += (
+                field[2] + _ENTRY_BYTES
+            )  # as servers count (RFC 9113, 6.5.2): empty fields have an end, too
             if total > self._max_bytes:
                 raise FramingError("a head is longer than sidecar.max_header_bytes")
         return fields

@@ -6,6 +6,7 @@ does not read stops the other side from being read. An observer that raises is l
 
 import asyncio
 import contextlib
+import errno
 import logging
 from collections.abc import Callable, Iterable
 from types import FrameType
@@ -20,6 +21,7 @@ from sidecar.relay.waiting import Waiting
 _LOG = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+RETRY_S = 0.05
 LINGER_S = 60.0
 QUIET_S = 1.0
 PATIENCE_S = 3.0
@@ -341,11 +343,23 @@ class Connection:
         relay = self._relay
         try:
             async with asyncio.timeout(CONNECT_S):
-                await relay.loop.create_connection(lambda: self.backend, relay.host, relay.port)
+                await self._reach_backend()
         except OSError as error:
             relay.scope.slot.note(Gauge.BACKEND_FAILED)
             _LOG.debug("the backend cannot be reached: %s", error)
             self.abort()
+
+    async def _reach_backend(self) -> None:
+        relay = self._relay
+        while True:
+            try:
+                await relay.loop.create_connection(lambda: self.backend, relay.host, relay.port)
+            except OSError as error:
+                if error.errno not in (errno.EMFILE, errno.ENFILE):
+                    raise
+                await asyncio.sleep(RETRY_S)  # others will go
+            else:
+                return
 
     def _join(self) -> None:
         assert self.client.transport is not None

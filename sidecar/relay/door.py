@@ -13,7 +13,7 @@ from sidecar.relay.connection import Relay
 
 _LOG = logging.getLogger(__name__)
 
-_AT_ONCE = 64  # accepted in one turn of the loop; the others are the turn's of those who are connected
+_AT_ONCE = 8  # in one turn of the loop: other workers, and those who are connected, have their turn, too
 _PAUSE_S = 0.05
 _OWN_FILES = 64  # the loop's, the log's, the hand-off's, and some to look up the backend's name
 _FILES_PER_CLIENT = 2

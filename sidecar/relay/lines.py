@@ -18,7 +18,10 @@ WANTED = -13
 NOTHING = -14
 
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"upgrade", b"expect"})
-_SECRET = frozenset({b"authorization", b"cookie", b"proxy-authorization", b"set-cookie", b"x-api-key"})
+_SECRET = frozenset(
+    b"api-key authorization cookie proxy-authorization set-cookie x-amz-security-token x-api-key x-auth-token "
+    b"x-goog-api-key".split()
+)
 _DIGITS = re.compile(rb"[0-9]{1,18}")
 # What a name is made of (RFC 9110, 5.6.2), and the space that may stand before a colon.
 _OF_NAMES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz \t"
@@ -75,8 +78,7 @@ class Lines:
         name = name.lower()
         meaning = NOTHING
         if colon:
-            if name.translate(None, _OF_NAMES):  # some parsers take a control character for a space
-                raise FramingError("a header field's name is none")
+            _check_name(name)
             if name.rstrip(b" \t") in _FRAMING:
                 meaning = _framing(name, value.strip(b" \t"))
             elif name in self._wanted:
@@ -166,6 +168,11 @@ def remember(memory: dict[_Key, _Value], key: _Key, value: _Value, most: int = _
     if len(memory) >= most:
         memory.clear()
     memory[key] = value
+
+
+def _check_name(name: bytes) -> None:
+    if name.translate(None, _OF_NAMES):  # some parsers take a control character for a space
+        raise FramingError("a header field's name is none")
 
 
 def _framing(name: bytes, value: bytes) -> int:

@@ -125,6 +125,14 @@ def test_a_block_that_expands_is_refused() -> None:
         blocks.read(bytes([0x80 | 62]) * 60_000)
 
 
+def test_many_fields_are_refused_however_short() -> None:
+    """Each counts for 32 bytes beside its text: sixty thousand empty ones would keep a relay busy."""
+    blocks = Blocks(LIMIT, Parts(1 << 24))
+    blocks.read(b"\x40\x00\x00")
+    with pytest.raises(FramingError, match="max_header_bytes"):
+        blocks.read(bytes([0x80 | 62]) * 60_000)
+
+
 def test_what_is_no_huffman_code_is_refused_when_it_is_read() -> None:
     """A sender may write what it likes as long as nobody asks."""
     block = Blocks(LIMIT, Parts(1 << 24)).read(b"\x00\x01a\x84\xff\xff\xff\xff")

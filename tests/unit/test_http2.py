@@ -200,8 +200,14 @@ def test_the_sampler_sees_the_authority_as_host() -> None:
     """A stratum by host holds in both versions of HTTP."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"host": "h:1"}),)
     bench, ends = Bench(Sampling(rate=0.0, header_strata=strata)), Ends()
-    follow(bench, (">", asked(ends, 1)))
-    assert bench.slot.count(0, Count.TAKEN) == 1
+    follow(
+        bench,
+        (">", asked(ends, 1)),
+        (">", asked(ends, 3, b"in", ("host", "another"))),
+        ("<", answered(ends, 3)),
+    )
+    assert bench.slot.count(0, Count.TAKEN) == 2
+    assert bench.taken[0].request.count(b"host: ") == 1  # the capture process sees no other
 
 
 def test_a_head_cannot_be_forged_by_a_value() -> None:

@@ -77,6 +77,16 @@ def test_the_reference_is_reduced_to_what_was_listed() -> None:
     assert three.topk.tolist() == [0, 1, 0]
 
 
+def test_of_what_the_reference_holds_equal_any_may_be_listed_first() -> None:
+    """Triton's sort is not stable: with 17 classes or more equal outputs may be listed in another order."""
+    reference = np.zeros((2, 17))
+    reference[:, [3, 15]] = 5.0
+    found = LOGITS.compare(listed(["5:15", "5:3"], ["5:15", "4:2"]), reference)
+    assert found.flip.tolist() == [0.0, 0.0]
+    assert found.topk.tolist() == [0.0, 1.0]
+    assert LOGITS.compare(listed(["5:2"], ["5:3"]), reference).flip.tolist() == [1.0, 0.0]
+
+
 def test_all_logits_tell_everything() -> None:
     """As many as there are classes are the whole output, in another order."""
     whole = np.array([[0.25, -1.5, 3.0], [2.0, 1.0, 0.5]])

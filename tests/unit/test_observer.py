@@ -5,6 +5,7 @@ import pytest
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
 from sidecar.counters import Count, Gauge
+from sidecar.relay.heads import parse_request
 from sidecar.relay.observer import Observer
 from tests.relay_rig import INFER, Bench, answer, post
 
@@ -57,6 +58,31 @@ def test_inference_is_told_by_method_and_path(request_: bytes, offered: int) -> 
     follow(bench, (">", request_), ("<", answer(b"")))
     assert bench.slot.count(0, Count.OFFERED) == len(bench.taken) == offered
     assert bench.slot.gauge(Gauge.IGNORED) == 1 - offered
+
+
+@pytest.mark.parametrize("step", [1, 1000])
+def test_an_empty_line_before_a_request_belongs_to_no_message(step: int) -> None:
+    """Some clients end a body with one: it comes with the next head, or before it."""
+    bench = Bench()
+    observer = Observer(bench.scope)
+    for body in (b"one", b"two"):
+        late = b"\r\n" + post(body)
+        for pos in range(0, len(late), step):
+            observer.request(late[pos : pos + step])
+        observer.response(answer(body))
+    assert bench.pairs == [(post(body), answer(body)) for body in (b"one", b"two")]
+
+
+def test_only_short_heads_are_remembered() -> None:
+    """What decides on a request is known again, but a thousand long targets would be many megabytes."""
+    bench = Bench()
+    short, long = (
+        parse_request(head, 0, len(head)) for head in (post(b""), post(b"", INFER + b"?" + b"x" * 5000))
+    )
+    places = [bench.scope.place(head, b"", 0, 0) for head in (short, short, long, long)]
+    assert places[0] is places[1]
+    assert places[2] is not places[3]
+    assert places[2] == places[3]
 
 
 def test_what_is_not_sampled_is_counted_and_not_held() -> None:

@@ -328,6 +328,7 @@ SMALL = {"token": "a", "logprob": 0}
         ({"choices": [{"index": 0, "logprobs": {"tokens": ["a"], "token_logprobs": [1, 2]}}]}, Loss.DECODE),
         ({"choices": [{"index": 0, "logprobs": {"content": [HUGE, *[SMALL] * 400]}}]}, Loss.TOO_LARGE),
         (b'{"choices": [{"index": 0, "text": "\\ud800"}]}', Loss.DECODE),
+        ({"choices": [{"index": 0, "text": "a"}, {"index": 0, "text": "b"}]}, Loss.DECODE),
     ],
     ids=lambda _: "case",
 )

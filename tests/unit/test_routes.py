@@ -1,9 +1,11 @@
 """Which requests are inference: the relay and the capture process must agree."""
 
+from urllib.parse import unquote
+
 import pytest
 
 from quantdrift.core.records import Protocol
-from sidecar.routes import Route, Routes
+from sidecar.routes import Route, Routes, model_in
 
 pytestmark = pytest.mark.unit
 
@@ -33,6 +35,26 @@ def test_an_inference_request_is_found_by_its_path(
     for target in (path, path + "?a=/v2/models/b/infer", "http://host:1" + path):
         assert ALL.find(b"POST", target.encode()) == path.encode()
     assert ALL.named("POST", path) == Route(protocol=protocol, model=model, version=version)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/v2/models/a%2Fb/infer", "a/b"),
+        ("/v2/models/a:b/infer", "a:b"),
+        ("/v2/models/a/versions/7/infer", "a"),
+        ("/v1/models/a:predict", "a"),
+        ("/v1/models/a/versions/7:predict", "a"),
+        ("/predictions/a:b/2.0", "a:b"),
+        ("/v1/chat/completions", ""),
+    ],
+)
+def test_the_relay_names_the_model_that_the_capture_process_names(path: str, model: str) -> None:
+    """It counts by model what it takes: a name cut short would count for another."""
+    assert model_in(path.encode()) == model
+    route = ALL.named("POST", path)
+    assert route is not None
+    assert unquote(route.model) == model
 
 
 @pytest.mark.parametrize(
