@@ -212,10 +212,10 @@ class _Supervisor:
         began_s = loop.time()
         for worker in self._workers:
             worker.terminate()
-        await asyncio.wait(workers, timeout=deadlines.accept_s)
+        # Theirs stay open for the delay. Whoever connects after that must be refused, not left waiting for nobody.
         for listener in (self._sockets.relay, self._sockets.intake, self._sockets.tap):
             if listener is not None:
-                listener.close()  # the children close theirs now: the port is free once all have
+                listener.close()
         await asyncio.wait(workers, timeout=began_s + deadlines.relay_s - loop.time())
         for worker in self._workers:
             worker.kill()

@@ -83,14 +83,22 @@ class Switch:
             self._by_hand = self._by_hand.paused(order, request.query.get("model"))
         except PauseError as error:
             return web.json_response({"error": str(error)}, status=400)
-        self._post()
-        return await self._show(request)
+        return await self._tell(request)
 
     async def _resume(self, request: web.Request) -> web.Response:
         if (refusal := _refusal(request)) is not None:
             return refusal
         self._by_hand = self._by_hand.resumed(request.query.get("model"))
-        self._post()
+        return await self._tell(request)
+
+    async def _tell(self, request: web.Request) -> web.Response:
+        try:
+            self._post()
+        except OSError as error:
+            return web.json_response(
+                {"error": f"the sidecar's processes cannot be told yet, which is tried on: {error}"},
+                status=507,
+            )
         return await self._show(request)
 
 

@@ -94,6 +94,7 @@ class SidecarProcess:
 
     def __init__(self, directory: Path, temporary: str, backend_port: int, **options: object) -> None:
         self.port, self.admin_port = free_port(), free_port()
+        self.temporary = temporary
         path = directory / "config.toml"
         path.write_text("")
         settings: dict[str, object] = {
@@ -181,11 +182,16 @@ class SidecarProcess:
 def sidecar(directory: Path, backend_port: int, **options: object) -> Iterator[SidecarProcess]:
     """Run a sidecar until it is ready, and end it; none of its processes is left."""
     # Its hand-off socket would outlive it where it is killed; the path of such a socket must be short.
-    with tempfile.TemporaryDirectory(prefix="qd-") as temporary:
-        yield from _running(SidecarProcess(directory, temporary, backend_port, **options))
+    with (
+        tempfile.TemporaryDirectory(prefix="qd-") as temporary,
+        started(SidecarProcess(directory, temporary, backend_port, **options)) as running,
+    ):
+        yield running
 
 
-def _running(running: SidecarProcess) -> Iterator[SidecarProcess]:
+@contextlib.contextmanager
+def started(running: SidecarProcess) -> Iterator[SidecarProcess]:
+    """Wait until a sidecar is ready, and end it in the end; none of its processes is left."""
     family: list[psutil.Process] = []
     try:
         wait(running.is_ready, "the sidecar is ready")

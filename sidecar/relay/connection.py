@@ -272,19 +272,20 @@ class Connection:
         self.look_away()
 
     @classmethod
-    def is_observing(cls, frame: FrameType | None) -> bool:
-        """Say whether an observer is at work in `frame`: then what it raises is caught, and nothing is lost by it."""
+    def observing(cls, frame: FrameType | None) -> FrameType | None:
+        """Return the frame that has called an observer which is at work in `frame`, and catches what it raises."""
         below: FrameType | None = None
         while frame is not None:
             if frame.f_code is cls._guard.__code__:
-                return True
+                return frame
             if frame.f_code is Side.data_received.__code__:
                 # Below it is what forwards, too: that must not be cut.
-                return below is not None and (
+                is_observer = below is not None and (
                     isinstance(below.f_locals.get("self"), Holder) or below.f_code.co_name == cls._LOOK
                 )
+                return frame if is_observer else None
             below, frame = frame, frame.f_back
-        return False
+        return None
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:

@@ -47,29 +47,33 @@ class Door:
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept no more. Who is in already stays."""
+        """Accept those who wait, and then no more. Who is in already stays."""
+        while self._opening is None and self._accept():
+            pass
         if self._opening is not None:
             self._opening.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
 
-    def _accept(self) -> None:
+    def _accept(self) -> bool:
+        """Accept some; return whether there may be more."""
         for _ in range(_AT_ONCE):
             if len(self._relay.connections) + len(self._entering) >= self._most:
                 self._pause("as many clients as there are files for")
-                return
+                return False
             try:
                 end, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return  # another worker was faster, or the client went away
+                return False  # another worker was faster, or the client went away
             except OSError as error:  # no file or no memory is left in the whole system
                 self._pause(str(error))
-                return
+                return False
             self._is_full = False
             end.setblocking(False)
             task = self._loop.create_task(self._enter(end))
             self._entering.add(task)
             task.add_done_callback(self._entering.discard)
+        return True
 
     async def _enter(self, end: socket.socket) -> None:
         try:

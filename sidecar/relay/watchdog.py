@@ -15,7 +15,7 @@ from quantdrift.core.errors import QuantdriftError
 
 _LOG = logging.getLogger(__name__)
 
-STUCK_CPU_S = 3.0
+STUCK_CPU_S = 2.0
 _MOST_CUTS = 3
 
 
@@ -24,31 +24,33 @@ class StuckError(QuantdriftError):
 
 
 class Watchdog:
-    """Raises `StuckError` in an observer during whose work the loop has not turned for too long.
+    """Raises `StuckError` in an observer that is still at work after having been seen at the same work before.
 
     It is the processor's time that counts: a machine that has none to give makes no observer slow. One per process, on
     its main thread.
 
     Parameters
     ----------
-    is_observing
-        Says of the frame that the interpreter is in whether it is an observer's, and what it raises is caught.
+    observing
+        Returns, of the frame that the interpreter is in, the one that has called an observer and catches whatever it
+        raises; None where none has.
     on_despair
         Called when that has happened too often: it is a fault that many connections meet.
     loop
         The loop that must turn.
     cpu_s
-        How long is too long, on the processor.
+        How often it looks, on the processor, while the loop does not turn.
     """
 
     def __init__(
         self,
-        is_observing: Callable[[FrameType | None], bool],
+        observing: Callable[[FrameType | None], FrameType | None],
         on_despair: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
         cpu_s: float = STUCK_CPU_S,
     ) -> None:
-        self._is_observing = is_observing
+        self._observing = observing
+        self._seen: FrameType | None = None
         self._on_despair = on_despair
         self._loop = loop
         self._fed: asyncio.TimerHandle | None = None
@@ -68,14 +70,18 @@ class Watchdog:
         signal.signal(signal.SIGVTALRM, signal.SIG_IGN)
 
     def _feed(self) -> None:
+        self._seen = None
         signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_s, self._cpu_s)
         self._fed = self._loop.call_later(self._cpu_s / 4, self._feed)
 
     def _look(self, _: int, frame: FrameType | None) -> None:
-        if not self._is_observing(frame):
+        caller = self._observing(frame)
+        if caller is None or caller is not self._seen:
+            self._seen = caller
             return
+        self._seen = None
         self._n_cuts += 1
         if self._n_cuts == _MOST_CUTS:
             _LOG.error("observers got stuck %d times: connections are no longer observed", _MOST_CUTS)
             self._on_despair()
-        raise StuckError(f"an observer was at work for {self._cpu_s:g} s of the processor's time")
+        raise StuckError(f"an observer was at work for more than {self._cpu_s:g} s of the processor's time")

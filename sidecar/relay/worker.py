@@ -32,6 +32,7 @@ from sidecar.routes import Routes
 from sidecar.settled import Settlement
 
 _TICK_S = 1.0
+_LAST_S = 0.2  # for the first request of those who have come in last
 
 
 async def serve(
@@ -86,7 +87,7 @@ async def serve(
     )
     scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
     relay = Relay(host.strip("[]"), int(port), scope, loop)
-    watchdog = Watchdog(Connection.is_observing, lambda: loop.call_soon(relay.look_away), loop)
+    watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
     door = Door(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def tick() -> None:
@@ -120,6 +121,7 @@ async def serve(
 async def _finish(relay: Relay, handout: Handout, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
+            await asyncio.sleep(_LAST_S)
             await relay.drain()
     except TimeoutError:
         relay.abort()

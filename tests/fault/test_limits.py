@@ -2,16 +2,19 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import socket
 from asyncio import StreamReader, StreamWriter
+from typing import Any
 
 import pytest
 
 from quantdrift.core.config.explain import WAITING_BYTES
 from sidecar.counters import Count, Gauge
 from sidecar.relay import waiting
-from sidecar.relay.connection import Connection
+from sidecar.relay.connection import Connection, Relay
+from sidecar.relay.door import Door
 from sidecar.relay.frames import PREFACE
 from sidecar.relay.observer import Observer
 from sidecar.relay.watchdog import Watchdog
@@ -89,6 +92,37 @@ async def test_clients_wait_where_there_are_no_files_for_them() -> None:
         assert bench.slot.gauge(Gauge.BACKEND_FAILED) == 0
         for _, writer in (*clients, waits):
             await end(writer)
+
+
+class Full(socket.socket):
+    """A listening socket in a process that has no file left."""
+
+    n_tries = 0
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """Fail."""
+        self.n_tries += 1
+        raise OSError(errno.EMFILE, "planted")
+
+
+@on_both_loops
+async def test_without_files_nobody_turns_in_circles() -> None:
+    """A client that waits makes the listening socket ready again at once: it is looked at again only later."""
+    loop, bench = asyncio.get_running_loop(), Bench()
+    with Full() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.setblocking(False)
+        door = Door(listener, Relay("127.0.0.1", 1, bench.scope, loop), 1000)
+        door.open()
+        client.connect(listener.getsockname())
+        await until(lambda: listener.n_tries == 3)
+        began = listener.n_tries
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert listener.n_tries <= began + 1
+        assert bench.slot.gauge(Gauge.ACCEPT_PAUSES) == 1
+        door.close()
 
 
 PARTIAL = post(b"x", fields=b"X: " + b"y" * 10_000 + b"\r\n")
@@ -248,9 +282,7 @@ async def test_an_observer_that_does_not_come_to_an_end_is_cut_off(monkeypatch: 
     bench = Bench()
     async with rig(bench, echo) as at:
         loop = asyncio.get_running_loop()
-        watchdog = Watchdog(
-            Connection.is_observing, lambda: loop.call_soon(at.relay.look_away), loop, cpu_s=0.1
-        )
+        watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(at.relay.look_away), loop, cpu_s=0.1)
         watchdog.start()
         try:
             other = await at.client()
@@ -281,7 +313,7 @@ async def test_what_is_slow_and_no_observer_is_not_cut() -> None:
     """The watchdog looks where the interpreter is: a busy loop that forwards is left alone."""
     bench = Bench()
     async with rig(bench, echo) as at:
-        watchdog = Watchdog(Connection.is_observing, lambda: None, asyncio.get_running_loop(), cpu_s=0.02)
+        watchdog = Watchdog(Connection.observing, lambda: None, asyncio.get_running_loop(), cpu_s=0.02)
         watchdog.start()
         try:
             client = await at.client()

@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 
 from quantdrift.core.config import Config, Sidecar
-from quantdrift.core.config.explain import CAPTURE_BYTES, WORKER_BYTES, memory_bytes
+from quantdrift.core.config.explain import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from tests.raw_exchanges import REQUEST, RESPONSE
 from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
 from tests.relay_rig import answer, post
@@ -230,7 +230,7 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
     limit_bytes = memory_bytes(Config(sidecar=bounds))
     _, relay_bytes, capture_bytes = peaks
     assert sum(peaks) < limit_bytes
-    assert relay_bytes < WORKER_BYTES + bounds.max_held_bytes + bounds.handoff_bytes
+    assert relay_bytes < WORKER_BYTES + WAITING_BYTES + bounds.max_held_bytes + bounds.handoff_bytes
     assert capture_bytes < CAPTURE_BYTES + bounds.queue_bytes + 20 * bounds.max_exchange_bytes
 
 

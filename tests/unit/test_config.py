@@ -206,3 +206,7 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
         sidecar=msgspec.structs.replace(config.sidecar, max_held_bytes=config.sidecar.max_held_bytes + 2**20),
     )
     assert memory_bytes(bigger) == memory_bytes(config) + 2**20
+    crowded = msgspec.structs.replace(
+        config, sidecar=msgspec.structs.replace(config.sidecar, max_connections=10_000, workers=2)
+    )
+    assert memory_bytes(crowded) > memory_bytes(config) + 2 * 8_000 * 20_000

@@ -438,3 +438,15 @@ def test_idle_is_between_streams_and_between_frames() -> None:
     assert observer.is_idle
     observer.request(headers(1, ends.request()))
     assert not observer.is_idle
+
+
+def test_open_streams_and_header_tables_share_a_bound() -> None:
+    """Many streams at once are followed where there is room; where there is none the connection is let go."""
+    for max_connections, is_active in ((20, True), (2, False)):
+        bench, ends = Bench(Sampling(rate=0.0), max_connections=max_connections), Ends()
+        observer = follow(bench, *((">", asked(ends, 2 * n + 1)) for n in range(250)))
+        assert observer.is_active is is_active
+        assert bench.slot.gauge(Gauge.BLIND) == (not is_active)
+        assert (bench.scope.parts.n_bytes > 0) is is_active
+        observer.close()
+        assert bench.scope.parts.n_bytes == 0

@@ -6,7 +6,7 @@ from quantdrift.core.config.schema import KIB, MIB, Config
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
 
-# Resident memory of the idle processes (47, 28 and 53 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
+# Resident memory of the idle processes (58, 29 and 57 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
 # rest of the limit is computed from the bounds.
 SUPERVISOR_BYTES = 64 * MIB
 WORKER_BYTES = 40 * MIB

@@ -1,0 +1,108 @@
+"""The disk under a sidecar's directory is full: serving goes on, and what could not be written changes nothing."""
+
+import contextlib
+import resource
+import signal
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.relay_process import Backend, SidecarProcess, running_backend, started, wait
+from tests.relay_rig import answer, post
+
+pytestmark = pytest.mark.fault
+
+KIB = 1024
+Fill = Callable[[SidecarProcess], Callable[[], None]]
+"""Makes the disk full for a sidecar; returns what makes room again."""
+
+
+@pytest.fixture
+def backend() -> Iterator[Backend]:
+    """Return a running backend."""
+    with running_backend() as server:
+        yield server
+
+
+@pytest.fixture
+def disk() -> Iterator[tuple[str, Fill]]:
+    """Return a directory and how to fill it: a small file system, or where none may be mounted a limit on files."""
+    with tempfile.TemporaryDirectory(prefix="qd-") as directory, contextlib.ExitStack() as stack:
+        mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "none", directory]
+        if subprocess.run(mount, capture_output=True, check=False).returncode:
+            yield directory, _forbid
+        else:
+            stack.callback(subprocess.run, ["umount", "-l", directory], check=True)
+            yield directory, _stuff
+
+
+def _stuff(sidecar: SidecarProcess) -> Callable[[], None]:
+    """Fill the file system to its last byte."""
+    stuffing = Path(sidecar.temporary) / "stuffing"
+    with contextlib.suppress(OSError), stuffing.open("wb", buffering=0) as file:
+        while file.write(bytes(KIB)):
+            pass
+    return stuffing.unlink
+
+
+def _forbid(sidecar: SidecarProcess) -> Callable[[], None]:
+    """Let the sidecar's processes write no file any more."""
+    none, all_ = (0, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+    def limit(to: tuple[int, int]) -> None:
+        for process in (sidecar.root, *sidecar.root.children()):
+            process.rlimit(psutil.RLIMIT_FSIZE, to)
+
+    limit(none)
+    return lambda: limit(all_)
+
+
+def _reloads(sidecar: SidecarProcess, result: str) -> float:
+    return sidecar.count("quantdrift_sidecar_reloads_total", result=result)
+
+
+def _switch(sidecar: SidecarProcess, what: str) -> int:
+    request = urllib.request.Request(f"http://127.0.0.1:{sidecar.admin_port}/{what}", method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return int(response.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_a_full_disk_costs_changes_and_no_request(
+    tmp_path: Path, backend: Backend, disk: tuple[str, Fill]
+) -> None:
+    """Bytes flow, samples are taken, a killed worker comes back; a change is refused, and taken over once there is room."""
+    directory, fill = disk
+    path = tmp_path / "config.toml"
+    with started(SidecarProcess(tmp_path, directory, backend.port, SIDECAR__GRACE_S=2)) as sidecar:
+        make_room = fill(sidecar)
+        assert sidecar.talk(post(b"x")) == answer(b"to x")
+        path.write_text("[sampling]\nrate = 1.0\n")
+        wait(lambda: _reloads(sidecar, "refused") == 1, "the change is refused")
+        assert _switch(sidecar, "pause") == 507, "who wants to pause is told that it is not done"
+        victim = sidecar.workers[0]
+        victim.send_signal(signal.SIGKILL)
+        wait(lambda: sidecar.workers not in ([], [victim]), "another worker")
+        wait(sidecar.is_ready, "it is ready again")
+        assert sidecar.talk(post(b"y")) == answer(b"to y")
+        assert sidecar.count("quantdrift_sidecar_taken_total") == 0
+        make_room()
+        assert _switch(sidecar, "resume") == 200
+        path.write_text("[sampling]\nrate = 1.0 # again\n")
+        wait(lambda: _reloads(sidecar, "taken_over") == 1, "the change holds")
+
+        def takes() -> bool:
+            assert sidecar.talk(post(b"z")) == answer(b"to z")
+            return sidecar.count("quantdrift_sidecar_taken_total") > 0
+
+        wait(takes, "the worker follows")
+        assert _switch(sidecar, "pause") == 200
