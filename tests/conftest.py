@@ -27,9 +27,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 def nats_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the address of a real JetStream server that all tests of this process share.
 
-    Each test uses a stream name of its own.
+    Each test uses a stream name of its own, and each stream reserves as much as in production: far more together than
+    there is disk, and than is ever used.
     """
-    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+    with NatsServer(tmp_path_factory.mktemp("nats"), store_bytes=1 << 50) as server:
         yield server.url
 
 

@@ -44,10 +44,13 @@ class NatsServer:
     ----------
     directory
         Its configuration, token, log and store; made, readable by its owner alone, when absent.
+    store_bytes
+        What its streams may reserve together. None: three quarters of the free disk, as the server has it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, store_bytes: int | None = None) -> None:
         self.directory = directory
+        self._store_bytes = store_bytes
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -73,7 +76,10 @@ class NatsServer:
         name = f"quantdrift-{secrets.token_hex(8)}"
         config = self.directory / "nats.conf"
         config.touch(mode=0o600)
-        config.write_text(_configuration(self.directory, port or self.port, name, self._token()), "utf-8")
+        text = _configuration(
+            self.directory, port or self.port, name, self._token(), store_bytes=self._store_bytes
+        )
+        config.write_text(text, "utf-8")
         log = self.directory / "nats.log"
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
@@ -160,7 +166,7 @@ def find_program() -> Path:
     )
 
 
-def _configuration(data_dir: Path, port: int, name: str, token: str) -> str:
+def _configuration(data_dir: Path, port: int, name: str, token: str, *, store_bytes: int | None) -> str:
     text = msgspec.json.encode
     # sync_interval bounds what a power failure costs. A killed server loses nothing: the kernel has the pages.
     # The server's own default is two minutes; every write would cost a disk flush per exchange.
@@ -174,6 +180,7 @@ authorization {{ token: "{token}" }}
 jetstream {{
   store_dir: {text(str(data_dir / "store")).decode()}
   sync_interval: "10s"
+{"" if store_bytes is None else f"  max_file_store: {store_bytes}"}
 }}
 """
 
