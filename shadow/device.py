@@ -20,3 +20,14 @@ def cuda_devices() -> tuple[str, ...]:
         known = driver.cuDeviceGetName(name, _NAME_BYTES, index) == 0
         names.append(name.value.decode(errors="replace") if known else f"device {index}")
     return tuple(names)
+
+
+def driver_version() -> str:
+    """Return the version of NVIDIA's driver, as its management library tells it; empty without one."""
+    try:
+        management = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return ""
+    version = ctypes.create_string_buffer(_NAME_BYTES)
+    told = management.nvmlInit_v2() == 0 and management.nvmlSystemGetDriverVersion(version, _NAME_BYTES) == 0
+    return version.value.decode(errors="replace") if told else ""

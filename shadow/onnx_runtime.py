@@ -14,10 +14,11 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from shadow.device import cuda_devices
+from shadow.device import cuda_devices, driver_version
 from shadow.embedding import check_spec, tensor_name, with_output
+from shadow.opening import Opening
 from shadow.precision import external_files, findings
-from shadow.runtime import Array, Artefact, Provenance, TensorSpec, digest_of
+from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_pin, digest_of, said_by
 
 _LOG = logging.getLogger(__name__)
 _FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here
@@ -103,6 +104,7 @@ class OnnxRuntime:
             version=onnxruntime.__version__,
             provider=taken,
             device=devices[0] if devices else "cpu",
+            driver=driver_version() if devices else "",
         )
         self.inputs = tuple(_spec(path, node) for node in self._session.get_inputs())
         self.outputs = tuple(_spec(path, node) for node in self._session.get_outputs())
@@ -123,12 +125,27 @@ class OnnxRuntime:
         try:
             results = self._session.run(names, inputs)
         except _ERRORS as error:
-            # The first line says which node; the rest may quote values.
-            said = str(error).splitlines()[:1]
-            raise QuarantineError(
-                QuarantineReason.REPLAY, f"{type(error).__name__}: {''.join(said)[:300]}"
-            ) from error
+            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
         return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+
+    def close(self) -> None:
+        """Let go of the session."""
+        self._session = None
+
+
+def open_reference(opening: Opening) -> OnnxRuntime:
+    """Return the reference of an ONNX file; errors as of `OnnxRuntime`, and where it is not the pinned one."""
+    reference = opening.reference
+    path = Path(reference.path)
+    if reference.digest:
+        check_pin(path, inspect(path, reference.allow_reduced_precision).digest, reference.digest)
+    return OnnxRuntime(
+        path,
+        provider=opening.provider,
+        threads=opening.threads,
+        allow_reduced_precision=reference.allow_reduced_precision,
+        embedding=opening.embedding,
+    )
 
 
 def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:

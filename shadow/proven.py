@@ -75,6 +75,11 @@ class ProvenRuntime:
             self._good = inputs
         return outputs
 
+    def close(self) -> None:
+        """Let go of what the runtime holds."""
+        self._good = None
+        self._runtime.close()
+
     def _check(self, error: QuarantineError) -> None:
         if self._good is None:
             return

@@ -5,7 +5,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from quantdrift.core.config.schema import Model, Reference
+from quantdrift.core.config.schema import Model, Reference, Runtime
 from shadow.classification import ClassificationComparator
 from shadow.comparator import Comparator
 from shadow.runtime import ReferenceRuntime
@@ -39,7 +39,7 @@ class References:
     models
         Models with their references and the versions these answer for.
     load
-        Loads one; called once per file, set of allowed types and embedding.
+        Loads one; called once for all versions, and all models of one ONNX file and embedding.
 
     Raises
     ------
@@ -48,16 +48,16 @@ class References:
     """
 
     def __init__(self, models: Iterable[Model], load: Load) -> None:
-        loaded: dict[tuple[str, tuple[str, ...], str], ReferenceRuntime] = {}
+        self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
         self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
         for model in models:
             comparator = ClassificationComparator(model.output_kind, model.top_k)
             judges = self._judges.setdefault(model.name, [])
             for reference in model.references:
-                key = (reference.path, reference.allow_reduced_precision, model.embedding)
-                if key not in loaded:
-                    loaded[key] = load(model, reference)
-                judge = Judge(model=model, runtime=loaded[key], comparator=comparator)
+                key = _key(model, reference)
+                if key not in self._loaded:
+                    self._loaded[key] = load(model, reference)
+                judge = Judge(model=model, runtime=self._loaded[key], comparator=comparator)
                 judges.append((reference.versions, judge))
 
     def find(self, model: str, version: str) -> Judge | None:
@@ -66,3 +66,14 @@ class References:
             if any(fnmatchcase(version, pattern) for pattern in patterns):
                 return judge
         return None
+
+    def close(self) -> None:
+        """Let go of all of them."""
+        for runtime in self._loaded.values():
+            runtime.close()
+
+
+def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
+    """Return what must be equal for one loaded reference to do for both; an ONNX file alone tells its tensors."""
+    whose = "" if reference.runtime is Runtime.ONNX else model.name
+    return (msgspec.structs.replace(reference, versions=()), model.embedding, whose)

@@ -1,7 +1,7 @@
 """The seam to whatever runs a reference: what it takes, what it gives, and what it says of itself."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,9 +9,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.errors import QuantdriftError
+from quantdrift.core.errors import OperatorError, QuantdriftError, QuarantineError, QuarantineReason
 
 Array = npt.NDArray[Any]
+_ALGORITHM = "sha256:"
 
 
 class BrokenRuntimeError(QuantdriftError):
@@ -76,12 +77,15 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         The back end that was really taken, not the one that was asked for.
     device
         The device, in words.
+    driver
+        Version of the device's driver; empty where there is none.
     """
 
     runtime: str
     version: str
     provider: str
     device: str
+    driver: str = ""
 
 
 class ReferenceRuntime(Protocol):
@@ -128,6 +132,76 @@ class ReferenceRuntime(Protocol):
         """
         ...
 
+    def close(self) -> None:
+        """Let go of memory, device and connections; `run` is not called any more."""
+        ...
+
+
+def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> None:
+    """Check inputs against what a reference takes, where the library itself would compute on with others.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `replay`: a name, type or shape does not fit; the detail names both sides.
+    """
+    if set(given) != {spec.name for spec in wanted}:
+        raise QuarantineError(
+            QuarantineReason.REPLAY,
+            f"given were {sorted(given)}, the reference takes {sorted(spec.name for spec in wanted)}",
+        )
+    for spec in wanted:
+        array = given[spec.name]
+        fits = len(array.shape) == len(spec.shape) and all(
+            want in {None, have} for have, want in zip(array.shape, spec.shape, strict=True)
+        )
+        if array.dtype != spec.dtype or not fits:
+            told = TensorSpec(name=spec.name, dtype=array.dtype, shape=array.shape)
+            raise QuarantineError(QuarantineReason.REPLAY, f"given was {told}, the reference takes {spec}")
+
+
+def said_by(error: BaseException) -> str:
+    """Return what a library's error says in its first line: the rest may quote values."""
+    return f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])[:300]}"
+
+
+def check_pin(path: Path | str, digest: str, pin: str) -> None:
+    """Check an artefact's digest against the one that the configuration pins; empty: nothing is pinned.
+
+    Raises
+    ------
+    OperatorError
+        It is another one.
+    """
+    if pin and pin != _ALGORITHM + digest:
+        raise OperatorError(
+            f"the reference {path} is {_ALGORITHM}{digest}, but `models.references.digest` pins {pin}: put the pinned "
+            "artefact there, or pin this one if it is the one you want"
+        )
+
+
+def require_pin(path: Path | str, digest: str, pin: str, what: str) -> None:
+    """Check that an artefact that is code is the one that the configuration pins.
+
+    Parameters
+    ----------
+    path, digest, pin
+        As for `check_pin`.
+    what
+        The kind of artefact, in words.
+
+    Raises
+    ------
+    OperatorError
+        It is not pinned, or is another one.
+    """
+    if not pin:
+        raise OperatorError(
+            f"the reference {path} is {what}: loading it runs what it holds. If you trust it, pin it: "
+            f'digest = "{_ALGORITHM}{digest}" in [[models.references]]'
+        )
+    check_pin(path, digest, pin)
+
 
 def digest_of(path: Path, external: Iterable[str] = ()) -> str:
     """Return the SHA-256 of a reference, in hexadecimal.
@@ -144,9 +218,20 @@ def digest_of(path: Path, external: Iterable[str] = ()) -> str:
     """
     digests = [(path.name, _sha256(path))]
     digests += [(name, _sha256(path.parent / name)) for name in sorted(set(external))]
-    if len(digests) == 1:
-        return digests[0][1]
-    listing = "".join(f"{digest}  {name}\n" for name, digest in digests)
+    return digest_of_parts(digests)
+
+
+def digest_of_parts(parts: Sequence[tuple[str, str]]) -> str:
+    """Return the SHA-256 of the lines `DIGEST  NAME`, in hexadecimal; of a single part its own digest.
+
+    Parameters
+    ----------
+    parts
+        Name and digest of each part, in order.
+    """
+    if len(parts) == 1:
+        return parts[0][1]
+    listing = "".join(f"{digest}  {name}\n" for name, digest in parts)
     return hashlib.sha256(listing.encode()).hexdigest()
 
 

@@ -13,12 +13,10 @@ import socket
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
-from quantdrift.core.clustering import space_of
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import RetryError
@@ -30,7 +28,7 @@ from shadow.discovered import DiscoveredSlices
 from shadow.holding import Holding
 from shadow.in_force import InForce
 from shadow.meters import Health, Meters
-from shadow.onnx_runtime import OnnxRuntime
+from shadow.opening import open_reference, opening_of
 from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
 from shadow.references import References
@@ -106,6 +104,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 )
             finally:
                 await queue.close()
+                await asyncio.to_thread(references.close)
     finally:
         await admin.stop()
         await asyncio.to_thread(spans.close)
@@ -215,16 +214,7 @@ async def _work(
 
 def _load_references(config: Config) -> References:
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
-        space, columns = space_of(config, model)
-        return ProvenRuntime(
-            OnnxRuntime(
-                Path(reference.path),
-                provider=config.shadow.provider,
-                threads=config.shadow.threads,
-                allow_reduced_precision=reference.allow_reduced_precision,
-                embedding="" if columns else space,
-            )
-        )
+        return ProvenRuntime(open_reference(opening_of(config, model, reference)))
 
     return References(config.models, load)
 

@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.commands.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
-from quantdrift.core.config.schema import Config, Model, Provider, Reference
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.terminal import explained
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         found = [
             _opened(config, model, reference) for model in config.models for reference in model.references
         ]
-        checked = {one.path: f"{one.precision}, opset {one.opset}, sha256 {one.digest}" for one in found}
+        checked = {one.path: _said(one) for one in found}
         explanation = msgspec.structs.replace(explanation, checked=checked)
     if as_json:
         emit(explanation)
@@ -68,18 +68,25 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         click.echo(explained(explanation, config_path))
 
 
-def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
-    """Return what a reference is, having checked what the shadow checks; loaded only where an embedding is named."""
-    from quantdrift.core.clustering import space_of
-    from shadow.onnx_runtime import OnnxRuntime, inspect
+def _said(artefact: "Artefact") -> str:
+    opset = f"opset {artefact.opset}, " if artefact.opset else ""
+    return f"{artefact.precision}, {opset}sha256 {artefact.digest}"
 
-    path, allowed = Path(reference.path), reference.allow_reduced_precision
-    space, columns = space_of(config, model)
-    if not space or columns:
-        return inspect(path, allowed)
-    return OnnxRuntime(
-        path, provider=Provider.CPU, threads=1, allow_reduced_precision=allowed, embedding=space
-    ).artefact
+
+def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
+    """Return what a reference is, having checked what the shadow checks; an ONNX graph is loaded only for an embedding."""
+    from shadow.onnx_runtime import inspect
+    from shadow.opening import open_reference, opening_of
+    from shadow.runtime import check_pin
+
+    opening = msgspec.structs.replace(opening_of(config, model, reference), provider=Provider.CPU, threads=1)
+    if reference.runtime is Runtime.ONNX and not opening.embedding:
+        artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
+        check_pin(reference.path, artefact.digest, reference.digest)
+        return artefact
+    runtime = open_reference(opening)
+    runtime.close()
+    return runtime.artefact
 
 
 @config_.command("show")

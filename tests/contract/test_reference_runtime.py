@@ -12,6 +12,8 @@ from shadow.linear import LinearRuntime
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.proven import ProvenRuntime
 from shadow.runtime import ReferenceRuntime
+from shadow.torch_runtime import TorchRuntime
+from tests import torch_models
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
 
 pytestmark = pytest.mark.contract
@@ -31,6 +33,22 @@ def _proven(_: Path) -> ReferenceRuntime:
     return ProvenRuntime(LinearRuntime(WEIGHT, BIAS))
 
 
+def _exported(directory: Path, embedding: str = "") -> ReferenceRuntime:
+    path = torch_models.exported(directory / "linear.pt2")
+    return TorchRuntime(torch_models.opening(path, embedding=embedding))
+
+
+def _factory(directory: Path, embedding: str = "") -> ReferenceRuntime:
+    path = torch_models.weights(directory / "linear.safetensors")
+    opening = torch_models.opening(path, factory=torch_models.FACTORY, embedding=embedding)
+    return TorchRuntime(opening)
+
+
+def _torchscript(directory: Path) -> ReferenceRuntime:
+    path = torch_models.scripted(directory / "linear.pt")
+    return TorchRuntime(torch_models.opening(path, torchscript=True))
+
+
 def _linear_embedding(_: Path) -> ReferenceRuntime:
     return LinearRuntime(WEIGHT, BIAS, embedding="product")
 
@@ -44,7 +62,19 @@ def _proven_embedding(_: Path) -> ReferenceRuntime:
     return ProvenRuntime(LinearRuntime(WEIGHT, BIAS, embedding="product"))
 
 
-RUNTIMES = pytest.mark.parametrize("make", [_linear, _onnx, _proven], ids=["linear", "onnxruntime", "proven"])
+def _exported_embedding(directory: Path) -> ReferenceRuntime:
+    return _exported(directory, "product")
+
+
+def _factory_embedding(directory: Path) -> ReferenceRuntime:
+    return _factory(directory, "product")
+
+
+RUNTIMES = pytest.mark.parametrize(
+    "make",
+    [_linear, _onnx, _proven, _exported, _factory, _torchscript],
+    ids=["linear", "onnxruntime", "proven", "torch-exported", "torch-factory", "torchscript"],
+)
 
 
 @RUNTIMES
@@ -84,12 +114,44 @@ def test_a_runtime_says_what_it_is(make: Make, tmp_path: Path) -> None:
 
 
 @RUNTIMES
+def test_the_order_and_company_of_items_do_not_matter(make: Make, tmp_path: Path) -> None:
+    """Items in another order, and among others, give what they gave."""
+    runtime = make(tmp_path)
+    x = inputs_of(64)
+    order = np.random.default_rng(3).permutation(len(x))
+    first = runtime.run({"x": x})["logits"]
+    np.testing.assert_allclose(runtime.run({"x": x[order]})["logits"], first[order], rtol=0, atol=1e-6)
+    np.testing.assert_allclose(runtime.run({"x": x[5:12]})["logits"], first[5:12], rtol=0, atol=1e-6)
+
+
+@RUNTIMES
+def test_inputs_may_be_views_and_read_only(make: Make, tmp_path: Path) -> None:
+    """What comes from a message cannot be written to, and a part of it need not be contiguous; neither is changed."""
+    runtime = make(tmp_path)
+    wide = np.repeat(inputs_of(6), 2, axis=1)
+    x = wide[::2, ::2]
+    wide.flags.writeable = x.flags.writeable = False
+    np.testing.assert_allclose(runtime.run({"x": x})["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
+
+
+@RUNTIMES
+def test_a_closed_runtime_computes_no_more_and_may_be_closed_again(make: Make, tmp_path: Path) -> None:
+    """Closing leaves nothing behind that would complain."""
+    runtime = make(tmp_path)
+    runtime.close()
+    runtime.close()
+
+
+@RUNTIMES
 def test_without_an_embedding_there_is_none(make: Make, tmp_path: Path) -> None:
     """It is asked for by name."""
     assert make(tmp_path).embedding == ""
 
 
-@pytest.mark.parametrize("make", [_linear_embedding, _onnx_embedding, _proven_embedding])
+@pytest.mark.parametrize(
+    "make",
+    [_linear_embedding, _onnx_embedding, _proven_embedding, _exported_embedding, _factory_embedding],
+)
 def test_an_embedding_is_an_output_with_one_entry_per_item(make: Make, tmp_path: Path) -> None:
     """It comes under the name that `embedding` says, last, and other outputs stay what they are."""
     runtime = make(tmp_path)

@@ -83,6 +83,23 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     assert record["memory_bytes"] > 2**28
 
 
+def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
+    """It tells precision and digest; an exported program that is not pinned is refused with what to pin."""
+    from tests.torch_models import exported, pin
+
+    program = exported(tmp_path / "m.pt2")
+    path = tmp_path / "config.toml"
+    text = f'[[models]]\nname = "m"\n[[models.references]]\nruntime = "torch"\npath = "{program.name}"\n'
+    path.write_text(text)
+    refused = _run("config", "check", "--config", str(path), "--references")
+    assert refused.exit_code == 2
+    assert pin(program) in refused.output
+    path.write_text(f'{text}digest = "{pin(program)}"\n')
+    checked = _run("config", "check", "--config", str(path), "--references")
+    assert checked.exit_code == 0
+    assert f"float32, sha256 {pin(program).removeprefix('sha256:')}" in checked.output
+
+
 def test_a_long_name_of_a_stratum_breaks_no_column(tmp_path: Path) -> None:
     """Columns are as wide as what stands in them."""
     path = tmp_path / "config.toml"

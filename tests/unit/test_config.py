@@ -43,6 +43,59 @@ def test_an_unknown_key_is_refused_with_the_nearest_known_one(tmp_path: Path, te
         load(_file(tmp_path, text), {})
 
 
+TORCH = MODEL.replace('"m.onnx"', '"{path}"\nruntime = "torch"')
+TOLD = '[[models.inputs]]\nname = "x"\ndatatype = "{datatype}"\nshape = {shape}\n'
+
+
+def _torch(path: str, options: str = "", *, told: str = "") -> str:
+    return TORCH.replace("{path}", path) + options + "\n" + told
+
+
+def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
+    return TOLD.replace("{datatype}", datatype).replace("{shape}", shape)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (MODEL.replace('path = "m.onnx"\n', ""), "without a path.*runtime `onnx` needs `path`"),
+        (MODEL + 'factory = "a:b"', "m.onnx: `factory` belongs to runtime `torch`, and this one's is `onnx`"),
+        (MODEL + "compile = true", "`compile` belongs to runtime `torch`"),
+        (MODEL + "torchscript = true", "`torchscript` belongs to runtime `torch`"),
+        (MODEL + 'runtime = "tensorrt"', "Invalid enum value 'tensorrt'"),
+        (MODEL + 'digest = "md5:1"', "digest"),
+        (MODEL + 'factory = "not a name"', "factory"),
+        (_torch("m.onnx"), "takes an exported program"),
+        (_torch("m.pt2", 'factory = "a.b:c"', told=_told()), "weights of a `factory` are a file"),
+        (_torch("m.pt2", 'factory = "a.b:c"\ntorchscript = true'), "exclude each other"),
+        (_torch("m.pt", "torchscript = true\ncompile = true", told=_told()), "cannot be compiled"),
+        (_torch("m.pt", "torchscript = true"), "tells nothing of its inputs"),
+        (_torch("m.pt", "torchscript = true", told=_told("BYTES")), "takes no BYTES"),
+        (_torch("m.pt", "torchscript = true", told=_told(shape="[]")), "nothing of its shape"),
+    ],
+)
+def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    """Each is named with the runtime it belongs to, or with what is missing."""
+    with pytest.raises(OperatorError, match=complaint):
+        load(_file(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MODEL + f'digest = "sha256:{"0" * 64}"',
+        _torch("m.pt2", "compile = true"),
+        _torch("m.safetensors", 'factory = "a.b:c"\ncompile = true', told=_told()),
+        _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),
+        _torch("m.anything", "torchscript = true", told=_told()),
+    ],
+)
+def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> None:
+    """Without a runtime it is ONNX."""
+    reference = load(_file(tmp_path, text), {}).models[0].references[0]
+    assert reference.runtime == ("torch" if "torch" in text else "onnx")
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [

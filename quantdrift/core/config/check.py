@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 
+from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MOST_STRATA, unlike
 from quantdrift.core.inclusion import MARGIN, MODEL
@@ -101,6 +102,7 @@ def _models(config: Config) -> Iterator[str]:
         ):
             yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
         yield from _tensors(model)
+        yield from unfit(model)
     if config.clusters.least_vectors > config.clusters.most_vectors:
         yield "clusters.least_vectors must not be above clusters.most_vectors"
     if config.clusters.n_clusters > config.clusters.most_ids:

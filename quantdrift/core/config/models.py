@@ -15,10 +15,24 @@ class OutputKind(StrEnum):
     PROBABILITIES = "probabilities"
 
 
+class Runtime(StrEnum):
+    """What replays a reference."""
+
+    ONNX = "onnx"  # ONNX Runtime
+    TORCH = "torch"  # PyTorch
+
+
 class Reference(Section, frozen=True, kw_only=True):
     """An FP32 reference and the candidate versions that were made from it."""
 
-    path: Annotated[str, about("ONNX file, relative to this configuration file.")]
+    runtime: Annotated[Runtime, about("`onnx` or `torch`: what replays it.")] = Runtime.ONNX
+    path: Annotated[
+        str,
+        about(
+            "Its file, relative to this configuration file: ONNX, or for `torch` an exported program (`.pt2`), the "
+            "safetensors weights of `factory` (a `.safetensors.index.json` where they are in parts), or TorchScript."
+        ),
+    ] = ""
     versions: Annotated[
         tuple[str, ...],
         about("Candidate versions it answers for, with shell wildcards: `7`, `int8-*`, `*`."),
@@ -27,6 +41,28 @@ class Reference(Section, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Reduced-precision element types accepted in the graph, e.g. `float16`. Empty: strict FP32."),
     ] = ()
+    digest: Annotated[
+        str,
+        about(
+            "`sha256:...`: refuse any other artefact. Required for `.pt2` and TorchScript, which are code. `quantdrift config "
+            "check --references` prints it."
+        ),
+        Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
+    ] = ""
+    factory: Annotated[
+        str,
+        about(
+            "`torch`: `package.module:function`, which returns the module that `path` holds the weights of. The shadow "
+            "imports and calls it: it is code that runs there."
+        ),
+        Meta(pattern=r"^(|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
+    ] = ""
+    torchscript: Annotated[
+        bool, about("`torch`: `path` is TorchScript. It is code that runs in the shadow.")
+    ] = False
+    compile: Annotated[
+        bool, about("`torch`: run it through `torch.compile`; needs a C++ compiler where the shadow runs.")
+    ] = False
 
 
 class ModelTensor(Section, frozen=True, kw_only=True):

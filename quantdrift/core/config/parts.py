@@ -79,7 +79,7 @@ def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
     for one in more:
         references = one.get("references")
         for reference in references if isinstance(references, list) else ():
-            if isinstance(reference, dict) and isinstance(reference.get("path"), str):
+            if isinstance(reference, dict) and reference.get("path") and isinstance(reference["path"], str):
                 reference["path"] = str(part.resolve().parent / reference["path"])
     if more:
         whole = document.setdefault(name, [])

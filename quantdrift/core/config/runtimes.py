@@ -1,0 +1,75 @@
+"""Which options of a reference fit its runtime."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import PurePath
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.config.models import Model, Reference, Runtime
+
+PROGRAM: Final = ".pt2"
+WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
+_EVERYWHERE: Final = frozenset({"runtime", "versions", "digest"})
+_FILE: Final = frozenset({"path", "allow_reduced_precision"})
+_FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
+    {
+        Runtime.ONNX: _EVERYWHERE | _FILE,
+        Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile"},
+    }
+)
+# What PyTorch takes from us, and numpy knows.
+_NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
+
+
+def unfit(model: Model) -> Iterator[str]:
+    """Return what does not go together in the references of `model`, each as a sentence that says what to change."""
+    for reference in model.references:
+        where = f"models `{model.name}`: the reference {reference.path or 'without a path'}"
+        yield from (f"{where}: {problem}" for problem in _problems(model, reference))
+
+
+def _problems(model: Model, reference: Reference) -> Iterator[str]:
+    fitting = _FITTING[reference.runtime]
+    for field in msgspec.structs.fields(reference):
+        if field.name not in fitting and getattr(reference, field.name) != field.default:
+            fits = " or ".join(f"`{runtime}`" for runtime, names in _FITTING.items() if field.name in names)
+            yield (
+                f"`{field.name}` belongs to runtime {fits}, and this one's is `{reference.runtime}`: "
+                "take it away, or set `runtime`"
+            )
+    if not reference.path:
+        yield f"runtime `{reference.runtime}` needs `path`"
+    elif reference.runtime is Runtime.TORCH:
+        yield from _torch(model, reference)
+
+
+def _torch(model: Model, reference: Reference) -> Iterator[str]:
+    if reference.factory and reference.torchscript:
+        yield "`factory` and `torchscript` exclude each other"
+        return
+    name = PurePath(reference.path).name
+    if reference.factory:
+        if not name.endswith(WEIGHTS):
+            yield f"the weights of a `factory` are a file {' or '.join(f'*{end}' for end in WEIGHTS)}"
+    elif not reference.torchscript and not name.endswith(PROGRAM):
+        yield (
+            "runtime `torch` takes an exported program (*.pt2), a `factory` with safetensors weights, or TorchScript "
+            "with `torchscript = true`"
+        )
+    if reference.torchscript and reference.compile:
+        yield "TorchScript cannot be compiled with torch.compile: take `compile` away, or export the model"
+    if reference.factory or reference.torchscript:
+        yield from _told(model)
+
+
+def _told(model: Model) -> Iterator[str]:
+    """Return what a module that tells nothing of its tensors lacks in the model's configuration."""
+    if not model.inputs:
+        yield "a PyTorch module tells nothing of its inputs: give name, datatype and shape in [[models.inputs]]"
+    for tensor in model.inputs:
+        if tensor.datatype in _NO_ARRAY:
+            yield f"models.inputs `{tensor.name}`: a PyTorch module takes no {tensor.datatype}"
+        if not tensor.shape:
+            yield f"models.inputs `{tensor.name}`: a PyTorch module tells nothing of its shape, give it"

@@ -1,0 +1,65 @@
+"""Which runtime opens a reference. Only that one is imported: torch alone is 200 MB and two seconds."""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.clustering import space_of
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
+from shadow.runtime import ReferenceRuntime
+
+# Each module has an `open_reference(opening)`.
+_MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
+    {Runtime.ONNX: "shadow.onnx_runtime", Runtime.TORCH: "shadow.torch_runtime"}
+)
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime is told of a reference.
+
+    Parameters
+    ----------
+    model, reference
+        As configured.
+    provider
+        Where it is to run.
+    threads
+        CPU threads, 0 for one per core.
+    embedding
+        Output or layer whose vectors make learned slices; empty: none.
+    """
+
+    model: Model
+    reference: Reference
+    provider: Provider = Provider.AUTO
+    threads: int = 0
+    embedding: str = ""
+
+
+def opening_of(config: Config, model: Model, reference: Reference) -> Opening:
+    """Return what `config` says of a reference of `model`."""
+    space, columns = space_of(config, model)
+    return Opening(
+        model=model,
+        reference=reference,
+        provider=config.shadow.provider,
+        threads=config.shadow.threads,
+        embedding="" if columns else space,
+    )
+
+
+def open_reference(opening: Opening) -> ReferenceRuntime:
+    """Load a reference with its runtime.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be loaded, is no reference, or is not the one that is pinned.
+    """
+    runtime: ReferenceRuntime = importlib.import_module(_MODULES[opening.reference.runtime]).open_reference(
+        opening
+    )
+    return runtime

@@ -1,0 +1,204 @@
+"""References on PyTorch: strictly FP32, on the device that was asked for, or not at all."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from quantdrift.core.config.schema import Model
+from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from shadow.device import driver_version
+from shadow.embedding import check_spec
+from shadow.opening import Opening
+from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given, said_by
+from shadow.torch_layer import Layer, layer_of
+from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
+from shadow.torch_program import Program, load_program, numpy_dtype
+from shadow.torch_settings import device_for, settle
+
+_LOG = logging.getLogger(__name__)
+# Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
+_SIZES: Final = (2, 3)
+# What a module, which may be anybody's code, and PyTorch under it raise on inputs they cannot compute.
+_ERRORS: Final = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
+
+
+class TorchRuntime:
+    """A reference in PyTorch: an exported program, a factory's module with safetensors weights, or TorchScript.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, gives
+        outputs without names or no arrays, has no such embedding, or the device is not there.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        model, reference = opening.model, opening.reference
+        settle(opening.threads)
+        self._device = device_for(opening.provider)
+        self._path = reference.path
+        program: Program | None = load_program(model, reference, self._device)
+        assert program is not None
+        self._program: Program | None = program
+        self._names = tuple(tensor.name for tensor in model.outputs)
+        self._layer: Layer | None = None
+        self.inputs = program.inputs
+        self.embedding = ""
+        with Witness() as witness:
+            self.outputs = self._probed()
+        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *witness.findings]
+        self.artefact = Artefact(
+            path=reference.path,
+            digest=program.digest,
+            precision=precision_of(reference.path, findings, reference.allow_reduced_precision),
+            opset=0,
+            producer=program.producer,
+        )
+        if opening.embedding:
+            self._embed(model, program, opening.embedding)
+        if reference.compile:
+            program.module.compile(dynamic=True)
+            self._probed()  # what cannot be compiled is said now
+        on_gpu = self._device.type == "cuda"
+        self.provenance = Provenance(
+            runtime="torch",
+            version=torch.__version__,
+            provider=self._device.type + (" compiled" if reference.compile else ""),
+            device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
+            driver=driver_version() if on_gpu else "",
+        )
+        _LOG.info("reference %s: PyTorch on %s, TF32 off", reference.path, self.provenance.device)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return every output by name.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: an input is not what the reference takes, or PyTorch failed on it.
+        """
+        check_given(inputs, self.inputs)
+        try:
+            return self._computed(inputs)
+        except torch.OutOfMemoryError as error:
+            torch.cuda.empty_cache()  # a smaller batch is tried next
+            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
+        except _ERRORS as error:
+            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
+
+    def close(self) -> None:
+        """Let go of the module and of what PyTorch keeps on the device."""
+        self._program = None
+        self._layer = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _computed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        program = self._program
+        if program is None:
+            raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
+        tensors = [_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
+        args, kwargs = program.arguments(tensors)
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+            found = dict(_named(program.module(*args, **kwargs), self._names))
+            if self._layer is not None:
+                found[self.embedding] = self._layer.taken()
+            return {name: _array(tensor) for name, tensor in found.items()}
+
+    def _probed(self) -> tuple[TensorSpec, ...]:
+        """Compute zeros of two sizes, and return what comes of them."""
+        try:
+            first, second = (
+                self._computed({spec.name: _zeros(spec, size) for spec in self.inputs}) for size in _SIZES
+            )
+        except (OperatorError, QuarantineError):
+            raise
+        except Exception as error:
+            raise OperatorError(
+                f"the reference {self._path} does not compute zeros of the shapes that it is to take "
+                f"({', '.join(map(str, self.inputs))}): {error!r}"
+            ) from error
+        return tuple(
+            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
+            for name, one in first.items()
+        )
+
+    def _embed(self, model: Model, program: Program, wanted: str) -> None:
+        self.embedding = wanted
+        if wanted not in {spec.name for spec in self.outputs}:
+            self._layer = layer_of(program.module, wanted, [spec.name for spec in self.outputs])
+            self.outputs = self._probed()
+        for spec in self.outputs:
+            if spec.name == wanted:
+                check_spec(spec)
+
+
+def open_reference(opening: Opening) -> TorchRuntime:
+    """Return the reference; errors as of `TorchRuntime`."""
+    return TorchRuntime(opening)
+
+
+def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the tensors of what a module returned: by their keys, else by the configured names, in order."""
+    if hasattr(result, "_asdict"):
+        result = result._asdict()
+    if isinstance(result, Mapping):
+        tensors = {str(name): one for name, one in result.items() if isinstance(one, torch.Tensor)}
+        if tensors:
+            yield from tensors.items()
+            return
+    found = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(found, list | tuple) or not all(isinstance(one, torch.Tensor) for one in found):
+        raise OperatorError(
+            f"the reference returns {type(result).__name__}: it must return a tensor, a tuple of tensors, or tensors by name"
+        )
+    if len(found) != len(names):
+        raise OperatorError(
+            f"the reference returns {len(found)} tensors without names, and [[models.outputs]] names "
+            f"{list(names)}: name each of them, in order"
+        )
+    yield from zip(names, found, strict=True)
+
+
+def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
+    for spec in specs:
+        if spec.dtype == np.dtype(np.float16):
+            yield f"input `{spec.name}`", spec.dtype.name
+
+
+def _zeros(spec: TensorSpec, size: int) -> Array:
+    return np.zeros([size if dim is None else dim for dim in spec.shape], dtype=spec.dtype)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Return an array as a tensor; PyTorch shares memory only with what may be written to."""
+    own = np.ascontiguousarray(array)
+    return torch.from_numpy(own if own.flags.writeable else own.copy())
+
+
+def _array(tensor: torch.Tensor) -> Array:
+    if numpy_dtype(tensor.dtype) is None:
+        tensor = tensor.to(torch.float32)  # bfloat16 and narrower, where they are allowed: float32 holds them
+    array: Array = tensor.detach().cpu().numpy()
+    return array

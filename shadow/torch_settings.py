@@ -1,0 +1,84 @@
+"""What PyTorch does in the whole process: strict FP32, deterministic where it can, on the device that was asked for."""
+
+import logging
+import os
+from operator import attrgetter
+from typing import Final
+
+import torch
+
+from quantdrift.core.config.schema import Provider
+from quantdrift.core.errors import OperatorError
+from shadow.device import cuda_devices
+
+_LOG = logging.getLogger(__name__)
+_PRECISION: Final = "fp32_precision"
+_IEEE: Final = "ieee"
+# By name: they publish no types.
+_BACK_ENDS: Final = (
+    "cuda.matmul",
+    *("cudnn", "cudnn.conv", "cudnn.rnn"),
+    *("mkldnn", "mkldnn.matmul", "mkldnn.conv", "mkldnn.rnn"),
+)
+# cuBLAS is deterministic only with a work space of its own; it reads this when it is first used.
+_WORKSPACE: Final = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def settle(threads: int) -> None:
+    """Set what holds for every reference in this process.
+
+    TF32 and BF16 inside of float32 products are switched off in all back ends, cuDNN chooses no algorithm by timing,
+    and where a deterministic algorithm exists it is taken.
+
+    Parameters
+    ----------
+    threads
+        CPU threads, 0 for PyTorch's own choice.
+
+    Raises
+    ------
+    OperatorError
+        This PyTorch keeps another precision.
+    """
+    os.environ.setdefault(*_WORKSPACE)
+    if threads:
+        torch.set_num_threads(threads)
+    # The old switches too, and first: PyTorch still reads them, and complains where they differ from the new ones.
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    setattr(torch.backends, _PRECISION, _IEEE)
+    for name in _BACK_ENDS:
+        back_end = attrgetter(name)(torch.backends)
+        setattr(back_end, _PRECISION, _IEEE)
+        if getattr(back_end, _PRECISION) != _IEEE:
+            raise OperatorError(
+                f"PyTorch {torch.__version__} does not let go of TF32 in {name}: replay with another version"
+            )
+    torch.backends.cudnn.benchmark = False
+    # Where there is no deterministic algorithm it warns and goes on.
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    attrgetter("deterministic")(torch.utils).fill_uninitialized_memory = False
+
+
+def device_for(provider: Provider) -> torch.device:
+    """Return where references run.
+
+    Raises
+    ------
+    OperatorError
+        `cuda` was asked for and PyTorch has no CUDA device.
+    """
+    if provider is Provider.CPU:
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    found = ", ".join(cuda_devices())
+    if provider is Provider.CUDA:
+        raise OperatorError(
+            f"shadow.provider is `cuda`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
+            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`"
+        )
+    if found:
+        _LOG.warning("there is a CUDA device, but PyTorch could not use it: replaying on the CPU")
+    return torch.device("cpu")
