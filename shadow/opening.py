@@ -13,7 +13,12 @@ from shadow.runtime import ReferenceRuntime
 
 # Each module has an `open_reference(opening)`.
 _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
-    {Runtime.ONNX: "shadow.onnx_runtime", Runtime.TORCH: "shadow.torch_runtime"}
+    {
+        Runtime.ONNX: "shadow.onnx_runtime",
+        Runtime.TORCH: "shadow.torch_runtime",
+        Runtime.OIP_HTTP: "shadow.oip_http",
+        Runtime.OIP_GRPC: "shadow.oip_grpc",
+    }
 )
 
 
@@ -30,6 +35,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         CPU threads, 0 for one per core.
     embedding
         Output or layer whose vectors make learned slices; empty: none.
+    token
+        Bearer token for a server, where `reference.token_file` names none.
     """
 
     model: Model
@@ -37,10 +44,14 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     provider: Provider = Provider.AUTO
     threads: int = 0
     embedding: str = ""
+    token: str = ""
+
+    def __repr__(self) -> str:
+        return f"Opening({self.reference.where(self.model.name)})"
 
 
-def opening_of(config: Config, model: Model, reference: Reference) -> Opening:
-    """Return what `config` says of a reference of `model`."""
+def opening_of(config: Config, model: Model, reference: Reference, token: str = "") -> Opening:
+    """Return what `config` says of a reference of `model`, with the token for its server."""
     space, columns = space_of(config, model)
     return Opening(
         model=model,
@@ -48,6 +59,7 @@ def opening_of(config: Config, model: Model, reference: Reference) -> Opening:
         provider=config.shadow.provider,
         threads=config.shadow.threads,
         embedding="" if columns else space,
+        token=token,
     )
 
 
@@ -58,6 +70,8 @@ def open_reference(opening: Opening) -> ReferenceRuntime:
     ------
     OperatorError
         It cannot be loaded, is no reference, or is not the one that is pinned.
+    RetryError
+        The server that holds it is away, or not ready.
     """
     runtime: ReferenceRuntime = importlib.import_module(_MODULES[opening.reference.runtime]).open_reference(
         opening

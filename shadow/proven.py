@@ -65,6 +65,8 @@ class ProvenRuntime:
             Reason `replay`: the reference cannot compute this, though it computes others.
         BrokenRuntimeError
             It computes nothing any more, not even what it could before.
+        RetryError
+            What computes is away for now.
         """
         try:
             outputs = self._runtime.run(inputs)

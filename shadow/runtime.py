@@ -129,6 +129,8 @@ class ReferenceRuntime(Protocol):
         QuarantineError
             Reason `replay`: the reference cannot compute this. The caller tries smaller batches, down to one
             exchange.
+        RetryError
+            What computes is away for now; nothing is wrong with the input.
         """
         ...
 

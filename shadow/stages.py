@@ -24,6 +24,8 @@ from storage.rows import StoreBatch, VectorRow
 from storage.writer import Writer
 
 _LOG = logging.getLogger(__name__)
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 30.0
 
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,11 +114,18 @@ class Stages:
         await self._to_replay.join()
 
     async def replay_one(self) -> None:
-        """Replay the next batch and hand it on to be stored."""
+        """Replay the next batch and hand it on to be stored.
+
+        While a reference is away the batch stays in hand, kept alive on the stream; at the end it is given back.
+        """
         taken = await self._to_replay.get()
         deliveries = tuple(one.delivery for one in taken)
         try:
-            batch = await self._assess([one.case for one in taken])
+            batch = await self._until_assessed([one.case for one in taken])
+            if batch is None:
+                await give_back(deliveries)
+                self._let_go(deliveries)
+                return
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
         except BaseException as error:
             self._let_go(deliveries)
@@ -163,6 +172,19 @@ class Stages:
             self._meters.sampled(vectors, stored=False)
         else:
             self._meters.sampled(vectors, stored=True)
+
+    async def _until_assessed(self, cases: Sequence[Case]) -> StoreBatch | None:
+        """Assess a batch, waiting for a reference that is away; None where the end was asked for meanwhile."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            try:
+                return await self._assess(cases)
+            except RetryError as error:
+                if self._stop.is_set():
+                    return None
+                _LOG.warning("could not replay: %s; again in %.1f s", error, pause_s)
+            await self._stop.wait(pause_s)
+            pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
     async def _assess(self, cases: Sequence[Case]) -> StoreBatch:
         loop = asyncio.get_running_loop()

@@ -3,9 +3,11 @@
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
+from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
@@ -50,6 +52,48 @@ def decode(tensor: Tensor) -> Array:
     if is_bfloat16:  # the upper half of a float32
         array = (array.astype(np.uint32) << _BFLOAT16_BITS).view(np.float32)
     return _shaped(tensor, array)
+
+
+def encode(name: str, datatype: str, array: Array) -> Tensor:
+    """Return an array as the protocols carry it; text goes as UTF-8.
+
+    Parameters
+    ----------
+    name, datatype
+        Of the tensor; the datatype is that of `array`.
+    array
+        Any shape.
+    """
+    if datatype == "BYTES":
+        texts = [one if isinstance(one, bytes) else str(one).encode() for one in array.ravel().tolist()]
+        data = b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+    else:
+        data = np.ascontiguousarray(array, dtype=DTYPES[datatype]).tobytes()
+    return Tensor(name=name, datatype=datatype, shape=array.shape, data=data)
+
+
+def specs_of(told: Sequence[ModelTensor]) -> tuple[TensorSpec, ...]:
+    """Return what the configuration, or a server, says of tensors; BF16 is given and taken as float32.
+
+    Parameters
+    ----------
+    told
+        Name, datatype and shape of each, with -1 where any length will do.
+    """
+    return tuple(
+        TensorSpec(
+            name=tensor.name,
+            dtype=_dtype_of(tensor.datatype),
+            shape=tuple(None if size < 0 else size for size in tensor.shape),
+        )
+        for tensor in told
+    )
+
+
+def _dtype_of(datatype: str) -> np.dtype[Any]:
+    if datatype == "BYTES":
+        return np.dtype(object)
+    return np.dtype(np.float32) if datatype == "BF16" else DTYPES[datatype]
 
 
 def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batched: bool) -> dict[str, Array]:

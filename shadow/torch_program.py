@@ -25,9 +25,9 @@ from torch.export.passes import move_to_device_pass
 from torch.utils import _pytree as pytree
 
 from quantdrift.core.config.schema import Model, Reference
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import OperatorError
 from shadow.runtime import TensorSpec, check_pin, digest_of, digest_of_parts, require_pin
+from shadow.tensor import specs_of
 
 _INDEX: Final = ".safetensors.index.json"
 _COMPILED: Final = "/data/aotinductor/"
@@ -170,7 +170,7 @@ def _scripted(model: Model, path: Path, file: IO[bytes], digest: str, device: to
     return Program(
         module=module,
         arguments=_calling(names, model),
-        inputs=_configured(model),
+        inputs=specs_of(model.inputs),
         stored=dict(module.state_dict()),
         digest=digest,
         producer="TorchScript",
@@ -197,7 +197,7 @@ def _made(model: Model, reference: Reference, path: Path, device: torch.device) 
     return Program(
         module=module.to(device),
         arguments=_calling(list(inspect.signature(module.forward).parameters), model),
-        inputs=_configured(model),
+        inputs=specs_of(model.inputs),
         # As stored, and as the factory made the rest: a half that was cast up is still a half.
         stored={**module.state_dict(), **dict(module.named_buffers()), **weights},
         digest=digest,
@@ -268,14 +268,3 @@ def _calling(parameters: Sequence[str], model: Model) -> Callable[[list[torch.Te
     if set(names) <= set(parameters):
         return lambda tensors: ((), dict(zip(names, tensors, strict=True)))
     return lambda tensors: (tuple(tensors), {})
-
-
-def _configured(model: Model) -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name=tensor.name,
-            dtype=DTYPES[tensor.datatype],
-            shape=tuple(None if size < 0 else size for size in tensor.shape),
-        )
-        for tensor in model.inputs
-    )

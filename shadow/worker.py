@@ -65,7 +65,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     ------
     OperatorError
         A reference is missing or is itself quantised, the device is not there, the database has no schema, or a
-        server refuses the configuration.
+        server refuses the configuration. A server that is away, of a reference too, is waited for.
     """
     os.nice(config.shadow.nice)  # before any thread: each inherits it
     clock = SystemClock()
@@ -78,7 +78,11 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     admin = Admin(config.shadow.admin, health.ready)
     await admin.start()
     try:
-        references = await asyncio.to_thread(_load_references, config)
+        opened: dict[tuple[str, Reference], ReferenceRuntime] = {}
+        load = partial(_load_references, config, secrets.reference_token, opened)
+        references = await _when_there(lambda: asyncio.to_thread(load), stop)
+        if references is None:
+            return 0
         for model in config.models:
             if not model.references:
                 _LOG.warning("model %s has no reference: its versions stay unknown", model.name)
@@ -212,9 +216,16 @@ async def _work(
             await asyncio.gather(*behind, return_exceptions=True)
 
 
-def _load_references(config: Config) -> References:
+def _load_references(
+    config: Config, token: str, opened: dict[tuple[str, Reference], ReferenceRuntime]
+) -> References:
+    """Open what is not in `opened` yet; a server that is away is asked again, and the others stay open meanwhile."""
+
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
-        return ProvenRuntime(open_reference(opening_of(config, model, reference)))
+        key = (model.name, reference)
+        if key not in opened:
+            opened[key] = ProvenRuntime(open_reference(opening_of(config, model, reference, token)))
+        return opened[key]
 
     return References(config.models, load)
 

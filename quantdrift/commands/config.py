@@ -1,5 +1,6 @@
 """`quantdrift config`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,8 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     explanation = explain(config, requests_per_s)
     missing = [
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
-        for model in explanation.models
-        for path in model.references.values()
+        for model in config.models
+        for path in dict.fromkeys(reference.path for reference in model.references if reference.path)
         if not Path(path).is_file()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
@@ -79,7 +80,11 @@ def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
     from shadow.opening import open_reference, opening_of
     from shadow.runtime import check_pin
 
-    opening = msgspec.structs.replace(opening_of(config, model, reference), provider=Provider.CPU, threads=1)
+    opening = msgspec.structs.replace(
+        opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),
+        provider=Provider.CPU,
+        threads=1,
+    )
     if reference.runtime is Runtime.ONNX and not opening.embedding:
         artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
         check_pin(reference.path, artefact.digest, reference.digest)

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 from google.protobuf.message import DecodeError, Message
 
+from quantdrift.core import open_inference_pb2 as wire_format
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols import open_inference_pb2 as wire_format
 from sidecar.protocols.content import (
     check_content,
     check_shape,

@@ -13,7 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_generated_code_is_what_its_proto_says(tmp_path: Path) -> None:
     """`python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. FILE` would change nothing."""
-    protos = [path.relative_to(ROOT) for path in ROOT.glob("sidecar/**/*.proto")]
+    protos = [
+        path.relative_to(ROOT)
+        for floor in ("quantdrift", "sidecar")
+        for path in ROOT.glob(f"{floor}/**/*.proto")
+    ]
     assert protos
     written = [f"--python_out={tmp_path}", f"--pyi_out={tmp_path}"]
     subprocess.run(

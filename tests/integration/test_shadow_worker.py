@@ -1,6 +1,7 @@
 """The shadow worker with a real stream and a real database."""
 
 import asyncio
+import socket
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,7 +18,7 @@ import pytest
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow, Slice, Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
@@ -353,3 +354,24 @@ async def test_a_missing_reference_is_the_operators_to_mend(config: Config, post
     model = msgspec.structs.replace(config.models[0], references=(Reference(path="/nowhere.onnx"),))
     with pytest.raises(OperatorError, match=r"models\.references\.path"):
         await serve(msgspec.structs.replace(config, models=(model,)), Secrets(dsn=postgres_dsn), Stop())
+
+
+async def test_a_server_of_a_reference_that_is_away_is_waited_for(
+    config: Config, postgres_dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing is taken from the stream meanwhile, and the worker ends when it is told to."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        away = (Reference(runtime=Runtime.OIP_HTTP, url=url), *config.models[0].references)
+        model = msgspec.structs.replace(config.models[0], references=away)
+        stop = Stop()
+        worker = asyncio.create_task(
+            serve(msgspec.structs.replace(config, models=(model,)), Secrets(dsn=postgres_dsn), stop)
+        )
+        deadline = time.monotonic() + DEADLINE_S
+        while f"{url} is away" not in caplog.text:
+            assert time.monotonic() < deadline, "nobody says that it is away"
+            await asyncio.sleep(0.02)
+        stop.set()
+        assert await asyncio.wait_for(worker, DEADLINE_S) == 0

@@ -12,9 +12,9 @@ import pytest
 
 from tests.relay_process import free_port
 from tests.servers.environment import Environment, environ, environment
-from tests.servers.server import Server, serving
+from tests.servers.server import Server, kserve_at, serving
 
-_MODELS = ("linear", "words", "steps")
+_MODELS = ("linear", "words", "steps", "reference")
 
 
 @pytest.fixture(scope="session")
@@ -48,9 +48,7 @@ def kserve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Return a running model server of KServe's SDK with the models of `kserve/serve.py`."""
     made = environment("kserve")
     server = Server(environment=made, http_port=free_port(), grpc_port=free_port())
-    ports = (f"--http_port={server.http_port}", f"--grpc_port={server.grpc_port}")
-    command: list[str | Path] = [made.python, made.script("serve.py"), *ports]
-    with serving(server, command, health="/v2/health/ready", directory=tmp_path_factory.mktemp("kserve")):
+    with kserve_at(server, tmp_path_factory.mktemp("kserve")):
         yield server
 
 

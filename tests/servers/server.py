@@ -84,6 +84,14 @@ def serving(
         _end(process)
 
 
+def kserve_at(server: Server, directory: Path) -> contextlib.AbstractContextManager[Server]:
+    """Run the models of `kserve/serve.py` inside the block, at the ports of `server`."""
+    made = server.environment
+    ports = (f"--http_port={server.http_port}", f"--grpc_port={server.grpc_port}")
+    command: list[str | Path] = [made.python, made.script("serve.py"), *ports]
+    return serving(server, command, health="/v2/health/ready", directory=directory)
+
+
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
     deadline = time.monotonic() + _START_S
     while not _answers(url):

@@ -51,6 +51,10 @@ def _torch(path: str, options: str = "", *, told: str = "") -> str:
     return TORCH.replace("{path}", path) + options + "\n" + told
 
 
+def _remote(runtime: str, url: str) -> str:
+    return MODEL.replace('path = "m.onnx"', f'runtime = "{runtime}"\nurl = "{url}"')
+
+
 def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
     return TOLD.replace("{datatype}", datatype).replace("{shape}", shape)
 
@@ -70,6 +74,17 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (_torch("m.pt2", 'factory = "a.b:c"\ntorchscript = true'), "exclude each other"),
         (_torch("m.pt", "torchscript = true\ncompile = true", told=_told()), "cannot be compiled"),
         (_torch("m.pt", "torchscript = true"), "tells nothing of its inputs"),
+        (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
+        (MODEL + "timeout_s = 5.0", "`timeout_s` belongs to runtime `oip-http` or `oip-grpc`"),
+        (MODEL + 'runtime = "oip-http"\nurl = "http://triton:8000"', "`path` belongs to runtime `onnx` or"),
+        (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, http://HOST:PORT or https"),
+        (_remote("oip-grpc", "http://triton:8000"), "`oip-grpc` needs `url`, grpc://HOST:PORT or grpcs"),
+        (_remote("oip-grpc", ""), "needs `url`"),
+        (_remote("oip-http", "http://user:word@triton"), "url"),
+        (
+            _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
+            "`allow_reduced_precision` bel",
+        ),
         (_torch("m.pt", "torchscript = true", told=_told("BYTES")), "takes no BYTES"),
         (_torch("m.pt", "torchscript = true", told=_told(shape="[]")), "nothing of its shape"),
     ],
@@ -88,12 +103,15 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
         _torch("m.safetensors", 'factory = "a.b:c"\ncompile = true', told=_told()),
         _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),
         _torch("m.anything", "torchscript = true", told=_told()),
+        _remote("oip-http", "https://triton.models:8000/prefix") + 'model = "d"\ntoken_file = "token"',
+        _remote("oip-grpc", "grpc://triton:8001") + 'model_version = "3"\ntimeout_s = 2.5',
     ],
 )
 def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> None:
     """Without a runtime it is ONNX."""
     reference = load(_file(tmp_path, text), {}).models[0].references[0]
-    assert reference.runtime == ("torch" if "torch" in text else "onnx")
+    assert f'runtime = "{reference.runtime}"' in text or reference.runtime == "onnx"
+    assert reference.token_file in {"", str(tmp_path / "token")}
 
 
 @pytest.mark.parametrize(
@@ -263,3 +281,23 @@ def test_the_explanation_adds_up(tmp_path: Path) -> None:
         config, sidecar=msgspec.structs.replace(config.sidecar, max_connections=10_000, workers=2)
     )
     assert memory_bytes(crowded) > memory_bytes(config) + 2 * 8_000 * 20_000
+
+
+def test_the_token_of_a_reference_is_told_to_the_shadow_alone(tmp_path: Path) -> None:
+    """It is no option, and appears nowhere."""
+    config = load(_file(tmp_path, ""), {})
+    env = {"QUANTDRIFT_DSN": "postgresql://x", "QUANTDRIFT_REFERENCE_TOKEN": "secret"}
+    shadow = load_secrets(config, Role.SHADOW, env)
+    assert shadow.reference_token == "secret"
+    assert "secret" not in repr(shadow)
+    assert load_secrets(config, Role.MONITOR, env).reference_token == ""
+
+
+def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
+    """As it is shown, and as the record has it."""
+    text = MODEL + _remote("oip-http", "http://t:1/").replace('"m"', '"n"') + 'model = "fp32"'
+    plan = explain(load(_file(tmp_path, text), {}))
+    assert [set(model.references.values()) for model in plan.models] == [
+        {str(tmp_path / "m.onnx")},
+        {"http://t:1/fp32"},
+    ]

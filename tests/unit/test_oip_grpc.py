@@ -9,19 +9,19 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Model
-from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
-from sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
-from sidecar.protocols.open_inference_pb2 import (
+from quantdrift.core.open_inference_pb2 import (
     InferRequest,
     InferResponse,
     Parameter,
     RequestedOutput,
     StreamResponse,
 )
-from sidecar.protocols.open_inference_pb2 import Tensor as WireTensor
+from quantdrift.core.open_inference_pb2 import Tensor as WireTensor
+from quantdrift.core.records import Loss, Tensor
+from sidecar.protocols.decoder import Query, Reply, Wire
+from sidecar.protocols.lost import LostError
+from sidecar.protocols.message import Head
+from sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
 
 pytestmark = pytest.mark.unit
 

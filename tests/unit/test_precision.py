@@ -7,9 +7,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantdrift.core.config.schema import Provider
+from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.errors import OperatorError
 from shadow.onnx_runtime import OnnxRuntime, inspect
+from shadow.opening import Opening, open_reference
 from shadow.precision import external_files, findings
 from shadow.runtime import digest_of
 from tests.onnx_models import WEIGHT, linear_model, model_of, saved
@@ -159,3 +160,16 @@ def test_the_digest_of_one_file_is_its_sha256(tmp_path: Path) -> None:
     """As `sha256sum` prints it."""
     (tmp_path / "f").write_bytes(b"abc")
     assert digest_of(tmp_path / "f") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_a_pinned_reference_is_that_one_or_none(tmp_path: Path) -> None:
+    """The message says which digest is there, and which was asked for."""
+    path = saved(linear_model(), tmp_path / "linear.onnx")
+
+    def opening(pin: str) -> Opening:
+        reference = Reference(path=str(path), digest=f"sha256:{pin}")
+        return Opening(model=Model(name="m"), reference=reference, provider=Provider.CPU, threads=1)
+
+    assert open_reference(opening(digest_of(path))).artefact.digest == digest_of(path)
+    with pytest.raises(OperatorError, match=f"is sha256:{digest_of(path)}, but .* pins sha256:{'0' * 64}"):
+        open_reference(opening("0" * 64))

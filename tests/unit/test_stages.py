@@ -5,14 +5,15 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Shadow
-from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
+from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import Telemetry
 from shadow.assessor import Assessor
@@ -22,11 +23,11 @@ from shadow.reader import Reader
 from shadow.references import References
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import NoSpans
-from shadow.stages import Stages
+from shadow.stages import Stages, Taken
 from shadow.storing import until_stored
 from shadow.triage import Case
 from storage.database import Database
-from storage.rows import StoreBatch, VectorRow, Written
+from storage.rows import Quarantined, StoreBatch, VectorRow, Written
 from storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
@@ -44,10 +45,21 @@ class _Delivery:
         self.sequence = 1
         self.n_delivered = 1
         self.n_beats = 0
+        self.n_returned = 0
+
+    async def nak(self, delay_s: float) -> None:
+        """Note that it was given back at once."""
+        assert delay_s == 0.0
+        self.n_returned += 1
 
     async def in_progress(self) -> None:
         """Note a sign of life."""
         self.n_beats += 1
+
+
+def _taken(delivery: _Delivery) -> Taken:
+    case = Quarantined(stream_sequence=1, payload=b"", reason=QuarantineReason.DECODE, detail="")
+    return Taken(delivery=cast("Delivery", delivery), case=case)
 
 
 class _Consumer:
@@ -85,6 +97,7 @@ class _Bench:
         self.said: list[str] = []
         clock = SystemClock()
         self.health = Health(clock)
+        self.stop = Stop()
         self.stages = Stages(
             assessor=_Failing(work),
             thread=thread,
@@ -95,7 +108,7 @@ class _Bench:
             spans=NoSpans(),
             health=self.health,
             clock=clock,
-            stop=Stop(),
+            stop=self.stop,
             store_limit_s=DEADLINE_S,
             replay_limit_s=replay_limit_s,
             broken=self.said.append,
@@ -139,6 +152,45 @@ async def test_a_broken_reference_ends_the_worker() -> None:
             await bench.stages.replay_one()
         await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
     assert bench.said == ["CUDA is gone"]
+
+
+async def test_a_reference_that_is_away_is_waited_for() -> None:
+    """The batch stays in hand, alive on the stream, and is stored when the server is back."""
+    tries: list[None] = []
+
+    def away() -> None:
+        tries.append(None)
+        if len(tries) < 3:
+            raise RetryError("the server is away")
+
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(away, thread)
+        delivery = _Delivery(b"")
+        bench.holding.take(cast("Delivery", delivery))
+        await bench.stages.put([_taken(delivery)])
+        await asyncio.wait_for(bench.stages.replay_one(), DEADLINE_S)
+        await bench.holding.beat()
+    assert len(tries) == 3
+    assert delivery.n_beats == 1  # still in hand: it is to be stored
+    assert not bench.said
+
+
+async def test_a_batch_whose_reference_stays_away_is_given_back_at_the_end() -> None:
+    """Another worker may have it at once."""
+
+    def away() -> None:
+        bench.stop.set()
+        raise RetryError("the server is away")
+
+    with ThreadPoolExecutor(1) as thread:
+        bench = _Bench(away, thread)
+        delivery = _Delivery(b"")
+        bench.holding.take(cast("Delivery", delivery))
+        await bench.stages.put([_taken(delivery)])
+        await asyncio.wait_for(bench.stages.replay_one(), DEADLINE_S)
+        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+        await bench.holding.beat()
+    assert (delivery.n_beats, delivery.n_returned) == (0, 1)
 
 
 async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:

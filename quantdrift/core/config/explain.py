@@ -137,7 +137,7 @@ def _model(config: Config, name: str) -> ModelPlan:
     return ModelPlan(
         name=name,
         references={
-            pattern: reference.path for reference in model.references for pattern in reference.versions
+            pattern: reference.where(name) for reference in model.references for pattern in reference.versions
         },
         flip_budget=model.budget.flip,
         kl_budget=model.budget.kl,

@@ -37,6 +37,7 @@ class Secrets(msgspec.Struct, frozen=True, kw_only=True):
     intake_token: str = ""
     salt: bytes = b""
     otlp_headers: dict[str, str] = {}
+    reference_token: str = ""
 
     def __repr__(self) -> str:
         return "Secrets(...)"
@@ -98,7 +99,8 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         headers = {
             name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines) if value
         }
-    return Secrets(dsn=dsn, otlp_headers=headers)
+    token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
+    return Secrets(dsn=dsn, otlp_headers=headers, reference_token=token)
 
 
 def _secret(env: Mapping[str, str], name: str, file: str) -> str:
@@ -164,7 +166,10 @@ def _resolve(config: Config, base: Path) -> Config:
     models = tuple(
         msgspec.structs.replace(
             model,
-            references=tuple(msgspec.structs.replace(r, path=absolute(r.path)) for r in model.references),
+            references=tuple(
+                msgspec.structs.replace(r, path=absolute(r.path), token_file=absolute(r.token_file))
+                for r in model.references
+            ),
         )
         for model in config.models
     )

@@ -20,12 +20,16 @@ class Runtime(StrEnum):
 
     ONNX = "onnx"  # ONNX Runtime
     TORCH = "torch"  # PyTorch
+    OIP_HTTP = "oip-http"  # a server of the Open Inference Protocol v2, over HTTP
+    OIP_GRPC = "oip-grpc"  # the same, over gRPC
 
 
 class Reference(Section, frozen=True, kw_only=True):
     """An FP32 reference and the candidate versions that were made from it."""
 
-    runtime: Annotated[Runtime, about("`onnx` or `torch`: what replays it.")] = Runtime.ONNX
+    runtime: Annotated[
+        Runtime, about("`onnx`, `torch`, or a server that holds it: `oip-http`, `oip-grpc`.")
+    ] = Runtime.ONNX
     path: Annotated[
         str,
         about(
@@ -63,6 +67,29 @@ class Reference(Section, frozen=True, kw_only=True):
     compile: Annotated[
         bool, about("`torch`: run it through `torch.compile`; needs a C++ compiler where the shadow runs.")
     ] = False
+    url: Annotated[
+        str,
+        about(
+            "Of a server of the Open Inference Protocol v2: `http://HOST:PORT` or `https://...` for `oip-http`, "
+            "`grpc://HOST:PORT` or `grpcs://...` for `oip-grpc`."
+        ),
+        Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
+    ] = ""
+    model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
+    model_version: Annotated[str, about("Its version at that server. Empty: the server chooses.")] = ""
+    timeout_s: Annotated[
+        float, about("Longest wait for that server's answer to one batch.", "s", gt=0, le=3600)
+    ] = 30.0
+    token_file: Annotated[
+        str,
+        about(
+            "File with a bearer token for that server, read anew for each request. Empty: QUANTDRIFT_REFERENCE_TOKEN, if set."
+        ),
+    ] = ""
+
+    def where(self, model: str) -> str:
+        """Return where the reference of `model` is: a file, or a model at a server."""
+        return self.path or (f"{self.url.rstrip('/')}/{self.model or model}" if self.url else "")
 
 
 class ModelTensor(Section, frozen=True, kw_only=True):

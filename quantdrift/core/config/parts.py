@@ -12,6 +12,7 @@ from quantdrift.core.errors import OperatorError
 
 DIRECTORY = "models.d"
 _LISTS = ("models", "slices")
+_FILES = ("path", "token_file")
 
 Signature = tuple[tuple[str, int, int, int], ...]
 
@@ -19,7 +20,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 def read_parts(path: Path) -> dict[str, Any]:
     """Return the document of the main file with the lists of the parts appended, in the order of their names.
 
-    Paths of references in a part are relative to that part's directory.
+    Files of references in a part are relative to that part's directory.
 
     Raises
     ------
@@ -79,8 +80,9 @@ def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
     for one in more:
         references = one.get("references")
         for reference in references if isinstance(references, list) else ():
-            if isinstance(reference, dict) and reference.get("path") and isinstance(reference["path"], str):
-                reference["path"] = str(part.resolve().parent / reference["path"])
+            for file in _FILES if isinstance(reference, dict) else ():
+                if isinstance(reference.get(file), str) and reference[file]:
+                    reference[file] = str(part.resolve().parent / reference[file])
     if more:
         whole = document.setdefault(name, [])
         if not isinstance(whole, list):

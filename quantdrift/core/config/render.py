@@ -106,7 +106,7 @@ def reference_markdown() -> str:
         "",
         "Secrets come from the environment or from files, per role: `QUANTDRIFT_DSN` (never read by a sidecar),",
         "`QUANTDRIFT_HMAC_KEY` and `QUANTDRIFT_SAMPLING_SALT` (read only by a sidecar; give all sidecars the same salt",
-        "where a sticky sample must hold across pods).",
+        "where a sticky sample must hold across pods), `QUANTDRIFT_REFERENCE_TOKEN` (read only by a shadow).",
         "",
     ]
     for section, kind in _sections():

@@ -13,11 +13,17 @@ PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 _EVERYWHERE: Final = frozenset({"runtime", "versions", "digest"})
 _FILE: Final = frozenset({"path", "allow_reduced_precision"})
+_SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
     {
         Runtime.ONNX: _EVERYWHERE | _FILE,
         Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile"},
+        Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
+        Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
     }
+)
+_SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
+    {Runtime.OIP_HTTP: ("http://", "https://"), Runtime.OIP_GRPC: ("grpc://", "grpcs://")}
 )
 # What PyTorch takes from us, and numpy knows.
 _NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
@@ -26,7 +32,7 @@ _NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
 def unfit(model: Model) -> Iterator[str]:
     """Return what does not go together in the references of `model`, each as a sentence that says what to change."""
     for reference in model.references:
-        where = f"models `{model.name}`: the reference {reference.path or 'without a path'}"
+        where = f"models `{model.name}`: the reference {reference.where(model.name) or 'without a path'}"
         yield from (f"{where}: {problem}" for problem in _problems(model, reference))
 
 
@@ -39,7 +45,10 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 f"`{field.name}` belongs to runtime {fits}, and this one's is `{reference.runtime}`: "
                 "take it away, or set `runtime`"
             )
-    if not reference.path:
+    if schemes := _SCHEMES.get(reference.runtime):
+        if not reference.url.startswith(schemes):
+            yield f"runtime `{reference.runtime}` needs `url`, {' or '.join(f'{scheme}HOST:PORT' for scheme in schemes)}"
+    elif not reference.path:
         yield f"runtime `{reference.runtime}` needs `path`"
     elif reference.runtime is Runtime.TORCH:
         yield from _torch(model, reference)

@@ -23,6 +23,28 @@ class Linear(Model):
         return {"predictions": (rows @ _WEIGHTS).tolist()}
 
 
+class Reference(Model):
+    """The linear model of `tests/onnx_models.py`, which tells what it takes and gives."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.ready = True
+
+    def get_input_types(self) -> list[dict[str, Any]]:
+        """Say what is taken."""
+        return [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+
+    def get_output_types(self) -> list[dict[str, Any]]:
+        """Say what is given."""
+        return [{"name": "logits", "datatype": "FP32", "shape": [-1, 3]}]
+
+    def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Any:
+        """Answer a v2 request."""
+        weight = np.random.default_rng(7).normal(size=(4, 3)).astype(np.float32)
+        bias = np.linspace(-0.1, 0.1, 3, dtype=np.float32)
+        return _answer(self.name, payload, "logits", payload.inputs[0].as_numpy() @ weight + bias)
+
+
 class Words(Model):
     """Each text in capitals."""
 
@@ -47,4 +69,4 @@ def _answer(model: str, asked: InferRequest, name: str, values: Any) -> InferRes
 
 
 if __name__ == "__main__":
-    ModelServer().start([Linear("linear"), Words("words")])
+    ModelServer().start([Linear("linear"), Words("words"), Reference("reference")])
