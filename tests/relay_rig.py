@@ -19,7 +19,7 @@ from sidecar.counters import Count, Counters, Gauge, Slot
 from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
 from sidecar.relay.connection import Relay
 from sidecar.relay.door import Door
-from sidecar.relay.observer import Offer, Scope
+from sidecar.relay.holding import Offer, Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
 

@@ -9,7 +9,7 @@ from quantdrift.core.records import Loss
 from sidecar.composed import request_head, response_head
 from sidecar.counters import Count, Gauge
 from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths, parse
-from sidecar.relay.observer import Scope
+from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Draw
 from sidecar.tap.wire import Counts
 

@@ -20,17 +20,12 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
 from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
-from sidecar.directives import Directives
 from sidecar.drain import Deadlines
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.ways import Sockets, Way, ways
-from sidecar.notice import NAME, Notice
-from sidecar.pauses import Pauses
 from sidecar.policy import epoch_salt
 from sidecar.relay.handout import Handout
-from sidecar.relay.observer import Scope
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.routes import Routes
+from sidecar.relay.phase import Phase
 from sidecar.settled import Settlement
 from sidecar.tap.wire import Rates
 
@@ -65,50 +60,26 @@ async def serve(
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
     handout.connect()
-    notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
-    notice.read(directives)
-    pauses = Pauses(Path(handoff).parent)
-
-    def sampler() -> Sampler:
-        settled = settlement.settled
-        now_s = clock.now().timestamp()
-        sampling = settled.config.sampling
-        return Sampler(sampling, secrets.salt, mint, now_s, directives, places=settled.places)
-
-    mint = Mint()
-    scope = Scope(
-        config.sidecar,
-        routes=Routes(config.capture.protocols),
-        sampler=sampler(),
-        offer=handout.offer,
-        slot=slot,
-        clock=clock,
-    )
-    scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
-    entrance = Entrance(scope)
+    phase = Phase(settlement, secrets.salt, Path(handoff).parent, offer=handout.offer, slot=slot, clock=clock)
+    entrance = Entrance(phase.scope)
 
     def rates() -> Rates:
-        policy = directives.at(clock.now().timestamp())
+        policy = phase.directives.at(clock.now().timestamp())
         settled = settlement.settled
         return Rates(
             epoch=policy.epoch,
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
             sticky=settled.config.sampling.sticky_header.lower(),
-            strata=_paused(policy.header_strata) if pauses.look().everything else policy.header_strata,
+            strata=_paused(policy.header_strata) if phase.is_paused else policy.header_strata,
             places=settled.places[""],
             max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
         )
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        if settlement.refresh():
-            now = settlement.settled.config
-            directives.reconfigure(now.sampling)
-            scope.reconfigure(now.sidecar, Routes(now.capture.protocols), sampler())
+        if (settled := phase.look()) is not None:
             for way in entered:
-                way.reconfigure(settlement.settled)
-        notice.read(directives)
-        scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
+                way.reconfigure(settled)
 
     ended = Stop()
     entered: list[Way] = []

@@ -11,11 +11,9 @@ from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge
 from sidecar.relay.framing import TUNNEL, Delimiter
 from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
-from sidecar.relay.holding import Held, Holder, Offer, Scope
+from sidecar.relay.holding import Held, Holder, Scope
 from sidecar.relay.lines import Habit
 from sidecar.relay.sampler import Place
-
-__all__ = ["Observer", "Offer", "Scope"]
 
 _MAX_PIPELINED = 256
 _TO_HTTP2 = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)

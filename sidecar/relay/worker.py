@@ -18,17 +18,12 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
 from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
-from sidecar.directives import Directives
 from sidecar.drain import Deadlines
-from sidecar.notice import NAME, Notice
-from sidecar.pauses import Pauses
 from sidecar.relay.connection import Connection, Relay
 from sidecar.relay.door import Door
 from sidecar.relay.handout import Handout
-from sidecar.relay.holding import Scope
-from sidecar.relay.sampler import Mint, Sampler
+from sidecar.relay.phase import Phase
 from sidecar.relay.watchdog import Watchdog
-from sidecar.routes import Routes
 from sidecar.settled import Settlement
 
 _TICK_S = 1.0
@@ -57,47 +52,22 @@ async def serve(
         Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
     """
     loop = asyncio.get_running_loop()
-    clock = SystemClock()
-    config = settlement.settled.config
-    bounds = config.sidecar
+    bounds = settlement.settled.config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
         slot.set(gauge, 0)  # a predecessor may have been killed
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
-    notice, directives = Notice(Path(handoff).with_name(NAME)), Directives(config.sampling)
-    notice.read(directives)
-    pauses = Pauses(Path(handoff).parent)
-
-    def sampler() -> Sampler:
-        settled = settlement.settled
-        now_s = clock.now().timestamp()
-        sampling = settled.config.sampling
-        return Sampler(sampling, secrets.salt, mint, now_s, directives, places=settled.places)
-
-    mint = Mint()
+    directory = Path(handoff).parent
+    phase = Phase(settlement, secrets.salt, directory, offer=handout.offer, slot=slot, clock=SystemClock())
     host, _, port = bounds.backend.rpartition(":")
-    scope = Scope(
-        bounds,
-        routes=Routes(config.capture.protocols),
-        sampler=sampler(),
-        offer=handout.offer,
-        slot=slot,
-        clock=clock,
-    )
-    scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
-    relay = Relay(host.strip("[]"), int(port), scope, loop)
+    relay = Relay(host.strip("[]"), int(port), phase.scope, loop)
     watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
     door = Door(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        if settlement.refresh():
-            now = settlement.settled.config
-            directives.reconfigure(now.sampling)
-            scope.reconfigure(now.sidecar, Routes(now.capture.protocols), sampler())
-        notice.read(directives)
-        scope.sampler.refresh(clock.now().timestamp(), paused=pauses.look().everything)
+        phase.look()
         relay.tick()
 
     ended = Stop()

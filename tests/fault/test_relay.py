@@ -12,8 +12,9 @@ from sidecar.counters import Count, Gauge
 from sidecar.relay import holding
 from sidecar.relay import observer as observing
 from sidecar.relay.framing import Delimiter
+from sidecar.relay.holding import Scope
 from sidecar.relay.lines import Habit
-from sidecar.relay.observer import Observer, Scope
+from sidecar.relay.observer import Observer
 from sidecar.relay.sampler import Sampler
 from tests.failing import failing
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig

@@ -15,7 +15,7 @@ from sidecar.counters import Counters, Gauge, Slot
 from sidecar.intake import http, logger
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.http import HttpWay
-from sidecar.relay.observer import Scope
+from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
 

@@ -22,7 +22,7 @@ from sidecar.counters import Count, Counters, Gauge, Row
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.taps import Taps
 from sidecar.policy import policy_of
-from sidecar.relay.observer import Scope
+from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Mint, Sampler
 from sidecar.routes import Routes
 from sidecar.settled import Settled

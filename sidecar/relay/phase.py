@@ -1,0 +1,95 @@
+"""The first sampling phase of one process, as configuration, policy and pause change under it."""
+
+from pathlib import Path
+
+from quantdrift.core.clock import Clock
+from sidecar.counters import Slot
+from sidecar.directives import Directives
+from sidecar.notice import NAME, Notice
+from sidecar.pauses import Pauses
+from sidecar.relay.holding import Offer, Scope
+from sidecar.relay.sampler import Mint, Sampler
+from sidecar.routes import Routes
+from sidecar.settled import Settled, Settlement
+
+
+class Phase:
+    """What a relay worker and the intake process draw by.
+
+    Parameters
+    ----------
+    settlement
+        The configuration that holds.
+    secret
+        Key of the salts.
+    directory
+        Where policy and pause are told.
+    offer
+        Takes a finished exchange.
+    slot
+        The process's counts.
+    clock
+        Tells the time.
+
+    Attributes
+    ----------
+    scope : Scope
+        What is shared by all that draw.
+    directives : Directives
+        Whose rates hold.
+    is_paused : bool
+        Whether nothing is to be taken, as of the last look.
+    """
+
+    def __init__(
+        self,
+        settlement: Settlement,
+        secret: bytes,
+        directory: Path,
+        *,
+        offer: Offer,
+        slot: Slot,
+        clock: Clock,
+    ) -> None:
+        config = settlement.settled.config
+        self._settlement = settlement
+        self._secret = secret
+        self._clock = clock
+        self._mint = Mint()
+        self._notice, self._pauses = Notice(directory / NAME), Pauses(directory)
+        self.directives = Directives(config.sampling)
+        self._notice.read(self.directives)
+        self.scope = Scope(
+            config.sidecar,
+            routes=Routes(config.capture.protocols),
+            sampler=self._sampler(),
+            offer=offer,
+            slot=slot,
+            clock=clock,
+        )
+        self._refresh()
+
+    def look(self) -> Settled | None:
+        """Go over to what holds now; return another configuration, if there is one. Called about once a second."""
+        settled = self._settlement.settled if self._settlement.refresh() else None
+        if settled is not None:
+            self.directives.reconfigure(settled.config.sampling)
+            routes = Routes(settled.config.capture.protocols)
+            self.scope.reconfigure(settled.config.sidecar, routes, self._sampler())
+        self._notice.read(self.directives)
+        self._refresh()
+        return settled
+
+    def _refresh(self) -> None:
+        self.is_paused = self._pauses.look().everything
+        self.scope.sampler.refresh(self._now_s(), paused=self.is_paused)
+
+    def _sampler(self) -> Sampler:
+        settled = self._settlement.settled
+        sampling = settled.config.sampling
+        return Sampler(
+            sampling, self._secret, self._mint, self._now_s(), self.directives, places=settled.places
+        )
+
+    def _now_s(self) -> float:
+        return self._clock.now().timestamp()
