@@ -16,12 +16,12 @@ SHARES = np.geomspace(1.0, 0.005, 40)  # of the traffic, slices of a small fleet
 THRESHOLDS = Thresholds(page=10.0, ticket=1.0)
 _LEARNED = 12_000  # groups at least
 _GAMMA = 1e-9
-_LAWS: dict[str, Law] = {"flip": Flips(rate=0.005), "kl": Divergences()}
+_LAWS: dict[str, Law] = {"flip": Flips(rate=0.005), "divergence": Divergences()}
 
 
 def signals() -> list[SignalKey]:
     """Return the signals of a slice with flips and divergences, as `quantdrift.monitor.signals` has them."""
-    wanted = (("flip", "budget"), ("kl", "budget"), ("flip", "change"), ("kl", "tail"))
+    wanted = (("flip", "budget"), ("divergence", "budget"), ("flip", "change"), ("divergence", "tail"))
     return [SignalKey(metric, kind) for metric, kind in wanted if kind in DETECTORS]
 
 

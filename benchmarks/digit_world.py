@@ -33,7 +33,7 @@ _SLICES = (
     Slice(name="scanner", header="x-scanner", values=tuple(scanner.value for scanner in Scanner)),
     Slice(name="contrast", feature="contrast", edges=(0.1, 0.5)),
 )
-_BUDGET = Budget(flip=0.01, kl=0.04)  # the demo's
+_BUDGET = Budget(flip=0.01, divergence=0.04)  # the demo's
 _PER_POOL = 6_000
 _CALIBRATION = 200
 _SEED = 3

@@ -179,7 +179,7 @@ def _detection(row: asyncpg.Record, config: Config, fired: bool, samples_per_s: 
     return {
         "slice_samples_to_alert": int(row["n"]) if fired else None,
         "slice_flip_rate": flip,
-        "slice_kl_nats": float(row["kl"] or 0.0),
+        "slice_kl_nats": float(row["divergence"] or 0.0),
         "expected_samples_flips_only_p10": expected.p10,
         "expected_samples_flips_only_p50": expected.p50,
         "expected_samples_flips_only_p90": expected.p90,
@@ -328,7 +328,7 @@ _STORED = """
     from comparison
 """
 _SLICE = """
-    select count(*) n, avg(flip::int) flip, avg(least(kl, 2)) kl from comparison
+    select count(*) n, avg(flip::int) flip, avg(least(divergence, 2)) divergence from comparison
     where slice_ids @> (select array_agg(id) from slice where name = $1) and captured_at between $2 and $3
 """
 

@@ -181,7 +181,7 @@ def main(scale: Scale, out: Path, jobs: int, *, prepare: bool) -> None:
                     (f"{name}, {case.name}", case.told),
                     case.run,
                     slices=[one.name for one in case.slices] or ["all"],
-                    budget=world.config.models[0].budget.kl,
+                    budget=world.config.models[0].budget.divergence,
                     stem=stem,
                 )
     _print(reports)
@@ -270,7 +270,7 @@ def diverges(before: Quality | None, after: Quality | None) -> bool:
         return True
     return any(
         getattr(after, name) > (1 + Monitor().tolerance) * getattr(before, name)
-        for name in ("flip", "kl", "kl_p99")
+        for name in ("flip", "divergence", "kl_p99")
     )
 
 
@@ -345,7 +345,7 @@ def _line(one: SliceReport) -> str:
         return " > ".join(f"{getattr(q, name):.{digits}f}" if q else "-" for q in (was, now))
 
     return (
-        f"  {one.name:<18}{one.role.value:<11}{one.share:>6.1%}{moved('flip', 4):>16}{moved('kl', 5):>18}"
+        f"  {one.name:<18}{one.role.value:<11}{one.share:>6.1%}{moved('flip', 4):>16}{moved('divergence', 5):>18}"
         f"{moved('kl_p99', 3):>14}{f'{one.warned}/{one.runs}':>9}{f'{one.paged}/{one.runs}':>7}{page:>22}{seconds:>6}"
         f"{onset:>7}  {_mode(one.seen_by):<12}{says:<24}{moved('reference_accuracy', 3):>14}"
         f"{moved('candidate_accuracy', 3):>14}  {one.labels.value}"

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from shadow.classification import ClassificationComparator
-from shadow.comparator import Divergences
+from shadow.comparators.classification import ClassificationComparator
+from shadow.comparators.comparator import Divergences
 from shadow.runtime import Array
 
 TOP_K = 3
@@ -48,7 +48,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     flip
         Share of items whose top class differs.
-    kl, kl_p99
+    divergence, kl_p99
         Mean of the capped divergence, and its 99 % quantile, nats.
     reference_accuracy, candidate_accuracy
         By the labels.
@@ -57,7 +57,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     flip: float
-    kl: float
+    divergence: float
     kl_p99: float
     reference_accuracy: float
     candidate_accuracy: float
@@ -94,14 +94,16 @@ def compare(
     )
 
 
-def quality(chance: Values, flip: Values, kl: Values, reference: Values, candidate: Values) -> Quality:
+def quality(
+    chance: Values, flip: Values, divergence: Values, reference: Values, candidate: Values
+) -> Quality:
     """Return what traffic is like whose items have these chances.
 
     Parameters
     ----------
     chance
         (n,), any positive sum.
-    flip, kl
+    flip, divergence
         (n,), the divergence capped.
     reference, candidate
         (n,), 1.0 where each is right.
@@ -109,12 +111,12 @@ def quality(chance: Values, flip: Values, kl: Values, reference: Values, candida
     p = chance / chance.sum()
     gap = candidate - reference
     mean_gap = float(p @ gap)
-    order = np.argsort(kl)
+    order = np.argsort(divergence)
     place = int(np.searchsorted(np.cumsum(p[order]), 0.99))
     return Quality(
         flip=float(p @ flip),
-        kl=float(p @ kl),
-        kl_p99=float(kl[order[min(place, len(kl) - 1)]]),
+        divergence=float(p @ divergence),
+        kl_p99=float(divergence[order[min(place, len(divergence) - 1)]]),
         reference_accuracy=float(p @ reference),
         candidate_accuracy=float(p @ candidate),
         gap=mean_gap,
@@ -124,7 +126,7 @@ def quality(chance: Values, flip: Values, kl: Values, reference: Values, candida
 
 def capped(pool: Pool) -> Values:
     """Return the divergences of all items, capped as the monitor does, nats."""
-    return np.minimum(pool.found.kl, KL_CAP)
+    return np.minimum(pool.found.divergence, KL_CAP)
 
 
 def balance(before: Pool, better: Pool, worse: Pool) -> float:

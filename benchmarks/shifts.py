@@ -210,7 +210,7 @@ class Items:
         return quality(
             self.chance[inside],
             np.array([pool.found.flip[item] for pool, item in chosen]),
-            np.array([min(pool.found.kl[item], KL_CAP) for pool, item in chosen]),
+            np.array([min(pool.found.divergence[item], KL_CAP) for pool, item in chosen]),
             np.array([pool.reference_right[item] for pool, item in chosen]),
             np.array([pool.candidate_right[item] for pool, item in chosen]),
         )
@@ -237,7 +237,7 @@ class Items:
             flip=float(found.flip[item]),
             topk=float(found.topk[item]),
             js=float(found.js[item]),
-            kl=float(found.kl[item]),
+            divergence=float(found.divergence[item]),
             margin=float(found.margin[item]),
         )
 

@@ -144,5 +144,5 @@ def _budget(world: World) -> Budget:
     ]
     return Budget(
         flip=round(_HEADROOM * max(one.flip for one in healthy), 3),
-        kl=round(_HEADROOM * max(one.kl for one in healthy), 4),
+        divergence=round(_HEADROOM * max(one.divergence for one in healthy), 4),
     )

@@ -53,8 +53,8 @@ def timeline(
         colour = _colour(number)
         # Slices may have the same course: those drawn first are wider, and show beside those drawn over them.
         width = 1.4 + 2.0 * (1.0 - number / len(slices))
-        kl = np.array([point.kl.get(name, np.nan) for point in points])
-        upper.plot(at, _smooth(kl), color=colour, linewidth=width)
+        divergence = np.array([point.divergence.get(name, np.nan) for point in points])
+        upper.plot(at, _smooth(divergence), color=colour, linewidth=width)
         lower.plot(at, _running(points, name), color=colour, linewidth=width)
         _alerts(strip, run, points, (number, name))
     upper.axhline(budget, color="grey", linestyle=":", label="budget")

@@ -83,14 +83,14 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
         Slice to its evidence over what pages.
     verdicts
         Slice to its verdict.
-    kl
+    divergence
         Slice to its mean capped divergence over the time since the point before, nats.
     """
 
     at_s: float
     evidence: dict[str, float]
     verdicts: dict[str, str]
-    kl: dict[str, float]
+    divergence: dict[str, float]
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,7 +157,7 @@ class _Watcher:
             self._items.append((row.model_version_id, _evidence(row, batch.margins[row.exchange_id])))
             for slice_id in row.slice_ids:
                 sums = self._sums.setdefault(self._names[slice_id], [0.0, 0.0])
-                sums[0] += min(row.kl or 0.0, self._budget.kl_cap)
+                sums[0] += min(row.divergence or 0.0, self._budget.cap)
                 sums[1] += 1.0
         self._fold.batch(batch.rows)
         outcome = self._fold.take()
@@ -181,7 +181,7 @@ class _Watcher:
     def _alarm(self, row: TransitionRow, items: Items) -> Alarm:
         error_s = (row.onset_us - self._onset_us) / SECOND_US
         since = self._window(row.model_version_id, row.slice_id, self._onset_us, row.at_us + 1)
-        measure = measure_of({**row.details, "metric": row.metric.value}, self._budget.kl_cap)
+        measure = measure_of({**row.details, "metric": row.metric.value}, self._budget.cap)
         versions = {
             number: msgspec.structs.replace(version, first_seen_us=self._first_us[number])
             for number, version in self._world.catalog().versions.items()
@@ -249,7 +249,7 @@ class _Watcher:
                 at_s=(at_us - self._onset_us) / SECOND_US,
                 evidence={self._names[row.slice_id]: row.evidence / row.threshold for row in rows},
                 verdicts={self._names[row.slice_id]: row.verdict.value for row in rows},
-                kl={name: total / n for name, (total, n) in self._sums.items()},
+                divergence={name: total / n for name, (total, n) in self._sums.items()},
             )
         )
         self._sums = {}
@@ -263,7 +263,7 @@ def _evidence(row: ComparisonRow, margin: float) -> EvidenceItem:
         slice_ids=row.slice_ids,
         pi=row.pi,
         flip=row.flip,
-        kl=row.kl,
+        divergence=row.divergence,
         margin=margin,
         source=SOURCE,
         batch_id=0,

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from quantdrift.core.config.explain import Explanation
+from quantdrift.core.task import MEASURES
 
 
 class Steps:
@@ -48,8 +49,10 @@ def explained(explanation: Explanation, path: Path) -> str:
     """Return what a configuration would do, as text."""
     lines = [f"{path} is sound.", ""]
     for model in explanation.models:
+        measure = MEASURES[model.task]
         lines.append(
-            f"model {model.name}: flips <= {model.flip_budget:.2%}, mean KL <= {model.kl_budget:g} nat"
+            f"model {model.name}: {model.task}, flips <= {model.flip_budget:.2%}, mean {measure.name} <= "
+            f"{model.divergence_budget:g} {measure.unit}".rstrip()
         )
         for pattern, file in model.references.items():
             lines.append(f"  versions {pattern:<12} against {file}")

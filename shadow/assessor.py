@@ -9,34 +9,20 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from shadow.comparator import Divergences
 from shadow.discovered import ByModel
 from shadow.features import features_of
+from shadow.items import items_of
 from shadow.learned import LearnedSlices
 from shadow.replay import Compared, Prepared, compare_batch
 from shadow.triage import Case, set_aside
 from storage.rows import (
     ComparedExchange,
-    ComparedItem,
     Quarantined,
     StoreBatch,
     Unreferenced,
     VectorRow,
     VersionKey,
 )
-
-
-class _Detail(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What `comparison.detail` holds; -1 where a side has no top class.
-
-    `clustering` is the version that put the item into its learned slices; left out where there was none.
-    """
-
-    candidate_top: int
-    reference_top: int
-    candidate_not_finite: bool = False
-    reference_not_finite: bool = False
-    clustering: int = 0
 
 
 class Assessor:
@@ -156,55 +142,17 @@ class Assessor:
                 candidate_version=exchange.version,
                 reference_digest=digest,
             ),
-            items=tuple(
-                _item(
-                    outcome.divergences,
-                    index,
-                    (*assigner.assign(exchange.attributes, of_item), *learned.slices[index]),
-                    of_item,
-                    clustering=learned.version,
-                )
-                for index, of_item in enumerate(features)
+            items=items_of(
+                outcome.divergences,
+                slices=[
+                    (*assigner.assign(exchange.attributes, of_item), *learned.slices[index])
+                    for index, of_item in enumerate(features)
+                ],
+                features=features,
+                clustering=learned.version,
             ),
         )
         return compared, learned.vectors
-
-
-def _item(
-    divergences: Divergences,
-    index: int,
-    slices: tuple[SliceKey, ...],
-    features: dict[str, float],
-    *,
-    clustering: int,
-) -> ComparedItem:
-    def number(name: str) -> float | None:
-        value = float(getattr(divergences, name)[index])
-        return None if value != value else value  # noqa: PLR0124 - not a number is null in the record
-
-    def flag(name: str) -> bool | None:
-        value = number(name)
-        return None if value is None else bool(value)
-
-    detail = _Detail(
-        candidate_top=int(divergences.candidate_top[index]),
-        reference_top=int(divergences.reference_top[index]),
-        candidate_not_finite=not divergences.candidate_finite[index],
-        reference_not_finite=not divergences.reference_finite[index],
-        clustering=clustering,
-    )
-    return ComparedItem(
-        slices=slices,
-        features=features,
-        flip=flag("flip"),
-        topk=flag("topk"),
-        js=number("js"),
-        kl=number("kl"),
-        margin=number("margin"),
-        candidate_margin=number("candidate_margin"),
-        reference_margin=number("reference_margin"),
-        detail=_json(detail),
-    )
 
 
 def _json(record: msgspec.Struct) -> str:

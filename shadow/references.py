@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
-from shadow.classification import ClassificationComparator
-from shadow.comparator import Comparator
+from shadow.comparators.choice import comparator_of
+from shadow.comparators.comparator import Comparator
 from shadow.runtime import ReferenceRuntime
 
 Load = Callable[[Model, Reference], ReferenceRuntime]
@@ -51,7 +51,7 @@ class References:
         self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
         self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
         for model in models:
-            comparator = ClassificationComparator(model.output_kind, model.top_k)
+            comparator = comparator_of(model)
             judges = self._judges.setdefault(model.name, [])
             for reference in model.references:
                 key = _key(model, reference)

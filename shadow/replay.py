@@ -8,9 +8,9 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
-from shadow.comparator import Divergences
+from shadow.comparators.comparator import Divergences, Outputs, uncomparable
 from shadow.references import Judge
 from shadow.runtime import Array, ReferenceRuntime, TensorSpec
 from shadow.tensor import decode
@@ -74,12 +74,19 @@ Outcome = Compared | QuarantineError
 
 
 class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs that are compared : (items, ...) each, and the embedding."""
+    """The outputs that are compared, by name : (items, ...) each, and the embedding."""
 
     judge: Judge
-    candidate: Array
-    reference: Array
+    n_items: int
+    candidate: Outputs
+    reference: Outputs
     embedding: Array | None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What pairs must share to be compared together: types and shapes."""
+        arrays = (*self.candidate.values(), *self.reference.values())
+        return tuple((array.dtype.str, array.shape[1:]) for array in arrays)
 
 
 def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
@@ -170,29 +177,44 @@ def _pair(entry: Prepared, outputs: dict[str, Array] | QuarantineError) -> _Pair
     if isinstance(outputs, QuarantineError):
         return outputs
     try:
-        name = _output_name(entry)
-        captured = next(tensor for tensor in entry.exchange.outputs if tensor.name == name)
-        candidate = decode(captured)
+        names = entry.judge.comparator.outputs or (_output_name(entry),)
+        candidate = {name: _captured(entry, name) for name in names}
+        reference = {name: _replayed(entry, name, outputs) for name in names}
     except QuarantineError as error:
-        return QuarantineError(QuarantineReason.OUTPUT, error.detail)
-    if not entry.judge.model.batched:
-        candidate = candidate[np.newaxis]
-    if name not in outputs:
-        return QuarantineError(
-            QuarantineReason.OUTPUT, f"the reference's `{name}` does not hold one entry per item"
-        )
-    if candidate.shape[:1] != (entry.n_items,):
-        return QuarantineError(
-            QuarantineReason.OUTPUT,
-            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items",
-        )
-    reference = outputs[name]
-    if not entry.judge.model.batched:
-        candidate, reference = _one_row(candidate), _one_row(reference)
+        return uncomparable(error.detail)
     embedding = outputs.get(entry.judge.runtime.embedding)
     if embedding is not None and not entry.judge.model.batched:
         embedding = _one_row(embedding)
-    return _Pair(judge=entry.judge, candidate=candidate, reference=reference, embedding=embedding)
+    return _Pair(
+        judge=entry.judge,
+        n_items=entry.n_items,
+        candidate=candidate,
+        reference=reference,
+        embedding=embedding,
+    )
+
+
+def _captured(entry: Prepared, name: str) -> Array:
+    """Return what the candidate gave : (items, ...)."""
+    tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
+    if tensor is None:
+        given = [tensor.name for tensor in entry.exchange.outputs]
+        raise uncomparable(f"the candidate's outputs are {given}: `{name}` is not among them")
+    candidate = decode(tensor)
+    if not entry.judge.model.batched:
+        candidate = candidate[np.newaxis]
+    if candidate.shape[:1] != (entry.n_items,):
+        raise uncomparable(
+            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"
+        )
+    return candidate if entry.judge.model.batched else _one_row(candidate)
+
+
+def _replayed(entry: Prepared, name: str, outputs: dict[str, Array]) -> Array:
+    """Return what the reference gave : (items, ...)."""
+    if name not in outputs:
+        raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
+    return outputs[name] if entry.judge.model.batched else _one_row(outputs[name])
 
 
 def _one_row(output: Array) -> Array:
@@ -209,32 +231,31 @@ def _output_name(entry: Prepared) -> str:
     common = [name for name in known if name in given and wanted in ("", name)]
     if not common:
         asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
-        raise QuarantineError(
-            QuarantineReason.OUTPUT,
+        raise uncomparable(
             f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
-            "see `models.output`",
+            "see `models.output`"
         )
     return common[0]
 
 
 def _compare(pairs: Sequence[_Pair]) -> list[Compared]:
-    """Compare all items at once and hand each exchange its own."""
-    for side in ([pair.candidate for pair in pairs], [pair.reference for pair in pairs]):
-        if len({(array.shape[1:], array.dtype) for array in side}) > 1:
-            raise QuarantineError(QuarantineReason.OUTPUT, "outputs of different shapes in one batch")
-    everything = pairs[0].judge.comparator.compare(
-        np.concatenate([pair.candidate for pair in pairs]), np.concatenate([pair.reference for pair in pairs])
-    )
-    ends = np.cumsum([len(pair.candidate) for pair in pairs])
-    return [
-        Compared(
-            divergences=Divergences(
-                **{name: getattr(everything, name)[end - len(pair.candidate) : end] for name in _FIELDS}
-            ),
-            embedding=pair.embedding,
+    """Compare all items of like outputs at once and hand each exchange its own."""
+    alike: dict[tuple[object, ...], list[int]] = {}
+    for index, pair in enumerate(pairs):
+        alike.setdefault(pair.signature, []).append(index)
+    found: dict[int, Compared] = {}
+    for indices in alike.values():
+        together = [pairs[index] for index in indices]
+        everything = together[0].judge.comparator.compare(
+            _joined([pair.candidate for pair in together]), _joined([pair.reference for pair in together])
         )
-        for pair, end in zip(pairs, ends.tolist(), strict=True)
-    ]
+        ends = np.cumsum([pair.n_items for pair in together]).tolist()
+        for index, pair, end in zip(indices, together, ends, strict=True):
+            found[index] = Compared(
+                divergences=everything.part(end - pair.n_items, end), embedding=pair.embedding
+            )
+    return [found[index] for index in range(len(pairs))]
 
 
-_FIELDS = Divergences.__struct_fields__
+def _joined(sides: Sequence[Outputs]) -> Outputs:
+    return {name: np.concatenate([side[name] for side in sides]) for name in sides[0]}

@@ -52,7 +52,7 @@ _GROUPS = """
     with item as (
         select c.model_version_id, s.slice_id, c.exchange_id, date_bin(:width, c.captured_at, :begin) as at,
             1 / (c.pi1 * c.pi2) as w, c.flip::int as flip, c.js,
-            case when c.kl is not null then least(c.kl, m.cap) end as kl, c.kl as raw_kl
+            case when c.divergence is not null then least(c.divergence, m.cap) end as divergence, c.divergence as raw_divergence
         from comparison c
         join unnest(cast(:versions as int[]), cast(:caps as double precision[])) as m (id, cap) on m.id = c.model_version_id
         cross join unnest(c.slice_ids) as s (slice_id)
@@ -63,14 +63,14 @@ _GROUPS = """
 _ITEM_SUMS = text(f"""
     {_GROUPS}, one as (
         select model_version_id, slice_id, at, exchange_id, count(*) as n, max(w) as w, max(w) / count(*) as part,
-            sum(flip) as flip, sum(js) as js, sum(kl) as kl, count(flip) as n_flip, count(js) as n_js,
-            count(kl) as n_kl, count(*) filter (where raw_kl = 'infinity') as n_kl_infinite
+            sum(flip) as flip, sum(js) as js, sum(divergence) as divergence, count(flip) as n_flip, count(js) as n_js,
+            count(divergence) as n_divergence, count(*) filter (where raw_divergence = 'infinity') as n_infinite
         from item group by 1, 2, 3, 4
     )
     select model_version_id, slice_id, at, sum(n) as n_items, count(*) as n_groups, sum(w) as weight,
         sum(w * w) as weight_sq, coalesce(sum(part * flip), 0) as flip, coalesce(sum(part * js), 0) as js,
-        coalesce(sum(part * kl), 0) as kl, sum(part * n_flip) as flip_weight, sum(part * n_js) as js_weight,
-        sum(part * n_kl) as kl_weight, sum(n_kl_infinite) as n_kl_infinite
+        coalesce(sum(part * divergence), 0) as divergence, sum(part * n_flip) as flip_weight, sum(part * n_js) as js_weight,
+        sum(part * n_divergence) as divergence_weight, sum(n_infinite) as n_infinite
     from one group by 1, 2, 3 order by 1, 2, 3
 """)  # noqa: S608 - constant text
 
@@ -79,9 +79,9 @@ _ITEM_BINS = text(f"""
         select *, count(*) over (partition by model_version_id, slice_id, exchange_id) as n from item
     )
     select model_version_id, slice_id, sum(w / n) as weight,
-        case when raw_kl <= 1e-6 then 0 when raw_kl >= 10 then 63
-            else least(63, floor(64 * ln(raw_kl / 1e-6) / ln(1e7))::int) end as bin
-    from sized where raw_kl is not null group by 1, 2, 4
+        case when raw_divergence <= 1e-6 then 0 when raw_divergence >= 10 then 63
+            else least(63, floor(64 * ln(raw_divergence / 1e-6) / ln(1e7))::int) end as bin
+    from sized where raw_divergence is not null group by 1, 2, 4
 """)  # noqa: S608 - constant text
 
 
@@ -124,7 +124,7 @@ class Divergence:
         width
             Of a bucket, counted from the window's begin; the window's own length gives one.
         caps
-            Version to the model's `kl_cap` in nats; these versions are read.
+            Version to the model's `cap` in nats; these versions are read.
         slice_ids
             These slices are read.
         """
@@ -167,7 +167,11 @@ class Divergence:
             rows = await self._items(_ITEM_BINS, window, window.end - window.begin, caps, slice_ids)
         else:
             table, time = _rollup(window.grain)
-            each = func.unnest(table.kl_bins).table_valued("weight", with_ordinality="bin").render_derived()
+            each = (
+                func.unnest(table.divergence_bins)
+                .table_valued("weight", with_ordinality="bin")
+                .render_derived()
+            )
             rows = await self._select(
                 select(
                     table.model_version_id,
@@ -231,9 +235,9 @@ def _sums(row: RowMapping) -> Sums:
         weight_sq=float(row["weight_sq"]),
         flip=float(row["flip"]),
         js=float(row["js"]),
-        kl=float(row["kl"]),
+        divergence=float(row["divergence"]),
         flip_weight=float(row["flip_weight"]),
         js_weight=float(row["js_weight"]),
-        kl_weight=float(row["kl_weight"]),
-        n_kl_infinite=int(row["n_kl_infinite"]),
+        divergence_weight=float(row["divergence_weight"]),
+        n_infinite=int(row["n_infinite"]),
     )

@@ -24,7 +24,7 @@ _MOST_ALERTS: Final = 256
 _ITEMS: Final = text("""
     select newest.* from (
         select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi,
-            c.flip, c.kl, c.reference_margin, c.source, c.batch_id
+            c.flip, c.divergence, c.reference_margin, c.source, c.batch_id
         from comparison c join batch b on b.id = c.batch_id
         where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
             and b.fold_seq <= :fold_seq
@@ -61,7 +61,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     slice_ids: tuple[int, ...]
     pi: float
     flip: float | None
-    kl: float | None
+    divergence: float | None
     margin: float | None
     source: str
     batch_id: int
@@ -127,12 +127,12 @@ class Evidence:
                 slice_ids=tuple(slice_ids),
                 pi=pi,
                 flip=None if flip is None else float(flip),
-                kl=kl,
+                divergence=divergence,
                 margin=margin,
                 source=source,
                 batch_id=batch_id,
             )
-            for captured_at, exchange, _, group, slice_ids, pi, flip, kl, margin, source, batch_id in found
+            for captured_at, exchange, _, group, slice_ids, pi, flip, divergence, margin, source, batch_id in found
         ]
 
     async def last_compared(

@@ -36,19 +36,19 @@ _WORST: Final = text("""
         ) as a (place, version, slice, begin_at, end_at, fold_seq)
     ), worst as (
         select c.model_version_id, c.captured_at, c.exchange_id, c.slice_ids, c.trace, b.fold_seq,
-            coalesce(c.flip, false) as flip, coalesce(nullif(c.kl, 'NaN'), 0) as kl
+            coalesce(c.flip, false) as flip, coalesce(nullif(c.divergence, 'NaN'), 0) as divergence
         from comparison c join batch b on b.id = c.batch_id
         where c.captured_at between :begin and :end and c.model_version_id = any(cast(:versions as int[]))
             and c.slice_ids && cast(:slices as int[]) and b.fold_seq <= :fold_seq
-        order by flip desc, kl desc, c.exchange_id limit :depth
+        order by flip desc, divergence desc, c.exchange_id limit :depth
     ), one as (
-        select distinct on (a.place, w.exchange_id) a.place, w.exchange_id, w.trace, w.flip, w.kl
+        select distinct on (a.place, w.exchange_id) a.place, w.exchange_id, w.trace, w.flip, w.divergence
         from worst w cross join lateral unnest(w.slice_ids) as s (id)
             join alarm a on a.version = w.model_version_id and a.slice = s.id
                 and w.captured_at between a.begin_at and a.end_at and w.fold_seq <= a.fold_seq
-        order by a.place, w.exchange_id, w.flip desc, w.kl desc
+        order by a.place, w.exchange_id, w.flip desc, w.divergence desc
     ), ranked as (
-        select *, row_number() over (partition by place order by flip desc, kl desc, exchange_id) as rank from one
+        select *, row_number() over (partition by place order by flip desc, divergence desc, exchange_id) as rank from one
     )
     select place, exchange_id::text, trace, (select count(*) from worst) as n_sorted
     from ranked where rank <= :most order by place, rank

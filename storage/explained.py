@@ -54,16 +54,20 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         Meta(description="Part of it at margins that were not there before: neither of the two."),
     ] = None
     unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    kl_damage: Annotated[
-        float | None, Meta(description="The same of mean KL in nats, where another measure decided.")
+    divergence_damage: Annotated[
+        float | None,
+        Meta(description="The same of the mean graded divergence, where another measure decided."),
     ] = None
-    kl_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    kl_shift: Annotated[float | None, Meta(description="The same of mean KL by other margins.")] = None
-    kl_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    kl_unseen: Annotated[
-        float | None, Meta(description="The same of mean KL at margins that were not there before.")
+    divergence_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_shift: Annotated[
+        float | None, Meta(description="The same of the mean divergence by other margins.")
     ] = None
-    kl_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    divergence_unseen: Annotated[
+        float | None,
+        Meta(description="The same of the mean divergence at margins that were not there before."),
+    ] = None
+    divergence_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     low_margin_before: Annotated[
         float | None, Meta(description="Share of the slice with a margin below 0.1 before the onset.")
     ] = None

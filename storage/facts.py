@@ -81,12 +81,12 @@ class Sums(_Fact, frozen=True, kw_only=True):
         Items and exchanges compared.
     weight, weight_sq
         Sum of 1 / pi over exchanges, and of its square.
-    flip, js, kl
-        Weighted sums over items, each with an equal part of its exchange's weight; kl is capped per item at the
-        model's `kl_cap`, in nats.
-    flip_weight, js_weight, kl_weight
+    flip, js, divergence
+        Weighted sums over items, each with an equal part of its exchange's weight; divergence is capped per item at the
+        model's `cap`, in nats.
+    flip_weight, js_weight, divergence_weight
         The part of `weight` that has that metric: outputs that are no distribution have none.
-    n_kl_infinite
+    n_infinite
         Items whose KL was infinite.
     """
 
@@ -96,11 +96,11 @@ class Sums(_Fact, frozen=True, kw_only=True):
     weight_sq: float = 0.0
     flip: float = 0.0
     js: float = 0.0
-    kl: float = 0.0
+    divergence: float = 0.0
     flip_weight: float = 0.0
     js_weight: float = 0.0
-    kl_weight: float = 0.0
-    n_kl_infinite: int = 0
+    divergence_weight: float = 0.0
+    n_infinite: int = 0
 
     def __add__(self, other: "Sums") -> "Sums":
         return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
@@ -111,19 +111,19 @@ class Sums(_Fact, frozen=True, kw_only=True):
         return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
 
     def mean(self, metric: Metric) -> float | None:
-        """Return the weighted mean over exchanges of flip, js or kl; None where none has that metric."""
+        """Return the weighted mean over exchanges of flip, js or divergence; None where none has that metric."""
         total, weight = self._of(metric)
         return total / weight if weight else None
 
     def n_effective_of(self, metric: Metric) -> float:
-        """Return the part of `n_effective` that has that metric: flip, js or kl."""
+        """Return the part of `n_effective` that has that metric: flip, js or divergence."""
         return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
 
     def _of(self, metric: Metric) -> tuple[float, float]:
         return {
             Metric.FLIP: (self.flip, self.flip_weight),
             Metric.JS: (self.js, self.js_weight),
-            Metric.KL: (self.kl, self.kl_weight),
+            Metric.DIVERGENCE: (self.divergence, self.divergence_weight),
         }[metric]
 
 
@@ -184,7 +184,7 @@ class Example(_Fact, frozen=True, kw_only=True):
     item: int
     captured_at: datetime
     flip: bool | None
-    kl: float | None
+    divergence: float | None
     trace: str
 
 

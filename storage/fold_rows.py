@@ -46,7 +46,7 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
     flip: float | None
     topk: float | None
     js: float | None
-    kl: float | None
+    divergence: float | None = msgspec.field(name="kl")  # as sessions that are open have it
     margin: float | None
 
     @property
@@ -263,15 +263,15 @@ class RollupRow(_Row, frozen=True, kw_only=True):
     flip: float
     topk: float
     js: float
-    kl: float
+    divergence: float
     margin: float
     flip_weight: float
     topk_weight: float
     js_weight: float
-    kl_weight: float
+    divergence_weight: float
     margin_weight: float
-    n_kl_infinite: int
-    kl_bins: tuple[float, ...]
+    n_infinite: int
+    divergence_bins: tuple[float, ...]
 
 
 class Position(_Row, frozen=True, kw_only=True):

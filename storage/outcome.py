@@ -53,7 +53,7 @@ _FOLD: Final = text("""
     where id = 1
 """)
 _ADDED_BINS: Final = (
-    "(select array_agg(a + b order by i) from unnest(rollup.kl_bins, excluded.kl_bins)"
+    "(select array_agg(a + b order by i) from unnest(rollup.divergence_bins, excluded.divergence_bins)"
     " with ordinality as u(a, b, i))"
 )
 _SUMS: Final = (
@@ -64,14 +64,14 @@ _SUMS: Final = (
     "flip",
     "topk",
     "js",
-    "kl",
+    "divergence",
     "margin",
     "flip_weight",
     "topk_weight",
     "js_weight",
-    "kl_weight",
+    "divergence_weight",
     "margin_weight",
-    "n_kl_infinite",
+    "n_infinite",
 )
 
 
@@ -176,7 +176,7 @@ async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow])
         grown = {column: table.__table__.c[column] + statement.excluded[column] for column in _SUMS}
         bins = text(_ADDED_BINS.replace("rollup", table.__tablename__))
         statement = statement.on_conflict_do_update(
-            index_elements=["model_version_id", "slice_id", name], set_={**grown, "kl_bins": bins}
+            index_elements=["model_version_id", "slice_id", name], set_={**grown, "divergence_bins": bins}
         )
         await connection.execute(statement, [_rollup_values(row, name, step) for row in rows])
 
@@ -258,7 +258,7 @@ def _rollup_values(row: RollupRow, name: str, step: timedelta) -> dict[str, Any]
         "model_version_id": row.model_version_id,
         "slice_id": row.slice_id,
         name: _floor(row.hour_us, step),
-        "kl_bins": list(row.kl_bins),
+        "divergence_bins": list(row.divergence_bins),
         **{column: getattr(row, column) for column in _SUMS},
     }
 

@@ -61,10 +61,10 @@ _CHANGES = text("""
 """)
 
 _EXAMPLES = text("""
-    select exchange_id::text, item, captured_at, flip, kl, trace from comparison
+    select exchange_id::text, item, captured_at, flip, divergence, trace from comparison
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
         and slice_ids @> array[cast(:slice as int)]
-    order by flip desc nulls last, kl desc nulls last, captured_at desc limit :most
+    order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
 """)
 
 

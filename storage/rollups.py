@@ -21,18 +21,21 @@ class _Rollup:
     flip: Mapped[Float] = mapped_column(comment="Weighted sum of flip over items; divide by flip_weight.")
     topk: Mapped[Float] = mapped_column(comment="The same of topk.")
     js: Mapped[Float] = mapped_column(comment="The same of js, nats.")
-    kl: Mapped[Float] = mapped_column(comment="The same of kl, each item capped at the model's kl_cap, nats.")
+    divergence: Mapped[Float] = mapped_column(
+        comment="The same of divergence, each item capped at the model's budget.cap."
+    )
     margin: Mapped[Float] = mapped_column(comment="The same of margin.")
     flip_weight: Mapped[Float] = mapped_column(
         comment="The part of weight that has a flip: items share the weight of their exchange."
     )
     topk_weight: Mapped[Float] = mapped_column(comment="The same of topk.")
     js_weight: Mapped[Float] = mapped_column(comment="The same of js.")
-    kl_weight: Mapped[Float] = mapped_column(comment="The same of kl.")
+    divergence_weight: Mapped[Float] = mapped_column(comment="The same of divergence.")
     margin_weight: Mapped[Float] = mapped_column(comment="The same of margin.")
-    n_kl_infinite: Mapped[BigInt] = mapped_column(comment="Items whose KL was infinite.")
-    kl_bins: Mapped[list[float]] = mapped_column(
-        ARRAY(Double), comment="Weighted histogram of kl: 64 log-spaced bins from 1e-6 to 10 nats, ends open."
+    n_infinite: Mapped[BigInt] = mapped_column(comment="Items whose divergence was infinite.")
+    divergence_bins: Mapped[list[float]] = mapped_column(
+        ARRAY(Double),
+        comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10, ends open.",
     )
 
 

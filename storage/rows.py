@@ -36,8 +36,8 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
         Input features that slices use, finite ones only.
     flip, topk
         Whether the top class, and the set of the k top classes, differ.
-    js, kl
-        Nats; `kl` may be infinite.
+    js, divergence
+        Nats; `divergence` may be infinite.
     margin, candidate_margin, reference_margin
         Change of the gap of the two top probabilities, and that gap on either side.
     detail
@@ -49,7 +49,7 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
     flip: bool | None
     topk: bool | None
     js: float | None
-    kl: float | None
+    divergence: float | None
     margin: float | None
     candidate_margin: float | None
     reference_margin: float | None

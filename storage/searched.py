@@ -29,7 +29,7 @@ _AS_STORED: Final = (
     "u2",
     "candidate_margin",
     "js",
-    "kl",
+    "divergence",
     "margin",
 )
 
@@ -44,7 +44,7 @@ _FROM: Final = """
         and (hashtextextended(coalesce(nullif(c.group_key, ''), c.exchange_id::text), 0) & 1048575) < :kept
 """
 _SEARCHED: Final = text(f"""
-    select c.exchange_id::text, c.pi1 * c.pi2 as pi, c.flip, c.kl, c.attributes, c.features
+    select c.exchange_id::text, c.pi1 * c.pi2 as pi, c.flip, c.divergence, c.attributes, c.features
     {_FROM} order by c.captured_at desc, c.exchange_id, c.item limit :most
 """)
 _POLICIES: Final = text("select id, definition from policy where id = any(cast(:wanted as int[]))")
@@ -56,7 +56,7 @@ class SearchedItem(msgspec.Struct, frozen=True, kw_only=True):
     exchange_id: str
     pi: float
     flip: bool | None
-    kl: float | None
+    divergence: float | None
     attributes: dict[str, str]
     features: dict[str, float]
 

@@ -189,18 +189,20 @@ class Comparison(Base):
     u1: Mapped[Float] = mapped_column(comment="First phase's draw in [0, 1): taken since u1 < pi1.")
     u2: Mapped[Float] = mapped_column(comment="Second phase's draw; thin with it to a constant probability.")
     group_key: Mapped[Str] = mapped_column(comment="Session (hashed) that is one observation, or empty.")
-    flip: Mapped[bool | None] = mapped_column(Boolean, comment="Top class differs.")
+    flip: Mapped[bool | None] = mapped_column(
+        Boolean, comment="Decision differs: of a classifier the top class."
+    )
     topk: Mapped[bool | None] = mapped_column(Boolean, comment="Set of the k top classes differs.")
     js: Mapped[Float | None] = mapped_column(comment="Jensen-Shannon divergence, nats, 0 to ln 2.")
-    kl: Mapped[Float | None] = mapped_column(
-        comment="Kullback-Leibler divergence KL(reference || candidate), nats; infinity is kept."
+    divergence: Mapped[Float | None] = mapped_column(
+        comment="Graded divergence of the model's task, of a classifier KL(reference || candidate), nats; infinity is kept."
     )
     margin: Mapped[Float | None] = mapped_column(
         comment="Absolute change of the gap of the two top probabilities."
     )
     candidate_margin: Mapped[Float | None] = mapped_column(comment="That gap in the candidate's output.")
     reference_margin: Mapped[Float | None] = mapped_column(comment="That gap in the reference's output.")
-    detail: Mapped[Json | None] = mapped_column(comment="What else the comparator says, e.g. top classes.")
+    detail: Mapped[Json | None] = mapped_column(comment="What else was measured, e.g. top classes, by name.")
     attributes: Mapped[Json] = mapped_column(comment="Recorded headers, parameters and JSON values.")
     features: Mapped[Json] = mapped_column(comment="Input features that slices use.")
     trace: Mapped[Str] = mapped_column(comment="traceparent of the production request, or empty.")

@@ -10,7 +10,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Metric
 
-_SUMMED: Final = ("weight", "weight_sq", "flip", "flip_weight", "kl", "kl_weight")
+_SUMMED: Final = ("weight", "weight_sq", "flip", "flip_weight", "divergence", "divergence_weight")
 _SUMS: Final = text(f"""
     with inside as (
         select d.id as discovery_id, d.model, r.model_version_id,
@@ -42,8 +42,8 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
     weight_sq: float = 0.0
     flip: float = 0.0
     flip_weight: float = 0.0
-    kl: float = 0.0
-    kl_weight: float = 0.0
+    divergence: float = 0.0
+    divergence_weight: float = 0.0
 
     @classmethod
     def together(cls, parts: "Iterable[Sums]") -> "Sums":
@@ -53,11 +53,11 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, metric: Metric) -> float:
         """Return the weighted sum of flips or of KL."""
-        return self.kl if metric is Metric.KL else self.flip
+        return self.divergence if metric is Metric.DIVERGENCE else self.flip
 
     def weight_of(self, metric: Metric) -> float:
         """Return the weight of what has that metric."""
-        return self.kl_weight if metric is Metric.KL else self.flip_weight
+        return self.divergence_weight if metric is Metric.DIVERGENCE else self.flip_weight
 
 
 class VersionSums(msgspec.Struct, frozen=True, kw_only=True):

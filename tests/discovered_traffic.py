@@ -148,7 +148,7 @@ async def write_traffic(
             "u2",
             "group_key",
             "flip",
-            "kl",
+            "divergence",
             "attributes",
             "features",
             "trace",
@@ -157,7 +157,7 @@ async def write_traffic(
     )
     await db.execute(
         "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk,"
-        " js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight, margin_weight, n_kl_infinite, kl_bins)"
+        " js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
         " select $1, $2, date_trunc('hour', captured_at), count(*), count(*), count(*), count(*),"
         " 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '{}' from comparison"
         " where model_version_id = $1 and captured_at >= $3 and captured_at < $4 group by 3"

@@ -121,7 +121,7 @@ def batches(
                     flip=float(rng.random() < (faint_flips if faint else 0.001)),
                     topk=0.0,
                     js=0.001,
-                    kl=rng.expovariate(1 / 0.001),
+                    divergence=rng.expovariate(1 / 0.001),
                     margin=0.01,
                 )
                 for item in range(rng.choice((1, 1, 2)))
@@ -137,7 +137,7 @@ def diverging(stream: list[BatchRows], *, every: int) -> list[BatchRows]:
         msgspec.structs.replace(
             rows,
             comparisons=tuple(
-                msgspec.structs.replace(row, kl=math.inf) if place % every == 0 else row
+                msgspec.structs.replace(row, divergence=math.inf) if place % every == 0 else row
                 for place, row in enumerate(rows.comparisons)
             ),
         )
@@ -195,7 +195,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
         )
         await connection.executemany(
             "insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id,"
-            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, flip, topk, js, kl, margin,"
+            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, flip, topk, js, divergence, margin,"
             " attributes, features, trace) values ($1, $2, $3, $4, $5, $6, $7, 1, 'pod', 'default', 'default',"
             " $8, 1.0, 0.0, 0.0, '', $9, $10, $11, $12, $13, '{}', '{}', $14)",
             [
@@ -211,7 +211,7 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                     None if row.flip is None else bool(row.flip),
                     None if row.topk is None else bool(row.topk),
                     row.js,
-                    row.kl,
+                    row.divergence,
                     row.margin,
                     f"00-{row.exchange_id}-{'1' * 16}-01",
                 )

@@ -37,7 +37,7 @@ def quiet(n: int, *, first: int = 1, lost: int = 0, step_us: int = SECOND_US) ->
             u2=0.0,
             candidate_margin=0.5,
             flip=0.0,
-            kl=0.0,
+            divergence=0.0,
         )
         tally = TallyRow(
             source="pod",

@@ -96,7 +96,7 @@ async def record_of(connection: asyncpg.Connection) -> dict[str, list[tuple[Any,
         " from alert order by opened_at, slice_id",
         "outbox": "select count(*) from outbox",
         "rollup_hour": "select model_version_id, slice_id, hour, n_items, n_groups, round(weight::numeric, 6),"
-        " round(flip::numeric, 6), round(kl::numeric, 6), n_kl_infinite from rollup_hour order by 1, 2, 3",
+        " round(flip::numeric, 6), round(divergence::numeric, 6), n_infinite from rollup_hour order by 1, 2, 3",
         "rollup_day": "select model_version_id, slice_id, day, n_items, n_groups from rollup_day order by 1, 2, 3",
     }
     return {name: [tuple(row) for row in await connection.fetch(query)] for name, query in queries.items()}

@@ -27,7 +27,19 @@ _COLUMNS = [
         "slice_ids",
         "n_items",
     ),
-    *("source", "header_stratum", "body_stratum", "pi1", "pi2", "u1", "u2", "group_key", "flip", "js", "kl"),
+    *(
+        "source",
+        "header_stratum",
+        "body_stratum",
+        "pi1",
+        "pi2",
+        "u1",
+        "u2",
+        "group_key",
+        "flip",
+        "js",
+        "divergence",
+    ),
     *("candidate_margin", "reference_margin", "attributes", "features", "trace"),
 ]
 
@@ -59,7 +71,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[int, ...]
     margin: float
     flip: bool
-    kl: float
+    divergence: float
 
 
 def items(draw: Draw, *, seconds: int = 540, per_s: int = 10, seed: int = 1) -> list[Item]:
@@ -80,7 +92,7 @@ def items(draw: Draw, *, seconds: int = 540, per_s: int = 10, seed: int = 1) -> 
                 slices=tuple(sorted(slices)),
                 margin=margin,
                 flip=flip,
-                kl=rng.expovariate(1 / (0.2 if flip else 0.001)),
+                divergence=rng.expovariate(1 / (0.2 if flip else 0.001)),
             )
         )
     return found
@@ -157,7 +169,19 @@ async def store_items(
             records=[
                 (
                     *(from_us(one.at_us), one.exchange, 0, batch, version, 1, list(one.slices), 1, "pod"),
-                    *("default", "default", 1.0, 1.0, 0.0, 0.0, "", one.flip, 0.0, one.kl, one.margin),
+                    *(
+                        "default",
+                        "default",
+                        1.0,
+                        1.0,
+                        0.0,
+                        0.0,
+                        "",
+                        one.flip,
+                        0.0,
+                        one.divergence,
+                        one.margin,
+                    ),
                     *(one.margin, "{}", "{}", ""),
                 )
                 for one in part

@@ -4,6 +4,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.report.figures import (
     CoverageFigures,
     EpisodeFigures,
@@ -41,11 +42,11 @@ def make_slice(
         n_effective=float(n),
         traffic_share=0.04,
         flip=Estimate(mean=flip, low=flip * 0.75, high=flip * 1.3),
-        kl=Estimate(mean=0.01, low=None, high=None),
+        divergence=Estimate(mean=0.01, low=None, high=None),
         js=None,
         flip_budget=0.01,
-        kl_budget=0.02,
-        n_kl_infinite=2,
+        divergence_budget=0.02,
+        n_infinite=2,
         tail=(Quantile(probability=0.5, value=0.001, low=0.0009, high=None), None, None, None),
         shortfall=Quantile(probability=0.99, value=0.31, low=0.2, high=0.5),
     )
@@ -68,6 +69,7 @@ def make_episode(
         slice=slice_name,
         predicate='header.x-scanner = "faint"',
         severity=severity,
+        task=Task.CLASSIFICATION,
         metric=metric,
         onset_at=NOW - timedelta(hours=3),
         opened_at=NOW - timedelta(hours=2),
@@ -86,7 +88,7 @@ def make_episode(
                 item=1,
                 captured_at=NOW,
                 flip=True,
-                kl=None,
+                divergence=None,
                 trace_url="https://tracing.example.com/1",
             ),
         ),

@@ -40,7 +40,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     pi: float
     flip: bool
     js: float
-    kl: float
+    divergence: float
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +98,9 @@ def make_items(
         exchange = str(uuid.UUID(int=int.from_bytes(random.bytes(16)), version=4))
         for item in range(size):
             flip = bool(random.random() < rate)
-            kl = float(random.lognormal(-4.2 if flip else (-5.8 if drifted else -7.5), 1.1))
+            divergence = float(random.lognormal(-4.2 if flip else (-5.8 if drifted else -7.5), 1.1))
             if random.random() < 2e-4:
-                kl = float("inf")
+                divergence = float("inf")
             items.append(
                 Item(
                     at=at,
@@ -110,8 +110,8 @@ def make_items(
                     part=int(index),
                     pi=part.pi,
                     flip=flip,
-                    js=min(kl / 4, log(2)),
-                    kl=kl,
+                    js=min(divergence / 4, log(2)),
+                    divergence=divergence,
                 )
             )
     return items
@@ -186,7 +186,7 @@ async def write_items(
             "group_key",
             "flip",
             "js",
-            "kl",
+            "divergence",
             "attributes",
             "features",
             "trace",
@@ -211,7 +211,7 @@ async def write_items(
                 "",
                 item.flip,
                 item.js,
-                item.kl,
+                item.divergence,
                 "{}",
                 "{}",
                 "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
@@ -242,13 +242,13 @@ def rollup(items: list[Item], parts: list[int] | None, *, grain: timedelta) -> _
                 w * w,
                 w * sum(item.flip for item in group) / n,
                 w * sum(item.js for item in group) / n,
-                w * sum(min(item.kl, CAP) for item in group) / n,
-                sum(item.kl == float("inf") for item in group),
+                w * sum(min(item.divergence, CAP) for item in group) / n,
+                sum(item.divergence == float("inf") for item in group),
             )
         ):
             sums[place] += value
         for item in group:
-            position = 64 * log(max(item.kl, 1e-9) / 1e-6) / log(1e7) if item.kl < 10 else 63
+            position = 64 * log(max(item.divergence, 1e-9) / 1e-6) / log(1e7) if item.divergence < 10 else 63
             sums[9 + min(63, max(0, int(position)))] += w / n
     return found
 
@@ -261,8 +261,8 @@ async def write_rollup(
     await db.copy_records_to_table(
         name,
         columns=(
-            f"model_version_id slice_id {time} n_items n_groups weight weight_sq flip js kl n_kl_infinite topk margin"
-            " flip_weight topk_weight js_weight kl_weight margin_weight kl_bins"
+            f"model_version_id slice_id {time} n_items n_groups weight weight_sq flip js divergence n_infinite topk margin"
+            " flip_weight topk_weight js_weight divergence_weight margin_weight divergence_bins"
         ).split(),
         records=[
             (

@@ -54,7 +54,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
         Share that each read right.
     flip
         Share on which their answers differ.
-    kl
+    divergence
         Mean Kullback-Leibler divergence of the candidate from the reference, each page capped at 2, in nats.
     """
 
@@ -63,7 +63,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
     reference_accuracy: float
     candidate_accuracy: float
     flip: float
-    kl: float
+    divergence: float
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -138,7 +138,7 @@ def compare(directory: Path, scanner: Scanner, images: Images, labels: NDArray[n
     """
     reference, candidate = (_logits(directory / name, images) for name in (REFERENCE, CANDIDATE))
     log_p, log_q = (x - np.logaddexp.reduce(x, axis=1, keepdims=True) for x in (reference, candidate))
-    kl = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
+    divergence = (np.exp(log_p) * (log_p - log_q)).sum(axis=1)
     expected, served = reference.argmax(axis=1), candidate.argmax(axis=1)
     return Quality(
         scanner=scanner,
@@ -146,7 +146,7 @@ def compare(directory: Path, scanner: Scanner, images: Images, labels: NDArray[n
         reference_accuracy=float((expected == labels).mean()),
         candidate_accuracy=float((served == labels).mean()),
         flip=float((expected != served).mean()),
-        kl=float(np.minimum(kl, 2.0).mean()),
+        divergence=float(np.minimum(divergence, 2.0).mean()),
     )
 
 

@@ -179,7 +179,7 @@ class Screen:
                 f"{row.candidate_accuracy:.1%}",
                 Text(f"{100 * change:+.1f}", style="red" if change < -0.01 else ""),
                 _percent(row.flip),
-                f"{row.kl:.4f}",
+                f"{row.divergence:.4f}",
             )
         self.console.print(table)
 
@@ -241,7 +241,7 @@ def _table(view: View) -> Group:
             f"{state.n_groups:,}",
             _percent(state.flip_mean),
             _interval(state),
-            "" if state.kl_mean is None else f"{state.kl_mean:.4f}",
+            "" if state.divergence_mean is None else f"{state.divergence_mean:.4f}",
             _evidence(state),
             Text(state.verdict, style=colour),
             end_section=state.slice == "all",

@@ -16,7 +16,7 @@ ARCHIVE = "scanner=archive"
 _AWAY = (aiohttp.ClientError, OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 _SLICES = """
     select slice, verdict, reason, n_groups, evidence_ratio, flip_mean, flip_low, flip_high, flip_budget,
-        kl_mean, kl_budget
+        divergence_mean, divergence_budget
     from slice_now where reference_digest <> '' order by slice <> 'all', slice
 """
 
@@ -34,7 +34,7 @@ class SliceState(msgspec.Struct, frozen=True, kw_only=True):
         Evidence over its threshold: pages at 1.
     flip_mean, flip_low, flip_high, flip_budget
         Share of changed answers, its 95 % interval and what is accepted.
-    kl_mean, kl_budget
+    divergence_mean, divergence_budget
         Mean divergence in nats and what is accepted.
     """
 
@@ -47,8 +47,8 @@ class SliceState(msgspec.Struct, frozen=True, kw_only=True):
     flip_low: float | None
     flip_high: float | None
     flip_budget: float | None
-    kl_mean: float | None
-    kl_budget: float | None
+    divergence_mean: float | None
+    divergence_budget: float | None
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,7 +24,7 @@ _SLICE = click.option("--slice", "slices", multiple=True, help="Only this slice,
 _METRIC = click.option(
     "--metric",
     "metrics",
-    type=click.Choice([Metric.FLIP.value, Metric.KL.value]),
+    type=click.Choice([Metric.FLIP.value, Metric.DIVERGENCE.value]),
     multiple=True,
     help="Only this metric; may be repeated.",
 )

@@ -42,7 +42,7 @@ def report(
 ) -> None:
     """Write one self-contained HTML file: what fired, the worst slices, trends, tails, coverage and losses.
 
-    The terminal shows one sentence on each version and its worst slices with the tail of their KL; --json prints
+    The terminal shows one sentence on each version and its worst slices with the tail of their divergence; --json prints
     everything the page says.
 
     \b
@@ -78,27 +78,37 @@ def summary(figures: "ReportFigures") -> str:
 
 
 def _table(model: "ModelFigures") -> str:
-    """Return a version's aggregate and worst slices, with the tail of their KL in nats."""
+    """Return a version's aggregate and worst slices, with the tail of their divergence."""
+    from quantdrift.core.task import MEASURES
     from quantdrift.report.finding import QUANTILES, SHORTFALL
 
     names = [f"p{100 * p:g}" for p in QUANTILES[1:]]
     entries = [entry for entry in (model.aggregate, *model.slices) if entry and entry.n_exchanges]
     shown = entries[:_MOST_ROWS]
-    title = f"\n{model.model} {model.version}, KL in nats"
-    head = ("slice", "verdict", "flips", "KL", *names, f"mean above p{100 * SHORTFALL:g}", "exchanges")
+    measure = MEASURES[model.task]
+    title = f"\n{model.model} {model.version}, {measure.name}{f' in {measure.unit}s' if measure.unit else ''}"
+    head = (
+        "slice",
+        "verdict",
+        "flips",
+        measure.name,
+        *names,
+        f"mean above p{100 * SHORTFALL:g}",
+        "exchanges",
+    )
     left_out = f"\n{len(entries) - len(shown)} more stand in the report" if len(entries) > len(shown) else ""
     return f"{title}\n{columns(head, [_row(entry) for entry in shown])}{left_out}\n"
 
 
 def _row(entry: "SliceFigures") -> tuple[str, ...]:
-    from quantdrift.report.wording import count, nats, percent
+    from quantdrift.report.wording import count, number, percent
 
     tail = [*entry.tail[1:], entry.shortfall]
     return (
         entry.name,
         entry.verdict.value,
         percent(entry.flip.mean) if entry.flip else "-",
-        nats(entry.kl.mean) if entry.kl else "-",
-        *("-" if value is None else nats(value.value) for value in tail),
+        number(entry.divergence.mean) if entry.divergence else "-",
+        *("-" if value is None else number(value.value) for value in tail),
         count(entry.n_exchanges),
     )

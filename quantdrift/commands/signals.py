@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 _HEAD = ("signal", "held against", "evidence", "recent mean, or tail")
 
 
-def signal_lines(signals: Sequence[Vital], *, verdict: str | None) -> list[str]:
+def signal_lines(signals: Sequence[Vital], *, verdict: str | None, unit: str) -> list[str]:
     """Return what each signal is held against and what it has seen, as a table; a tail has lines of its own.
 
     Parameters
@@ -24,6 +24,8 @@ def signal_lines(signals: Sequence[Vital], *, verdict: str | None) -> list[str]:
         Those of one slice.
     verdict
         What is said of the slice: the evidence of one that fires has begun anew and is not told.
+    unit
+        Of the model's graded divergence.
     """
     if not signals:
         return []
@@ -32,34 +34,34 @@ def signal_lines(signals: Sequence[Vital], *, verdict: str | None) -> list[str]:
         idle = verdict == Verdict.FIRING.value or one.missing
         evidence = "-" if idle else f"{one.evidence:.3g}"
         mean = None if one.tail else one.recent
-        recent = "" if mean is None else _measured(one.metric, mean.mean, mean.low, mean.high)
-        rows.append((f"{one.metric} {one.kind}", _against(one), evidence, recent))
-        rows += [(f"  {figure.name}", "", "", _quantile(one.metric, figure)) for figure in one.tail]
+        recent = "" if mean is None else _measured(one.metric, unit, mean.mean, mean.low, mean.high)
+        rows.append((f"{one.metric} {one.kind}", _against(one, unit), evidence, recent))
+        rows += [(f"  {figure.name}", "", "", _quantile(one.metric, unit, figure)) for figure in one.tail]
     return ["", *(f"  {line}" for line in columns(_HEAD, rows).splitlines())]
 
 
-def _against(one: Vital) -> str:
+def _against(one: Vital, unit: str) -> str:
     from quantdrift.report.wording import amount
 
     if one.budget is not None:
-        return f"a budget of {amount(Metric(one.metric), one.budget)}"
+        return f"a budget of {amount(Metric(one.metric), one.budget, unit)}"
     if one.missing:
         return f"learns, needs some {one.missing:,} more exchanges"
     return f"a baseline of {one.n_learned or 0:,} exchanges"
 
 
-def _quantile(metric: str, figure: Quantile) -> str:
+def _quantile(metric: str, unit: str, figure: Quantile) -> str:
     from quantdrift.report.wording import amount
 
     if figure.value is None:
         return "too few exchanges"
     if figure.low is None or figure.high is None:
-        return f"{amount(Metric(metric), figure.value)}, extrapolated"
-    return _measured(metric, figure.value, figure.low, figure.high)
+        return f"{amount(Metric(metric), figure.value, unit)}, extrapolated"
+    return _measured(metric, unit, figure.value, figure.low, figure.high)
 
 
-def _measured(metric: str, mean: float, low: float, high: float) -> str:
+def _measured(metric: str, unit: str, mean: float, low: float, high: float) -> str:
     from quantdrift.report.interval import Estimate
     from quantdrift.report.wording import measured
 
-    return measured(Metric(metric), Estimate(mean=mean, low=low, high=high))
+    return measured(Metric(metric), Estimate(mean=mean, low=low, high=high), unit)

@@ -124,7 +124,11 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
     else:
         click.echo(
             "\n".join(
-                [_shown(found), *_history_lines(history), *signal_lines(signals, verdict=found.verdict)]
+                [
+                    _shown(found),
+                    *_history_lines(history),
+                    *signal_lines(signals, verdict=found.verdict, unit=config.measure(found.model).unit),
+                ]
             )
         )
 

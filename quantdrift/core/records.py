@@ -22,10 +22,12 @@ class Verdict(StrEnum):
 class Metric(StrEnum):
     """A divergence between candidate and reference, per item; every one is >= 0."""
 
-    FLIP = "flip"  # 1 where the top class differs, else 0
+    FLIP = "flip"  # 1 where the decision differs, else 0: of a classifier the top class
     TOPK = "topk"  # 1 where the set of the k top classes differs, else 0
     JS = "js"  # Jensen-Shannon divergence in nats, at most ln 2
-    KL = "kl"  # Kullback-Leibler divergence of the candidate from the reference in nats, may be infinite
+    DIVERGENCE = (
+        "divergence"  # the graded one of the model's task, may be infinite: of a classifier KL in nats
+    )
     MARGIN = "margin"  # absolute change of the gap between the two top probabilities, in [0, 1]
 
 

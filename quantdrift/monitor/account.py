@@ -1,6 +1,7 @@
 """An explanation in words: one sentence per finding, the most telling first."""
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import MEASURES, Measure, Task
 from quantdrift.drift.detector import CHANGE, TAIL
 from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE
 from storage.explained import Explanation
@@ -57,9 +58,10 @@ _ADVICE = {
     "(per-channel) quantisation, and measure with labels.",
 }
 _GUESS = {
-    Metric.KL: "Divergence of the whole output distribution points to numeric damage (range or resolution lost).",
+    Metric.DIVERGENCE: "Divergence of the whole output distribution points to numeric damage (range or resolution lost).",
     Metric.FLIP: "Flips with little divergence are inputs near the decision boundary; with it, numeric damage.",
 }
+_GUESS_ELSE = "The outputs themselves moved, which points to numeric damage (range or resolution lost)."
 _MEND = (
     "Most often the calibration set lacked this slice: calibrate again with it, or use finer (per-channel) "
     "quantisation; measure with labels."
@@ -81,6 +83,7 @@ def reason_of(kind: str, *, page: bool) -> str:
 
 def advice(
     metric: Metric,
+    task: Task,
     aggregate: Verdict,
     onset: str,
     *,
@@ -93,6 +96,8 @@ def advice(
     ----------
     metric
         What decided.
+    task
+        What the model gives.
     aggregate
         The verdict over all of the version's traffic.
     onset
@@ -109,42 +114,48 @@ def advice(
     )
     if explained_by:
         where = f"Look at {explained_by} first: without it nothing is left of this alert."
-    what = _ADVICE.get(cause or "") or f"{_GUESS.get(metric, _GUESS[Metric.FLIP])} {_MEND}"
+    guess = _GUESS.get(metric, _GUESS[Metric.FLIP]) if task is Task.CLASSIFICATION else _GUESS_ELSE
+    what = _ADVICE.get(cause or "") or f"{guess} {_MEND}"
     return f"{where} Look for what changed around {onset}. {what}"
 
 
-def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
+def sentences(found: Explanation, metric: Metric, kind: str, task: Task) -> tuple[str, ...]:
     """Return an explanation in words.
 
     Parameters
     ----------
     found
         The explanation.
-    metric, kind
-        Metric and kind of detector that decided: they name the measure and its unit.
+    metric, kind, task
+        Metric and kind of detector that decided, and what the model gives: they name the measure and its unit.
     """
+    measure = MEASURES[task]
     if found.unexplained:
         return (f"Not explained: {found.unexplained}. The alert itself is as sound as any.",)
-    share = metric is Metric.FLIP or kind == TAIL.kind
+    unit = " points" if metric is Metric.FLIP or kind == TAIL.kind else _unit(measure)
     said = [*_folded(found), *(f"New around the onset: {change}." for change in found.changes)]
     if found.cause and found.damage is not None and found.shift is not None:
         said.append(
             _CAUSES[found.cause].format(
-                subject=_measure(metric, kind),
-                damage=_amount(found.damage, found.damage_se, share=share),
-                shift=_amount(found.shift, found.shift_se, share=share),
+                subject=_subject(metric, kind, measure),
+                damage=_amount(found.damage, found.damage_se, unit=unit),
+                shift=_amount(found.shift, found.shift_se, unit=unit),
             )
-            + _unseen(found.unseen, found.unseen_se, "at margins that were not there before", share=share)
+            + _unseen(found.unseen, found.unseen_se, "at margins that were not there before", unit=unit)
             + _margins(found)
         )
     elif found.cause == TOO_FEW:
         said.append(_too_few(found))
-    if found.kl_damage is not None and found.kl_shift is not None:
+    if found.divergence_damage is not None and found.divergence_shift is not None:
         said.append(
-            f"Mean KL moved by {_amount(found.kl_damage, found.kl_damage_se, share=False)} at equal margins and by "
-            f"{_amount(found.kl_shift, found.kl_shift_se, share=False)} by other margins"
+            f"Mean {measure.name} moved by "
+            f"{_amount(found.divergence_damage, found.divergence_damage_se, unit=_unit(measure))} at equal margins and by "
+            f"{_amount(found.divergence_shift, found.divergence_shift_se, unit=_unit(measure))} by other margins"
             + _unseen(
-                found.kl_unseen, found.kl_unseen_se, "at margins that were not there before", share=False
+                found.divergence_unseen,
+                found.divergence_unseen_se,
+                "at margins that were not there before",
+                unit=_unit(measure),
             )
             + "."
         )
@@ -153,15 +164,15 @@ def sentences(found: Explanation, metric: Metric, kind: str) -> tuple[str, ...]:
         said.append(
             (_AGAINST if raised and move <= 0 else _AGGREGATE[found.aggregate_cause]).format(
                 raised=raised,
-                move=_amount(move, None, share=share),
-                within=_amount(found.aggregate_within, found.aggregate_within_se, share=share),
-                mix=_amount(found.aggregate_mix, found.aggregate_mix_se, share=share),
+                move=_amount(move, None, unit=unit),
+                within=_amount(found.aggregate_within, found.aggregate_within_se, unit=unit),
+                mix=_amount(found.aggregate_mix, found.aggregate_mix_se, unit=unit),
             )
             + _unseen(
                 found.aggregate_unseen,
                 found.aggregate_unseen_se,
                 "traffic that was not there before",
-                share=share,
+                unit=unit,
             )
             + "."
         )
@@ -184,9 +195,9 @@ def _too_few(found: Explanation) -> str:
     )
 
 
-def _unseen(value: float | None, se: float | None, what: str, *, share: bool) -> str:
+def _unseen(value: float | None, se: float | None, what: str, *, unit: str) -> str:
     """Return what is neither; nothing where there was no such traffic."""
-    return "" if not value else f"; {what}: {_amount(value, se, share=share)}"
+    return "" if not value else f"; {what}: {_amount(value, se, unit=unit)}"
 
 
 def _folded(found: Explanation) -> list[str]:
@@ -200,10 +211,10 @@ def _folded(found: Explanation) -> list[str]:
     return said
 
 
-def _measure(metric: Metric, kind: str) -> str:
+def _subject(metric: Metric, kind: str, measure: Measure) -> str:
     if kind == TAIL.kind:
         return "the share of items in the tail"
-    return "the flip rate" if metric is Metric.FLIP else f"mean {metric.value.upper()}"
+    return "the flip rate" if metric is Metric.FLIP else f"mean {measure.name}"
 
 
 def _margins(found: Explanation) -> str:
@@ -215,7 +226,11 @@ def _margins(found: Explanation) -> str:
     )
 
 
-def _amount(value: float, se: float | None, *, share: bool) -> str:
-    scale, unit = (100, " points") if share else (1, " nat")
+def _unit(measure: Measure) -> str:
+    return f" {measure.unit}" if measure.unit else ""
+
+
+def _amount(value: float, se: float | None, *, unit: str) -> str:
+    scale = 100 if unit == " points" else 1
     error = "" if se is None else f" (standard error {scale * se:.2g})"
     return f"{scale * value:+.3g}{unit}{error}"

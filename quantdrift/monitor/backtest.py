@@ -24,8 +24,8 @@ class HourSums(msgspec.Struct, kw_only=True):
     weight_sq: float = 0.0
     flip: float = 0.0
     flip_weight: float = 0.0
-    kl: float = 0.0
-    kl_weight: float = 0.0
+    divergence: float = 0.0
+    divergence_weight: float = 0.0
 
     def add(self, row: "RollupRow | HourSums") -> None:
         """Add to each sum, in place."""
@@ -33,8 +33,12 @@ class HourSums(msgspec.Struct, kw_only=True):
             setattr(self, name, getattr(self, name) + getattr(row, name))
 
     def mean(self, metric: Metric) -> float | None:
-        """Return the weighted mean of flips, or of capped KL in nats; None where nothing has that metric."""
-        total, weight = (self.kl, self.kl_weight) if metric is Metric.KL else (self.flip, self.flip_weight)
+        """Return the weighted mean of flips, or of the capped divergence; None where nothing has that metric."""
+        total, weight = (
+            (self.divergence, self.divergence_weight)
+            if metric is Metric.DIVERGENCE
+            else (self.flip, self.flip_weight)
+        )
         return total / weight if weight > 0 else None
 
 
@@ -44,7 +48,7 @@ class Breach(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     key, metric
-        Candidate version and slice; flip or kl.
+        Candidate version and slice; flip or divergence.
     mean, low, budget
         Weighted mean, its lower confidence bound, and what is accepted, in the metric's own unit.
     n_effective
@@ -159,7 +163,7 @@ class Backtest:
                     total.add(sums)
         found = []
         for key, total in totals.items():
-            for metric in (Metric.FLIP, Metric.KL):
+            for metric in (Metric.FLIP, Metric.DIVERGENCE):
                 breach = self._breach(key, metric, total, ALPHA / (2 * len(totals)))
                 if breach and key not in alerted:
                     in_record = any(one.key == key for one in recorded)
@@ -184,7 +188,7 @@ def accepted(config: Config, model: str, metric: Metric) -> tuple[float, float]:
     """Return the accepted mean of a metric and the cap of its single values, in its own unit."""
     found = config.model(model)
     budget = found.budget if found else Budget()
-    return (budget.kl, budget.kl_cap) if metric is Metric.KL else (budget.flip, 1.0)
+    return (budget.divergence, budget.cap) if metric is Metric.DIVERGENCE else (budget.flip, 1.0)
 
 
 def lower_bound(mean: float, n: float, delta: float) -> float:

@@ -94,7 +94,7 @@ def with_traffic(
     rates = Rates()
     # Its null mean is over the cap of that day: under another cap the test would be of another claim.
     budgets = [
-        msgspec.structs.replace(budget, kl_cap=row.scale) if row.metric is Metric.KL else budget
+        msgspec.structs.replace(budget, cap=row.scale) if row.metric is Metric.DIVERGENCE else budget
         for row in candidates
     ]
     values: list[list[tuple[float, float]]] = [[] for _ in candidates]

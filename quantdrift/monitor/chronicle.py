@@ -136,8 +136,10 @@ class Chronicle:
     ) -> None:
         entry, metric = self._entries[key], Metric(signal.metric)
         accepted = states.get(SignalKey(signal.metric, BUDGET.kind))
+        version = self._appraisal.catalog.versions[key[0]]
         row = tell(
-            version=self._appraisal.catalog.versions[key[0]],
+            task=self._roster.task(version.model),
+            version=version,
             place=self._appraisal.catalog.slices[key[1]],
             change=(entry.verdict.verdict, verdict),
             reason=reason,

@@ -297,16 +297,16 @@ async def import_(
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
         raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
     found = config.model(scope.model)
-    cap = (found.budget if found else Budget()).kl_cap
+    cap = (found.budget if found else Budget()).cap
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, sorted({one.slice for one in figures}))
         ids = {name: slice_id for slice_id, name in slices.items()}
         wanted = [one for one in figures if _wanted(one.metric.value, scope.metrics)]
         for one in wanted:
-            top = {Metric.FLIP: 1.0, Metric.KL: cap}.get(one.metric)
+            top = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}.get(one.metric)
             if top is None:
-                raise OperatorError(f"`{one.metric}` has no budget: flip and kl have")
+                raise OperatorError(f"`{one.metric}` has no budget: flip and divergence have")
             if one.upper is not None and not LEAST_BUDGET <= one.upper < top:
                 raise OperatorError(
                     f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between "

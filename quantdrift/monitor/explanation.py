@@ -21,6 +21,7 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
+from quantdrift.core.task import Task
 from quantdrift.drift.damage import DamageCause
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.mix import Cause
@@ -144,7 +145,7 @@ class Explainer:
             for one in catalog.slices.values()
             if one.model == version.model and one.name == ALL and not one.where
         )
-        cap = self._budget(version.model).kl_cap
+        cap = self._budget(version.model).cap
         measure = measure_of(row.details, cap)
         held_against = await yardstick(evidence, row, catalog.versions)
         before, past = Scene(held_against.items), Scene(held_against.past)
@@ -163,15 +164,13 @@ class Explainer:
         tolerance = self._config.monitor.tolerance
         others = standing.at(row)
         sizes = whole_after.sizes()
-        by = smallest(after, others, sizes, mine=row.slice_id, kl_cap=cap, tolerance=tolerance)
+        by = smallest(after, others, sizes, mine=row.slice_id, cap=cap, tolerance=tolerance)
         explained = []
         for larger in standing.larger(row, after, sizes)[:MOST_LARGER]:
             scene = whole_after
             if larger != everything:
                 scene = await _since(evidence, row, larger)
-            if explains(
-                scene, others, sizes, mine=row.slice_id, larger=larger, kl_cap=cap, tolerance=tolerance
-            ):
+            if explains(scene, others, sizes, mine=row.slice_id, larger=larger, cap=cap, tolerance=tolerance):
                 explained.append(larger)
         explanation = _aggregate(_findings(before, after, measure, cap), whole_before, whole_after, measure)
         other = held_against.version != row.model_version_id
@@ -214,7 +213,7 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene
     return Scene(items)
 
 
-def _findings(before: Scene, after: Scene, measure: Measure, kl_cap: float) -> Explanation:
+def _findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Explanation:
     """Return what the slice's own windows tell."""
     explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
     found = damaged(before, after, measure)
@@ -233,17 +232,17 @@ def _findings(before: Scene, after: Scene, measure: Measure, kl_cap: float) -> E
         low_margin_before=found.low_margin_before,
         low_margin_after=found.low_margin_after,
     )
-    mean_kl = Measure(metric=Metric.KL, kind=BUDGET.kind, cap=kl_cap)
-    decided_by_it = measure.metric is Metric.KL and measure.above is None
-    if not decided_by_it and (kl := damaged(before, after, mean_kl)):
+    mean_divergence = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=cap)
+    decided_by_it = measure.metric is Metric.DIVERGENCE and measure.above is None
+    if not decided_by_it and (divergence := damaged(before, after, mean_divergence)):
         explanation = msgspec.structs.replace(
             explanation,
-            kl_damage=kl.at_equal_margins.value,
-            kl_damage_se=kl.at_equal_margins.se,
-            kl_shift=kl.by_margins.value,
-            kl_shift_se=kl.by_margins.se,
-            kl_unseen=kl.unseen.value,
-            kl_unseen_se=kl.unseen.se,
+            divergence_damage=divergence.at_equal_margins.value,
+            divergence_damage_se=divergence.at_equal_margins.se,
+            divergence_shift=divergence.by_margins.value,
+            divergence_shift_se=divergence.by_margins.se,
+            divergence_unseen=divergence.unseen.value,
+            divergence_unseen_se=divergence.unseen.se,
         )
     return explanation
 
@@ -312,10 +311,12 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
 def _with(row: TransitionRow, explanation: Explanation) -> TransitionRow:
     """Return an alert with its explanation, in figures and in words, and with the advice that follows from it."""
     details = row.details
-    said = sentences(explanation, row.metric, details.get("detector", BUDGET.kind))
+    task = Task(details.get("task", Task.CLASSIFICATION))  # what an earlier release has told says none
+    said = sentences(explanation, row.metric, details.get("detector", BUDGET.kind), task)
     told = {
         "advice": advice(
             row.metric,
+            task,
             Verdict(details["aggregate_verdict"]),
             details["onset"],
             cause=explanation.cause,

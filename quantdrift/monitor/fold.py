@@ -178,7 +178,7 @@ class Fold:
             version = self.catalog.versions[first.model_version_id]
             if not version.reference_digest:
                 continue
-            cap = self._roster.budget(version.model).kl_cap
+            cap = self._roster.budget(version.model).cap
             for slice_id, items in slices_of(exchange.rows).items():
                 self._rollup.add(slice_id, items, cap)
             if first.group_key:

@@ -253,10 +253,9 @@ def _length(seconds: float) -> str:
 
 
 def _breach(one: ToldBreach) -> str:
-    unit = " nat" if one.metric is Metric.KL else ""
     said = "alerted in the record" if one.alerted_in_record else "nobody alerted"
     return (
-        f"{one.model} {one.version}, {one.slice}: {one.metric} {one.mean:.3g}{unit}, surely above {one.low:.3g}, "
+        f"{one.model} {one.version}, {one.slice}: {one.metric} {one.mean:.3g}, surely above {one.low:.3g}, "
         f"budget {one.budget:g} ({said})"
     )
 

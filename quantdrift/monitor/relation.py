@@ -119,7 +119,7 @@ def smallest(
     sizes: Mapping[int, float],
     *,
     mine: int,
-    kl_cap: float,
+    cap: float,
     tolerance: float,
 ) -> int | None:
     """Return the smallest alerting slice that explains the alert of slice `mine`, or None.
@@ -134,15 +134,15 @@ def smallest(
         Weight of each slice's traffic; one that is not there is the smallest of all.
     mine
         The slice.
-    kl_cap
-        Above it a divergence counts as much, in nats.
+    cap
+        Above it a divergence counts as much.
     tolerance
         By how much a learned baseline may be exceeded, as a share of it.
     """
     alert = beside.get(mine)
     if alert is None:
         return None
-    values = scene.values(measure_of(alert.details, kl_cap))
+    values = scene.values(measure_of(alert.details, cap))
     known = np.isfinite(values)
     others = {
         other: scene.inside(other)[known]
@@ -161,7 +161,7 @@ def explains(
     *,
     mine: int,
     larger: int,
-    kl_cap: float,
+    cap: float,
     tolerance: float,
 ) -> bool:
     """Return whether slice `mine` is the smallest that explains the alert of slice `larger`; see `smallest`.
@@ -170,12 +170,12 @@ def explains(
     ----------
     scene
         Items of `larger` since the onset of `mine`.
-    beside, sizes, kl_cap, tolerance
+    beside, sizes, cap, tolerance
         As in `smallest`.
     mine, larger
         The slices.
     """
-    return smallest(scene, beside, sizes, mine=larger, kl_cap=kl_cap, tolerance=tolerance) == mine
+    return smallest(scene, beside, sizes, mine=larger, cap=cap, tolerance=tolerance) == mine
 
 
 def _alerting(change: TransitionRow) -> Alerting:

@@ -3,7 +3,7 @@
 A slice is **quiet** when over the last `discovery.retire_days`
 
 1. it has been monitored all the time, no alert of it was open, and no evidence is growing against it now;
-2. for flips and for capped KL, where it has any, the upper bound of its mean is not above
+2. for flips and for the capped divergence, where it has any, the upper bound of its mean is not above
    `max(budget, discovery.least_ratio * mean of the rest of the traffic)`: what a candidate must be shown to be above
    is shown not to be so;
 3. no candidate version on its own is shown to be above that.

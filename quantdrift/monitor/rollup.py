@@ -8,18 +8,18 @@ import numpy as np
 from storage.fold_rows import ComparisonRow, RollupRow
 
 HOUR_US = 3_600_000_000
-KL_BINS = 64
-_EDGES = np.geomspace(1e-6, 10.0, KL_BINS + 1)[1:-1]
-_MEANS = ("flip", "topk", "js", "kl", "margin")
+DIVERGENCE_BINS = 64
+_EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
+_MEANS = ("flip", "topk", "js", "divergence", "margin")
 
 
 class _Sums:
     def __init__(self) -> None:
-        self.n_items = self.n_groups = self.n_kl_infinite = 0
+        self.n_items = self.n_groups = self.n_infinite = 0
         self.weight = self.weight_sq = 0.0
         self.means = dict.fromkeys(_MEANS, 0.0)
         self.weights = dict.fromkeys(_MEANS, 0.0)
-        self.kl_bins = [0.0] * KL_BINS
+        self.divergence_bins = [0.0] * DIVERGENCE_BINS
 
 
 class Rollup:
@@ -28,7 +28,7 @@ class Rollup:
     def __init__(self) -> None:
         self._sums: dict[tuple[int, int, int], _Sums] = {}
 
-    def add(self, slice_id: int, items: Sequence[ComparisonRow], kl_cap: float) -> None:
+    def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float) -> None:
         """Add one group: the items of one exchange that lie in a slice.
 
         The group has weight 1 / pi and each item an equal part of it; a metric that an item lacks adds nothing, and
@@ -48,10 +48,10 @@ class Rollup:
                 value = getattr(row, metric)
                 if value is not None:
                     sums.weights[metric] += share
-                    sums.means[metric] += share * (min(value, kl_cap) if metric == "kl" else value)
-            if row.kl is not None:
-                sums.n_kl_infinite += math.isinf(row.kl)
-                sums.kl_bins[int(np.searchsorted(_EDGES, row.kl, side="right"))] += share
+                    sums.means[metric] += share * (min(value, cap) if metric == "divergence" else value)
+            if row.divergence is not None:
+                sums.n_infinite += math.isinf(row.divergence)
+                sums.divergence_bins[int(np.searchsorted(_EDGES, row.divergence, side="right"))] += share
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
@@ -64,8 +64,8 @@ class Rollup:
                 n_groups=sums.n_groups,
                 weight=sums.weight,
                 weight_sq=sums.weight_sq,
-                n_kl_infinite=sums.n_kl_infinite,
-                kl_bins=tuple(sums.kl_bins),
+                n_infinite=sums.n_infinite,
+                divergence_bins=tuple(sums.divergence_bins),
                 **sums.means,
                 **{f"{metric}_weight": weight for metric, weight in sums.weights.items()},
             )

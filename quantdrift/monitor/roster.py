@@ -8,6 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.drift import signal as header
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.clock import CalendarClock
@@ -176,6 +177,11 @@ class Roster:
         """Return what the owner of a model accepts."""
         found = self._config.model(model)
         return found.budget if found else Budget()
+
+    def task(self, model: str) -> Task:
+        """Return what a model gives."""
+        found = self._config.model(model)
+        return found.task if found else Task.CLASSIFICATION
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> FloatArray:
         watch, metric = self.entries[key].watch, Metric(signal.metric)

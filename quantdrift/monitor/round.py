@@ -237,7 +237,7 @@ class _Work:
         # What is watched or tested must be recognised when it is found.
         watched = [*slices, *(row.key for row in of_model)]
         used = {condition.key for one in watched for condition in one.where}
-        items = await self._items(version, budget.kl_cap, used)
+        items = await self._items(version, budget.cap, used)
         bounds = {
             metric: null_mean(budget_of(metric, budget), high, limits.least_ratio)
             for metric in WATCHED
@@ -273,7 +273,7 @@ class _Work:
             # After the rows: a policy is written before the first of its rows, and then it is seen as well.
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
-    async def _items(self, version: SearchedVersion, kl_cap: float, used: set[str]) -> Items:
+    async def _items(self, version: SearchedVersion, cap: float, used: set[str]) -> Items:
         limits = self._config.discovery
         window = Window(version_id=version.id, begin=self._now - timedelta(days=limits.days), end=self._now)
         choice = Choice(limits.least_share, N_BINS, used)
@@ -284,7 +284,9 @@ class _Work:
                 self._go_on()
                 signals = {
                     Metric.FLIP: None if row.flip is None else float(row.flip),
-                    Metric.KL: None if row.kl is None else min(max(row.kl, 0.0), kl_cap) / kl_cap,
+                    Metric.DIVERGENCE: None
+                    if row.divergence is None
+                    else min(max(row.divergence, 0.0), cap) / cap,
                 }
                 choice.add(row.exchange_id, row.pi, row.attributes, row.features, signals)
         return choice.items()

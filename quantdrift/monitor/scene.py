@@ -44,18 +44,18 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     def of(self, item: EvidenceItem) -> float:
         """Return the value of an item; not a number where it has none."""
-        value = item.kl if self.metric is Metric.KL else item.flip
+        value = item.divergence if self.metric is Metric.DIVERGENCE else item.flip
         if value is None or math.isnan(value):
             return math.nan
         return min(value, self.cap) if self.above is None else float(value > self.above)
 
 
-def measure_of(details: Mapping[str, Any], kl_cap: float) -> Measure:
+def measure_of(details: Mapping[str, Any], cap: float) -> Measure:
     """Return what decided an alert, from its details; a tail whose level was never clear is looked at by its mean."""
     metric = Metric(details["metric"])
     kind = details.get("detector", BUDGET.kind)
     above = details.get("tail_level") if kind == TAIL.kind else None
-    return Measure(metric=metric, kind=kind, cap=kl_cap if metric is Metric.KL else 1.0, above=above)
+    return Measure(metric=metric, kind=kind, cap=cap if metric is Metric.DIVERGENCE else 1.0, above=above)
 
 
 def level_of(details: Mapping[str, Any], tolerance: float) -> float:

@@ -17,8 +17,11 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import SliceRates
 from storage.fold_rows import ComparisonRow
 
-WATCHED = (Metric.FLIP, Metric.KL)
-LEARNED = ((Metric.FLIP, CHANGE.kind), (Metric.KL, TAIL.kind))  # flips by margin, KL by its tail and its body
+WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
+LEARNED = (
+    (Metric.FLIP, CHANGE.kind),
+    (Metric.DIVERGENCE, TAIL.kind),
+)  # flips by margin, the divergence by its tail and its body
 # Made once: they know their hashes, and every group of every slice is kept under them.
 _BUDGETS = {metric: SignalKey(metric.value, BUDGET.kind) for metric in WATCHED}
 _CHANGE, _TAIL = (SignalKey(metric.value, kind) for metric, kind in LEARNED)
@@ -27,12 +30,12 @@ _LOG = logging.getLogger(__name__)
 
 def cap_of(metric: Metric, budget: Budget) -> float:
     """Return what one unit of the clipped signal is in the metric's own unit."""
-    return budget.kl_cap if metric is Metric.KL else 1.0
+    return budget.cap if metric is Metric.DIVERGENCE else 1.0
 
 
 def budget_of(metric: Metric, budget: Budget) -> float:
     """Return the accepted mean of the clipped signal, over its cap."""
-    return budget.kl / budget.kl_cap if metric is Metric.KL else budget.flip
+    return budget.divergence / budget.cap if metric is Metric.DIVERGENCE else budget.flip
 
 
 def scale_of(signal: SignalKey, budget: Budget) -> float:
@@ -86,7 +89,7 @@ def _learned(
             value[place] += 1.0 / len(flips)
             value[N_BINS + place] += x / len(flips)
         found[_CHANGE] = value
-    tail = [x for item in kept if (x := _value(Metric.KL, item, math.inf)) is not None]
+    tail = [x for item in kept if (x := _value(Metric.DIVERGENCE, item, math.inf)) is not None]
     if tail:
         value = np.zeros(TAIL.width)
         for x in tail:
@@ -96,7 +99,7 @@ def _learned(
 
 
 def _value(metric: Metric, item: ComparisonRow, cap: float) -> float | None:
-    value = item.kl if metric is Metric.KL else item.flip
+    value = item.divergence if metric is Metric.DIVERGENCE else item.flip
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
 
 

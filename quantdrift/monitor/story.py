@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import MEASURES, Task
 from quantdrift.drift import signal as fields
 from quantdrift.drift.bag import exceedance
 from quantdrift.drift.block import FloatArray
@@ -16,7 +17,6 @@ from quantdrift.monitor.account import advice
 from storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
-_UNITS = {Metric.FLIP: "share of exchanges", Metric.KL: "nat"}
 
 
 class Story(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,8 +30,10 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         The slice's name and its canonical text.
     from_verdict, verdict, reason
         What changed, and why.
-    metric, unit, budget
-        The metric with the most evidence, its unit and the accepted mean.
+    task
+        What the model gives: it tells what a flip is, and the graded divergence.
+    metric, measure, unit, budget
+        The metric with the most evidence, what people call it, its unit (empty: none) and the accepted mean.
     before, after
         Its mean before and since the estimated onset; `after` is biased upwards, the onset having been chosen by
         looking.
@@ -48,7 +50,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         The same metric over all of the version's traffic: is it only this slice?
     detector
         Which kind of detector has the most evidence: `budget` (the mean is above what is accepted), `change` (flips
-        are above what was learned) or `tail` (the upper tail of KL is above what was learned; `mean`, `low`, `high`,
+        are above what was learned) or `tail` (the upper tail of the divergence is above what was learned; `mean`, `low`, `high`,
         `before` and `after` are then its 99 % quantile).
     tail_level, tail_before, tail_after
         Of a tail: a level, and the share of items above it before and since the onset, where that rose clearly.
@@ -66,7 +68,9 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     from_verdict: Verdict
     verdict: Verdict
     reason: str
+    task: Task = Task.CLASSIFICATION
     metric: Metric
+    measure: str = ""
     unit: str
     budget: float
     before: float | None = None
@@ -100,6 +104,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
 
 def tell(
     *,
+    task: Task,
     version: VersionRow,
     place: SliceRow,
     change: tuple[Verdict, Verdict],
@@ -121,6 +126,8 @@ def tell(
 
     Parameters
     ----------
+    task
+        What the model gives.
     version, place
         Candidate version and slice.
     change, reason
@@ -151,8 +158,10 @@ def tell(
         from_verdict=change[0],
         verdict=change[1],
         reason=reason,
+        task=task,
         metric=metric,
-        unit=unit_of(metric),
+        measure=measure_of(metric, task),
+        unit=unit_of(metric, task),
         budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
         before=moved.before if moved else None,
         after=moved.after if moved else None,
@@ -169,7 +178,7 @@ def tell(
         aggregate_high=aggregate_high,
         onset=iso(moved.onset_us) if moved else None,
         n_since_onset=moved.n_after if moved else None,
-        advice=advice(metric, aggregate[0], iso(moved.onset_us)) if moved else ended(change[1]),
+        advice=advice(metric, task, aggregate[0], iso(moved.onset_us)) if moved else ended(change[1]),
         detector=kind,
         tail_level=tail.level if tail else None,
         tail_before=tail.before if tail else None,
@@ -195,9 +204,14 @@ def iso(at_us: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).isoformat()
 
 
-def unit_of(metric: Metric) -> str:
-    """Return the unit of a metric's mean."""
-    return _UNITS.get(metric, "1")
+def measure_of(metric: Metric, task: Task) -> str:
+    """Return what people call a metric of a task."""
+    return MEASURES[task].name if metric is Metric.DIVERGENCE else metric.value
+
+
+def unit_of(metric: Metric, task: Task) -> str:
+    """Return the unit of a metric's mean; empty: it has none."""
+    return MEASURES[task].unit if metric is Metric.DIVERGENCE else "share of exchanges"
 
 
 def ended(verdict: Verdict) -> str:
@@ -215,7 +229,7 @@ def summary(story: Story) -> str:
     where = f"{story.model} {story.version}, {story.slice}"
     if story.mean is None or story.low is None or story.high is None:
         return f"{where}: {story.from_verdict} -> {story.verdict} ({story.reason})"
-    what = f"p99 of {story.metric}" if story.detector == TAIL.kind else story.metric
+    what = f"p99 of {story.measure}" if story.detector == TAIL.kind else story.measure
     if story.detector != BUDGET.kind:
         return (
             f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "

@@ -6,6 +6,7 @@ from datetime import datetime
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
 from storage.facts import Fleet, ReasonCount, StratumCounts
@@ -29,17 +30,17 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     traffic_share
         Estimated share of the model's exchanges; None where nothing was compared.
     flip
-        Share of exchanges whose top class changed (mean over items).
-    kl, js
-        Mean divergence in nats; kl capped per item.
-    flip_budget, kl_budget
+        Share of exchanges whose decision changed (mean over items).
+    divergence, js
+        Mean of the model's graded divergence, capped per item, and of a classifier's JS in nats.
+    flip_budget, divergence_budget
         What the owner accepts.
-    n_kl_infinite
-        Items whose KL was infinite.
+    n_infinite
+        Items whose divergence was infinite.
     tail
-        p50, p95, p99 and p99.9 of KL; None where there is too little data for that one.
+        p50, p95, p99 and p99.9 of the divergence; None where there is too little data for that one.
     shortfall
-        Mean of KL above its p99; None where there is no p99.
+        Mean of the divergence above its p99; None where there is no p99.
     """
 
     slice_id: int
@@ -52,11 +53,11 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     n_effective: float
     traffic_share: float | None
     flip: Estimate | None
-    kl: Estimate | None
+    divergence: Estimate | None
     js: Estimate | None
     flip_budget: float | None
-    kl_budget: float | None
-    n_kl_infinite: int
+    divergence_budget: float | None
+    n_infinite: int
     tail: tuple[Quantile | None, ...]
     shortfall: Quantile | None = None
 
@@ -68,7 +69,7 @@ class ExampleFigures(_Figures, frozen=True, kw_only=True):
     item: int
     captured_at: datetime
     flip: bool | None
-    kl: float | None
+    divergence: float | None
     trace_url: str
 
 
@@ -79,8 +80,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     ----------
     alert_id, model, version, slice_id, slice, predicate
         Which one.
-    severity, metric
-        The highest so far, and what moved.
+    severity, task, metric
+        The highest so far, what the model gives, and what moved.
     onset_at, opened_at, resolved_at
         Estimated begin, alert and end; None where it was open at the end of the period.
     before, after
@@ -111,6 +112,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     slice: str
     predicate: str
     severity: Verdict
+    task: Task = Task.CLASSIFICATION
     metric: Metric
     onset_at: datetime
     opened_at: datetime
@@ -139,6 +141,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     ----------
     version_id, model, version, reference_digest
         Which one; the digest is empty where it has no reference.
+    task
+        What it gives.
     status
         The worst that was said in the period: firing, warning, unknown or ok.
     headline
@@ -155,6 +159,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     model: str
     version: str
     reference_digest: str
+    task: Task = Task.CLASSIFICATION
     status: Verdict
     headline: str
     n_slices: int

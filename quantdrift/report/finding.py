@@ -9,6 +9,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
@@ -25,7 +26,7 @@ Key = tuple[int, int]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of one slice over one window, with the KL histogram of the same."""
+    """Sums of one slice over one window, with the divergence histogram of the same."""
 
     sums: Sums
     bins: tuple[float, ...]
@@ -52,7 +53,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     totals
         Sums over the whole period.
     bins
-        KL histograms over the whole period, of the slices that are shown.
+        divergence histograms over the whole period, of the slices that are shown.
     verdicts
         At the end of the period.
     episodes
@@ -71,6 +72,12 @@ def budget_of(config: Config, model: str) -> Budget:
     """Return the model's budget; the default one where the configuration does not name the model any more."""
     found = config.model(model)
     return found.budget if found else Budget()
+
+
+def task_of(config: Config, model: str) -> Task:
+    """Return what a model gives; classes where the configuration does not name it any more."""
+    found = config.model(model)
+    return found.task if found else Task.CLASSIFICATION
 
 
 def by_key(entries: Sequence[SliceSums]) -> dict[Key, Sums]:
@@ -171,6 +178,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         model=version.model,
         version=version.candidate_version,
         reference_digest=version.reference_digest,
+        task=task_of(config, version.model),
         status=_status(entries, alerts),
         headline=headline(
             f"{version.model} {version.candidate_version}",
@@ -203,7 +211,7 @@ def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures
         entries,
         key=lambda entry: (
             _RANK.get(entry.verdict, 2),
-            -max(excess(entry.flip, entry.flip_budget), excess(entry.kl, entry.kl_budget)),
+            -max(excess(entry.flip, entry.flip_budget), excess(entry.divergence, entry.divergence_budget)),
             entry.name,
         ),
     )
@@ -227,7 +235,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
     name = facts.slices[key[1]]
     budgets = said.budgets if said else {}
-    n_kl = sums.n_effective_of(Metric.KL)
+    n_divergence = sums.n_effective_of(Metric.DIVERGENCE)
     return SliceFigures(
         slice_id=key[1],
         name=name.name,
@@ -238,14 +246,14 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_exchanges=sums.n_groups,
         n_effective=sums.n_effective,
         traffic_share=min(sums.weight / everything.weight, 1.0) if everything.weight else None,
-        flip=_estimate(Metric.FLIP, sums, bins, accepted.kl_cap),
-        kl=_estimate(Metric.KL, sums, bins, accepted.kl_cap),
-        js=_estimate(Metric.JS, sums, bins, accepted.kl_cap),
+        flip=_estimate(Metric.FLIP, sums, bins, accepted.cap),
+        divergence=_estimate(Metric.DIVERGENCE, sums, bins, accepted.cap),
+        js=_estimate(Metric.JS, sums, bins, accepted.cap),
         flip_budget=budgets.get(Metric.FLIP, accepted.flip),
-        kl_budget=budgets.get(Metric.KL, accepted.kl),
-        n_kl_infinite=sums.n_kl_infinite,
-        tail=tuple(quantile(bins, p, n_kl) for p in QUANTILES),
-        shortfall=shortfall(bins, SHORTFALL, n_kl),
+        divergence_budget=budgets.get(Metric.DIVERGENCE, accepted.divergence),
+        n_infinite=sums.n_infinite,
+        tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
+        shortfall=shortfall(bins, SHORTFALL, n_divergence),
     )
 
 
@@ -253,13 +261,13 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     episode, name = entry.episode, facts.slices[entry.episode.slice_id]
     accepted = budget_of(config, version.model)
     said = facts.verdicts.get((version.id, episode.slice_id))
-    default = {Metric.FLIP: accepted.flip, Metric.KL: accepted.kl}.get(episode.metric)
+    default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
     budget = said.budgets.get(episode.metric, default) if said else default
 
     def estimate(measured: Measured | None) -> Estimate | None:
-        if measured is None or episode.metric not in {Metric.FLIP, Metric.JS, Metric.KL}:
+        if measured is None or episode.metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
             return None
-        return _estimate(episode.metric, measured.sums, measured.bins, accepted.kl_cap)
+        return _estimate(episode.metric, measured.sums, measured.bins, accepted.cap)
 
     whole = next(
         (
@@ -280,6 +288,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         slice=name.name,
         predicate=name.predicate,
         severity=episode.severity,
+        task=task_of(config, version.model),
         metric=episode.metric,
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
@@ -302,7 +311,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
                 item=example.item,
                 captured_at=example.captured_at,
                 flip=example.flip,
-                kl=example.kl,
+                divergence=example.divergence,
                 trace_url=trace_link(config.telemetry.trace_url, example.trace),
             )
             for example in entry.examples
@@ -320,10 +329,10 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     )
 
 
-def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap_nat: float) -> Estimate | None:
+def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> Estimate | None:
     mean, n = sums.mean(metric), sums.n_effective_of(metric)
-    if metric is Metric.KL:
-        return mean_of_bins(mean, bins, n, cap_nat)
+    if metric is Metric.DIVERGENCE:
+        return mean_of_bins(mean, bins, n, cap)
     return share(mean, n, top=1.0 if metric is Metric.FLIP else log(2))
 
 

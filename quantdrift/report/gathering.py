@@ -93,7 +93,7 @@ async def gather(
     progress("reading slices and verdicts")
     versions = tuple(await reader.versions(model))
     slices = {name.id: name for name in await reader.slices(model)}
-    caps = {version.id: budget_of(config, version.model).kl_cap for version in versions}
+    caps = {version.id: budget_of(config, version.model).cap for version in versions}
     extent = await reader.divergence.extent(period.begin, period.end, MOST_ITEMS + 1)
     how = resolution(period, extent)
     verdicts = {

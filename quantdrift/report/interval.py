@@ -67,20 +67,20 @@ def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate 
 
 
 def mean_of_bins(
-    mean: float | None, bins: Sequence[float], n_effective: float, cap_nat: float
+    mean: float | None, bins: Sequence[float], n_effective: float, cap: float
 ) -> Estimate | None:
-    """Return a mean of KL with its interval, the variance taken from the histogram.
+    """Return a mean of a divergence with its interval, the variance taken from the histogram.
 
     Parameters
     ----------
     mean
-        The weighted mean in nats of values capped at `cap_nat`, or None.
+        The weighted mean of values capped at `cap`, or None.
     bins
-        (64,): weights per log-spaced bin from 1e-6 to 10 nats, of the same values or of a longer time: they lend
+        (64,): weights per log-spaced bin from 1e-6 to 10, of the same values or of a longer time: they lend
         their coefficient of variation.
     n_effective
         Effective number of exchanges.
-    cap_nat
+    cap
         The cap of single values.
 
     Returns
@@ -94,16 +94,16 @@ def mean_of_bins(
     total = sum(bins)
     if n_effective < _LEAST_FOR_MEAN or total <= 0 or mean <= 0:
         return Estimate(mean=mean, low=None, high=None)
-    values = [min(LOWEST_NAT * exp((index + 0.5) * _STEP), cap_nat) for index in range(N_BINS)]
+    values = [min(LOWEST_NAT * exp((index + 0.5) * _STEP), cap) for index in range(N_BINS)]
     first = sum(weight * value for weight, value in zip(bins, values, strict=True)) / total
     second = sum(weight * value * value for weight, value in zip(bins, values, strict=True)) / total
     deviation = sqrt(max(second - first * first, 0.0))
     spread = min(Z * deviation / (first * sqrt(n_effective)), 20.0)
-    return Estimate(mean=mean, low=mean * exp(-spread), high=min(mean * exp(spread), max(cap_nat, mean)))
+    return Estimate(mean=mean, low=mean * exp(-spread), high=min(mean * exp(spread), max(cap, mean)))
 
 
 def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
-    """Return a quantile of KL from its histogram; None where fewer than 10 values are expected beyond it.
+    """Return a quantile of a divergence from its histogram; None where fewer than 10 values are expected beyond it.
 
     The interval is that of the rank, n p +- z sqrt(n p (1 - p)), widened to the edges of its bins: a bin is a
     factor of 1.29 wide, and nothing finer is known.
@@ -111,7 +111,7 @@ def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Q
     Parameters
     ----------
     bins
-        (64,): weights per log-spaced bin from 1e-6 to 10 nats.
+        (64,): weights per log-spaced bin from 1e-6 to 10.
     probability
         Between 0 and 1.
     n_effective
@@ -132,7 +132,7 @@ def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Q
 
 
 def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
-    """Return the mean of KL above a quantile; None where that quantile has none either. Values above 10 nats count as 10.
+    """Return the mean of a divergence above a quantile; None where that quantile has none either. Values above 10 count as 10.
 
     The interval is normal in the logarithm, with the variance of max(x - q, 0) over (1 - p)^2 n, q the quantile: a mean
     above an estimated quantile varies no more than one above a known one. It is widened to the edges of the bins. With

@@ -14,6 +14,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
+from quantdrift.core.task import MEASURES
 from quantdrift.report import finding, trend
 from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
@@ -130,7 +131,12 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
         points.setdefault((point.version_id, point.slice_id), []).append(point)
     drawings = []
     for version in figures.models:
-        cap = finding.budget_of(config, version.model).kl_cap
+        cap = finding.budget_of(config, version.model).cap
+        measure = MEASURES[version.task]
+        titles = {
+            Metric.FLIP: "flips, %",
+            Metric.DIVERGENCE: f"{measure.name}, {measure.unit}" if measure.unit else measure.name,
+        }
         everything = version.aggregate.slice_id if version.aggregate else 0
         chosen = [*gathered.drawn.get(version.version_id, ()), everything]
 
@@ -142,7 +148,7 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
 
         entries = {entry.slice_id: entry for entry in (*version.slices, version.aggregate) if entry}
         panels: dict[int, list[trend.Panel]] = {slice_id: [] for slice_id in chosen if slice_id in entries}
-        for metric in (Metric.FLIP, Metric.KL):
+        for metric in (Metric.FLIP, Metric.DIVERGENCE):
             trends = {slice_id: trend_of(metric, slice_id) for slice_id in panels}
             budgets = {key: _budget(entries[key], metric) for key in panels}
             top = trend.axis_top(list(trends.values()), max(filter(None, budgets.values()), default=None))
@@ -150,6 +156,7 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
                 panel.append(
                     trend.Panel(
                         metric=metric,
+                        title=titles[metric],
                         slice=trends[slice_id],
                         aggregate=None if slice_id == everything else trends.get(everything),
                         budget=budgets[slice_id],
@@ -176,7 +183,7 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
 
 
 def _budget(entry: SliceFigures, metric: Metric) -> float | None:
-    return entry.flip_budget if metric is Metric.FLIP else entry.kl_budget
+    return entry.flip_budget if metric is Metric.FLIP else entry.divergence_budget
 
 
 def _store(path: Path, html: str) -> None:

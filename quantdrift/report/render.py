@@ -8,6 +8,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import MEASURES
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -93,7 +94,7 @@ def render(
     )
     environment.filters.update(
         percent=wording.percent,
-        nats=wording.nats,
+        number=wording.number,
         count=wording.count,
         moment=wording.moment,
         duration=wording.duration,
@@ -105,6 +106,7 @@ def render(
         interval=wording.interval,
         measured=wording.measured,
         Metric=Metric,
+        measures=MEASURES,
         verdicts=Verdict,
         quantiles=QUANTILES,
         shortfall=SHORTFALL,

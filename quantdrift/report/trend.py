@@ -113,6 +113,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of one slice: its trend, the aggregate's (None in the aggregate's own), budget and axis top."""
 
     metric: Metric
+    title: str
     slice: Trend
     aggregate: Trend | None
     budget: float | None
@@ -120,22 +121,22 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def trend(
-    metric: Metric, points: Sequence[SliceSums], grid: Grid, bins: Sequence[float], cap_nat: float
+    metric: Metric, points: Sequence[SliceSums], grid: Grid, bins: Sequence[float], cap: float
 ) -> Trend:
     """Return a slice's means with bands.
 
     Parameters
     ----------
     metric
-        Flip or KL.
+        Flip or divergence.
     points
         The slice's buckets, those without data left out.
     grid
         All buckets; they are joined until one holds enough of the slice, or few are left.
     bins
-        The slice's KL histogram over the whole period: lends each point its variance.
-    cap_nat
-        Cap of single KL values.
+        The slice's divergence histogram over the whole period: lends each point its variance.
+    cap
+        Cap of single divergences.
     """
     grid = grid.coarser(_factor(points, grid))
     merged: dict[int, Sums] = {}
@@ -151,7 +152,7 @@ def trend(
         value, n = sums.mean(metric), sums.n_effective_of(metric)
         if n < least:
             continue
-        estimate = share(value, n) if metric is Metric.FLIP else mean_of_bins(value, bins, n, cap_nat)
+        estimate = share(value, n) if metric is Metric.FLIP else mean_of_bins(value, bins, n, cap)
         if estimate is None:
             continue
         mean[index] = estimate.mean
@@ -228,7 +229,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     if panel.budget is not None:
         axis.axhline(scale * panel.budget, color=_BUDGET, linewidth=1.1, dashes=(5, 3), zorder=2)
     axis.set_ylim(0, scale * panel.top)
-    axis.set_title("flips, %" if panel.metric is Metric.FLIP else "KL, nat", loc="left", pad=4)
+    axis.set_title(panel.title, loc="left", pad=4)
     axis.yaxis.set_major_locator(MaxNLocator(4))
     axis.yaxis.set_major_formatter(FormatStrFormatter("%g"))
     axis.grid(visible=True, axis="y")

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from math import floor, isfinite, log10
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import MEASURES
 from quantdrift.report.figures import EpisodeFigures, SliceFigures
 from quantdrift.report.interval import Estimate
 
@@ -16,16 +17,16 @@ def percent(ratio: float) -> str:
     return f"{_digits(100 * ratio, _decimals(100 * ratio))} %"
 
 
-def nats(value: float | None) -> str:
+def number(value: float | None) -> str:
     """Return a divergence with two significant digits: `0.021`; infinity stays one."""
     if value is None:
         return "?"
     return _digits(value, _decimals(value)) if isfinite(value) else "infinite"
 
 
-def amount(metric: Metric, value: float) -> str:
-    """Return a value of a metric in its unit: `5.2 %` or `0.021 nat`."""
-    return percent(value) if metric is Metric.FLIP else f"{nats(value)} nat"
+def amount(metric: Metric, value: float, unit: str) -> str:
+    """Return a value of a metric: `5.2 %`, or in the unit of the model's divergence, if it has one: `0.021 nat`."""
+    return percent(value) if metric is Metric.FLIP else f"{number(value)} {unit}".rstrip()
 
 
 def interval(metric: Metric, estimate: Estimate | None) -> str:
@@ -37,11 +38,11 @@ def interval(metric: Metric, estimate: Estimate | None) -> str:
     return f"[{_digits(scale * estimate.low, decimals)}, {_digits(scale * estimate.high, decimals)}]"
 
 
-def measured(metric: Metric, estimate: Estimate | None) -> str:
+def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
     """Return mean and bounds: `5.2 % [3.9, 6.8]`."""
     if estimate is None:
         return "no data"
-    return f"{amount(metric, estimate.mean)} {interval(metric, estimate)}".strip()
+    return f"{amount(metric, estimate.mean, unit)} {interval(metric, estimate)}".strip()
 
 
 def count(n: float) -> str:
@@ -119,15 +120,19 @@ def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence
 
 def _moved(episode: EpisodeFigures) -> str:
     against = (
-        "" if episode.budget is None else f" against a budget of {amount(episode.metric, episode.budget)}"
+        ""
+        if episode.budget is None
+        else f" against a budget of {amount(episode.metric, episode.budget, MEASURES[episode.task].unit)}"
     )
     if episode.metric is Metric.FLIP:
-        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after)} of predictions{against}"
-    return f"{episode.slice} diverges by {measured(episode.metric, episode.after)} ({episode.metric.upper()}){against}"
+        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of predictions{against}"
+    measure = MEASURES[episode.task]
+    return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}){against}"
 
 
 def _beside(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
-    at = "" if episode.aggregate is None else f" at {amount(episode.metric, episode.aggregate.mean)}"
+    unit = MEASURES[episode.task].unit
+    at = "" if episode.aggregate is None else f" at {amount(episode.metric, episode.aggregate.mean, unit)}"
     match aggregate.verdict:
         case Verdict.OK:
             return f"while the aggregate is fine{at}"
@@ -141,7 +146,7 @@ def _verb(metric: Metric, aggregate: SliceFigures) -> str:
     against = (
         "" if aggregate.flip_budget is None else f" against a budget of {percent(aggregate.flip_budget)}"
     )
-    return f"flips {measured(metric, aggregate.flip)} of predictions{against}"
+    return f"flips {measured(metric, aggregate.flip, '')} of predictions{against}"
 
 
 def _unknown(n: int) -> str:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.inclusion import MARGIN, second_rate
 from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
+from quantdrift.core.task import Task
 from sidecar.policy import epoch_salt, uniform
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
@@ -108,9 +109,9 @@ def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol
     Returns
     -------
     float or None
-        None where the protocol gives no scores of classes, there is no such tensor, it has fewer than two classes or no items, or it is not finite.
+        None where the model or the protocol gives no scores of classes, there is no such tensor, it has fewer than two classes or no items, or it is not finite.
     """
-    if protocol in _WITHOUT_CLASSES:
+    if protocol in _WITHOUT_CLASSES or model.task is not Task.CLASSIFICATION:
         return None
     tensor = next(
         (

@@ -1,70 +1,66 @@
 """What every comparator must do."""
 
-import msgspec
+from collections.abc import Iterator
+
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError
-from shadow.classification import ClassificationComparator
-from shadow.comparator import Comparator
+from shadow.comparators.comparator import Divergences, Values
+from tests.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract
 
-
-def _outputs(seed: int, *, probabilities: bool) -> npt.NDArray[np.float32]:
-    logits = np.random.default_rng(seed).normal(size=(16, 7))
-    if probabilities:
-        logits = np.exp(logits)
-        logits /= logits.sum(axis=1, keepdims=True)
-    return logits.astype(np.float32)
+EVERY = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
-COMPARATORS = pytest.mark.parametrize(
-    ("comparator", "probabilities"),
-    [
-        (ClassificationComparator(OutputKind.LOGITS, 3), False),
-        (ClassificationComparator(OutputKind.PROBABILITIES, 3), True),
-    ],
-    ids=["classification-logits", "classification-probabilities"],
-)
+def _columns(found: Divergences) -> Iterator[tuple[str, Values]]:
+    for name in ("flip", "divergence", "topk", "js", "margin"):
+        column = getattr(found, name)
+        if len(column):
+            yield name, column
 
 
-@COMPARATORS
-def test_identical_outputs_do_not_diverge(comparator: Comparator, *, probabilities: bool) -> None:
+@EVERY
+def test_identical_outputs_do_not_diverge(case: Case) -> None:
     """Every divergence of a model from itself is exactly zero."""
-    outputs = _outputs(1, probabilities=probabilities)
-    found = comparator.compare(outputs, outputs.copy())
-    for name in ("flip", "topk", "js", "kl", "margin"):
-        assert np.all(getattr(found, name) == 0), name
+    outputs = case.outputs(1)
+    found = case.comparator.compare(outputs, {name: array.copy() for name, array in outputs.items()})
+    assert len(found.flip) == N_ITEMS
+    for name, column in _columns(found):
+        assert np.all(column == 0), name
 
 
-@COMPARATORS
-def test_items_do_not_influence_each_other(comparator: Comparator, *, probabilities: bool) -> None:
-    """Any order, and any part of a batch, gives every item the same divergences bit for bit."""
-    candidate, reference = (_outputs(seed, probabilities=probabilities) for seed in (1, 2))
-    whole = comparator.compare(candidate, reference)
-    order = np.random.default_rng(3).permutation(len(candidate))
-    shuffled = comparator.compare(candidate[order], reference[order])
-    one = comparator.compare(candidate[4:5], reference[4:5])
-    for name in msgspec.structs.asdict(whole):
-        np.testing.assert_array_equal(getattr(whole, name)[order], getattr(shuffled, name))
-        np.testing.assert_array_equal(getattr(whole, name)[4:5], getattr(one, name))
+@EVERY
+def test_items_do_not_influence_each_other(case: Case) -> None:
+    """Any order, and any part of a batch, gives every item the same divergences."""
+    candidate, reference = case.outputs(1), case.outputs(2)
+    whole = case.comparator.compare(candidate, reference)
+    order = np.random.default_rng(3).permutation(N_ITEMS)
+    shuffled = case.comparator.compare(part(candidate, order), part(reference, order))
+    one = case.comparator.compare(part(candidate, slice(4, 5)), part(reference, slice(4, 5)))
+    for name, column in _columns(whole):
+        np.testing.assert_array_equal(column[order], getattr(shuffled, name))
+        np.testing.assert_array_equal(column[4:5], getattr(one, name))
+    for name, values in whole.detail.items():
+        np.testing.assert_array_equal(values[order], shuffled.detail[name])
+        np.testing.assert_array_equal(values[4:5], one.detail[name])
 
 
-@COMPARATORS
-def test_divergences_are_never_negative(comparator: Comparator, *, probabilities: bool) -> None:
-    """Every metric is >= 0."""
-    candidate, reference = (_outputs(seed, probabilities=probabilities) for seed in (1, 2))
-    found = comparator.compare(candidate, reference)
-    for name in ("flip", "topk", "js", "kl", "margin"):
-        assert np.all(getattr(found, name) >= 0), name
+@EVERY
+def test_divergences_lie_in_their_range(case: Case) -> None:
+    """None is negative or above its top, and sides that differ diverge."""
+    found = case.comparator.compare(case.outputs(1), case.outputs(2))
+    for name, column in _columns(found):
+        assert np.all(column >= 0), name
+    assert np.all(np.isin(found.flip, (0, 1)))
+    assert np.all(found.divergence <= case.measure.top * (1 + 1e-12))
+    assert np.all(found.divergence > 0)
 
 
-@COMPARATORS
-def test_outputs_of_different_shapes_are_refused(comparator: Comparator, *, probabilities: bool) -> None:
-    """The error names both shapes."""
-    outputs = _outputs(1, probabilities=probabilities)
-    with pytest.raises(QuarantineError, match=r"output: .*\[16, 6\].*\[16, 7\]"):
-        comparator.compare(outputs[:, :6], outputs)
+@EVERY
+def test_outputs_of_another_number_of_items_are_refused(case: Case) -> None:
+    """The error is one that sets the exchange aside."""
+    outputs = case.outputs(1)
+    with pytest.raises(QuarantineError, match="output"):
+        case.comparator.compare(part(outputs, slice(0, 3)), outputs)

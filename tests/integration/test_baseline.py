@@ -82,7 +82,7 @@ async def stored(
                 slice_ids=slices,
                 pi1=1.0,
                 flip=float(rng.random() < flips),
-                kl=rng.expovariate(1 / 0.001),
+                divergence=rng.expovariate(1 / 0.001),
             )
             for number in range(begin, min(begin + 500, first + n))
         )
@@ -168,14 +168,17 @@ async def test_the_life_of_a_baseline(
 
     code, out, err = await typed(postgres_dsn, tmp_path, "show", "scanner=faint", group="slices")
     assert code == 0, err
-    shown = {line[2:18].strip(): line for line in out.splitlines()}
+    shown = {line[2:21].strip(): line for line in out.splitlines()}
     assert " a budget of 10 % " in shown["flip budget"]
-    assert " a budget of 0.02 nat " in shown["kl budget"]
+    assert " a budget of 0.02 nat " in shown["divergence budget"]
     assert " a baseline of 6,000 exchanges " in shown["flip change"]
-    assert " learns, needs some 4,000 more exchanges  -" in shown["kl tail"]
+    assert " learns, needs some 4,000 more exchanges  -" in shown["divergence tail"]
     assert shown["mean above p99"].endswith("]")
     assert " nat [" in shown["p99"]
-    assert len({shown[name].index(word) for name, word in (("flip budget", "a b"), ("kl tail", "le"))}) == 1
+    assert (
+        len({shown[name].index(word) for name, word in (("flip budget", "a b"), ("divergence tail", "le"))})
+        == 1
+    )
     assert "of all signals together; pages at 1" in out
     code, out, err = await typed(postgres_dsn, tmp_path, group="triage")
     assert (code, "None of 2 slices" in out) == (0, True), err
@@ -319,10 +322,10 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
     # One slice has been silent for 30 days, the other has not.
     await record.execute("update detector set retired_at = now() where slice_id = $1", FAINT_ID)
     assert await accepted() == [
-        ("all", "change", True),
         ("all", "tail", False),
-        ("scanner=faint", "change", False),
+        ("all", "change", True),
         ("scanner=faint", "tail", False),
+        ("scanner=faint", "change", False),
     ]
     with pytest.raises(OperatorError, match="or is watched any more"):
         await settle(database, Scope(model="digits", slices=("scanner=faint",), by="ada"), Source.FROZEN)

@@ -357,8 +357,8 @@ async def test_the_share_of_a_fitted_slice_is_of_the_hours_since_it_was_made(dat
                 await connection.execute(
                     text(
                         "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight,"
-                        " weight_sq, flip, topk, js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight,"
-                        " margin_weight, n_kl_infinite, kl_bins)"
+                        " weight_sq, flip, topk, js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight,"
+                        " margin_weight, n_infinite, divergence_bins)"
                         " values (1, :slice, :hour, 1, 1, :weight, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, '{}')"
                     ),
                     {"slice": number, "hour": made.replace(hour=hour, minute=0), "weight": float(weight)},

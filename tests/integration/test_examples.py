@@ -101,7 +101,7 @@ def worst(rows: list[tuple[int, ComparisonRow]], alarm: TransitionRow) -> list[s
             and since_us <= row.captured_us <= alarm.at_us
             and fold_seq <= alarm.fold_seq
         ):
-            rank = (-(row.flip or 0.0), -(row.kl or 0.0))
+            rank = (-(row.flip or 0.0), -(row.divergence or 0.0))
             best[row.exchange_id] = min(best.get(row.exchange_id, rank), rank)
     return sorted(best, key=lambda exchange: (*best[exchange], exchange))[:5]
 
@@ -127,7 +127,7 @@ async def traffic(record: asyncpg.Connection) -> list[tuple[int, ComparisonRow]]
                     model_version_id=1 if rng.random() < 0.9 else 2,
                     slice_ids=(ALL_ID, FIRST_ID + common, FIRST_ID + rare),
                     flip=float(common > 0 and rng.random() < 0.1),
-                    kl=rng.random() * (1e-6 if common == 0 else 0.01 * common),
+                    divergence=rng.random() * (1e-6 if common == 0 else 0.01 * common),
                 )
             )
         await store_batch(
@@ -163,7 +163,7 @@ async def test_the_examples_of_an_alert_are_the_worst_and_few(
             item=item,
             captured_us=BEGIN_US + number * SECOND_US,
             flip=float(number == 7 and item == 1),
-            kl=math.nan if number == 3 else float(number % 50),
+            divergence=math.nan if number == 3 else float(number % 50),
         )
         for number in range(100)
         for item in range(2)

@@ -87,8 +87,8 @@ async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(
         event.attributes["quantdrift.examples"],
     )
     assert flipped
-    for row in await record.fetch("select weight, kl_bins from rollup_hour"):
-        assert sum(row["kl_bins"]) == pytest.approx(row["weight"])
+    for row in await record.fetch("select weight, divergence_bins from rollup_hour"):
+        assert sum(row["divergence_bins"]) == pytest.approx(row["weight"])
 
 
 async def test_a_collector_that_is_down_gets_every_event_when_it_is_back(

@@ -33,9 +33,11 @@ async def reader(postgres_dsn: str, story: Story) -> AsyncIterator[Reader]:
 
 
 def _close(found: Sums, sums: list[float]) -> None:
-    names = ("n_items", "n_groups", "weight", "weight_sq", "flip", "js", "kl", "n_kl_infinite")
+    names = ("n_items", "n_groups", "weight", "weight_sq", "flip", "js", "divergence", "n_infinite")
     assert [getattr(found, name) for name in names] == pytest.approx(sums[:8], rel=1e-9)
-    assert [found.flip_weight, found.js_weight, found.kl_weight] == pytest.approx(3 * [sums[2]], rel=1e-9)
+    assert [found.flip_weight, found.js_weight, found.divergence_weight] == pytest.approx(
+        3 * [sums[2]], rel=1e-9
+    )
 
 
 @pytest.mark.parametrize(
@@ -198,25 +200,29 @@ async def test_what_has_no_divergence_does_not_dilute_the_mean(postgres_dsn: str
         async with Database(postgres_dsn, Storage()) as database, reading(database) as reader:
             (found,) = await reader.divergence.sums(window, window.end - window.begin, caps, [faint])
             bins = await reader.divergence.bins(window, caps, [faint])
-        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.kl_weight)
+        assert sum(sum(entry.bins) for entry in bins) == pytest.approx(found.sums.divergence_weight)
         return found.sums
 
     db = await asyncpg.connect(postgres_dsn)
     await db.execute(
-        "update comparison set kl = null, js = null where item > 0 and $1 = any(slice_ids)", faint
+        "update comparison set divergence = null, js = null where item > 0 and $1 = any(slice_ids)", faint
     )
     some = await measured()
-    await db.execute("update comparison set kl = null, js = null where $1 = any(slice_ids)", faint)
+    await db.execute("update comparison set divergence = null, js = null where $1 = any(slice_ids)", faint)
     none = await measured()
     await db.close()
     mine = [item for item in story.items if item.part == 1]
     first = [item for item in mine if item.item == 0]
     part = [1 / item.n_items for item in first]
-    expected = sum(w * min(item.kl, CAP) for w, item in zip(part, first, strict=True)) / sum(part)
-    assert some.mean(Metric.KL) == pytest.approx(expected)
-    assert some.n_effective_of(Metric.KL) == pytest.approx(some.n_effective * sum(part) / some.weight)
+    expected = sum(w * min(item.divergence, CAP) for w, item in zip(part, first, strict=True)) / sum(part)
+    assert some.mean(Metric.DIVERGENCE) == pytest.approx(expected)
+    assert some.n_effective_of(Metric.DIVERGENCE) == pytest.approx(some.n_effective * sum(part) / some.weight)
     assert some.n_effective_of(Metric.FLIP) == pytest.approx(some.n_effective)
-    assert (none.mean(Metric.KL), none.mean(Metric.JS), none.n_effective_of(Metric.KL)) == (None, None, 0.0)
+    assert (none.mean(Metric.DIVERGENCE), none.mean(Metric.JS), none.n_effective_of(Metric.DIVERGENCE)) == (
+        None,
+        None,
+        0.0,
+    )
     assert none.mean(Metric.FLIP) == some.mean(Metric.FLIP)
 
 

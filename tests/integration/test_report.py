@@ -52,13 +52,13 @@ async def test_outputs_that_are_no_distributions_are_not_reported_as_no_divergen
     """Where nothing could be measured the page says so, instead of a mean of zero."""
     await write_short_story(postgres_dsn)
     db = await asyncpg.connect(postgres_dsn)
-    await db.execute("update comparison set flip = null, js = null, kl = null")
+    await db.execute("update comparison set flip = null, js = null, divergence = null")
     await db.close()
     figures, html = await _write(postgres_dsn, tmp_path)
     (model,) = figures.models
     assert model.aggregate is not None
     assert model.aggregate.n_exchanges > 0
-    measures = [(entry.flip, entry.kl, entry.js) for entry in (model.aggregate, *model.slices)]
+    measures = [(entry.flip, entry.divergence, entry.js) for entry in (model.aggregate, *model.slices)]
     assert set(measures) == {(None, None, None)}
     assert "gave outputs that can be compared in this period" in model.headline
     assert "no data" in Page(html).text
@@ -73,7 +73,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert episode.aggregate is not None
     assert model.headline.startswith(
         "1 of 5 slices of digits int8-7 drifted: scanner=faint flips"
-        f" {measured(Metric.FLIP, episode.after)} of predictions against a budget of 1 %,"
+        f" {measured(Metric.FLIP, episode.after, '')} of predictions against a budget of 1 %,"
         f" while the aggregate is fine at {percent(episode.aggregate.mean)}."
     )
     assert "1 slice is unknown" in model.headline

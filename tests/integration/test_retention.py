@@ -53,9 +53,9 @@ FOLDED = text("""
 # Slice, metric, kind, and how many days ago it was retired.
 DETECTORS = (
     (1, "flip", "change", None),
-    (1, "kl", "tail", None),
+    (1, "divergence", "tail", None),
     (2, "flip", "change", 25),
-    (2, "kl", "tail", 12),
+    (2, "divergence", "tail", 12),
 )
 # Why, slice, metric, kind, source, days ago, and in force since which fold.
 BASELINES = (
@@ -63,12 +63,12 @@ BASELINES = (
     ("superseded, in a batch that is kept", 1, "flip", "change", "accepted", 40, 7),
     ("in force", 1, "flip", "change", "accepted", 30, 2),
     ("about the one in force", 1, "flip", "change", "frozen", 25, 2),
-    ("superseded lately", 1, "kl", "tail", "learned", 50, 1),
-    ("waits for the monitor", 1, "kl", "tail", "accepted", 45, None),
-    ("in force since lately", 1, "kl", "tail", "accepted", 5, 3),
+    ("superseded lately", 1, "divergence", "tail", "learned", 50, 1),
+    ("waits for the monitor", 1, "divergence", "tail", "accepted", 45, None),
+    ("in force since lately", 1, "divergence", "tail", "accepted", 5, 3),
     ("retired long ago", 2, "flip", "change", "learned", 60, 1),
     ("a budget", 2, "flip", "budget", "imported", 60, 1),
-    ("retired lately", 2, "kl", "tail", "learned", 60, 1),
+    ("retired lately", 2, "divergence", "tail", "learned", 60, 1),
 )
 
 
@@ -192,7 +192,7 @@ async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(datab
         left = await connection.execute(
             text("select metric, kind from detector where retired_at is not null")
         )
-        assert [tuple(row) for row in left] == [("kl", "tail")]
+        assert [tuple(row) for row in left] == [("divergence", "tail")]
         assert {row.slice_id for row in (await resume(connection)).imported} == {2}
     gone = [one for one, then in zip(after, before, strict=True) if one != then]
     assert {one.reason for one in gone} == {"superseded long ago", "retired long ago"}

@@ -65,7 +65,7 @@ async def _sums(record: asyncpg.Connection, slice_id: int, *, n: int, flips: int
     """Insert a day's roll-up of a slice in the middle of the month before `NOW`."""
     await record.execute(
         "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk,"
-        " js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight, margin_weight, n_kl_infinite, kl_bins)"
+        " js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
         " values (1, $1, $2, $3, $3, $5, $5, $4, 0, 0, 0, 0, $5, 0, 0, $5, 0, 0, '{}')",
         slice_id,
         NOW - 15 * DAY,

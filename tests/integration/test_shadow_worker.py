@@ -170,8 +170,8 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     )
     flipped = bool(logits_of(x)[1].argmax() != outputs[1].argmax())
     assert [row["flip"] for row in rows] == [False, flipped, False]
-    assert rows[0]["kl"] == pytest.approx(0, abs=1e-9)
-    assert rows[1]["kl"] > 0.01
+    assert rows[0]["divergence"] == pytest.approx(0, abs=1e-9)
+    assert rows[1]["divergence"] > 0.01
     assert msgspec.json.decode(rows[0]["features"])["feature.norm"] == pytest.approx(
         float(np.linalg.norm(x[0]))
     )

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.integration
 HOUR = datetime(2031, 6, 15, 9, tzinfo=UTC)
 ESTIMATE = {
     "flip": {"mean": 0.054, "low": 0.03, "high": 0.08, "budget": 0.01},
-    "kl": {"mean": 0.5, "low": 0.2, "high": 0.9, "budget": 0.05},
+    "divergence": {"mean": 0.5, "low": 0.2, "high": 0.9, "budget": 0.05},
 }
 
 
@@ -72,13 +72,13 @@ async def test_slice_now_shows_a_slice_beside_its_aggregate(record: asyncpg.Conn
         "flip_low": 0.03,
         "flip_high": 0.08,
         "flip_budget": 0.01,
-        "kl_mean": 0.5,
-        "kl_low": 0.2,
-        "kl_high": 0.9,
-        "kl_budget": 0.05,
+        "divergence_mean": 0.5,
+        "divergence_low": 0.2,
+        "divergence_high": 0.9,
+        "divergence_budget": 0.05,
         "all_verdict": "ok",
         "all_flip_mean": 0.002,
-        "all_kl_mean": None,
+        "all_divergence_mean": None,
         "alert_id": 1,
         "onset_at": HOUR - timedelta(hours=2),
         "last_at": HOUR,
@@ -101,7 +101,7 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
     """Means are sums over weights; the aggregate of the same hour and the slice's share stand beside them."""
     insert = (
         "insert into rollup_hour (hour, model_version_id, slice_id, n_items, n_groups, weight, weight_sq, flip, topk,"
-        " js, kl, margin, flip_weight, topk_weight, js_weight, kl_weight, margin_weight, n_kl_infinite, kl_bins)"
+        " js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"
         " values ($1, 1, $2, 30, 20, $3, $4, $5, 4, 2, 1, 3, $3, $3, $3, $3, $3, 1, '{}')"
     )
     await record.execute(insert, HOUR, 1, 1000.0, 25_000.0, 10.0)
@@ -124,13 +124,13 @@ async def test_slice_history_weighs_the_traffic_not_the_sample(record: asyncpg.C
         "flip": 0.05,
         "topk": 0.1,
         "js": 0.05,
-        "kl": 0.025,
+        "divergence": 0.025,
         "margin": 0.075,
-        "n_kl_infinite": 1,
+        "n_infinite": 1,
         "all_flip": 0.01,
         "all_topk": 0.004,
         "all_js": 0.002,
-        "all_kl": 0.001,
+        "all_divergence": 0.001,
         "all_margin": 0.003,
         "model_version_id": 1,
         "slice_id": 2,

@@ -61,7 +61,7 @@ def _item(**changes: Any) -> ComparedItem:
         flip=True,
         topk=False,
         js=0.25,
-        kl=float("inf"),
+        divergence=float("inf"),
         margin=0.125,
         candidate_margin=0.5,
         reference_margin=0.625,
@@ -112,7 +112,7 @@ async def test_a_batch_is_stored_whole(database: Database, record: asyncpg.Conne
     assert msgspec.json.decode(batch["provenance"]) == {"runtime": "linear"}
     row = await record.fetchrow("select * from comparison where item = 2")
     assert row["exchange_id"] == uuid.UUID(compared.exchange.id)
-    assert (row["n_items"], row["flip"], row["topk"], row["kl"]) == (3, True, False, float("inf"))
+    assert (row["n_items"], row["flip"], row["topk"], row["divergence"]) == (3, True, False, float("inf"))
     assert (row["js"], row["margin"], row["pi1"], row["pi2"]) == (0.25, 0.125, 0.5, 1.0)
     assert msgspec.json.decode(row["attributes"]) == {"header.x-scanner": "faint"}
     assert msgspec.json.decode(row["features"]) == {"feature.mean": 0.5}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from quantdrift.core.config.schema import OutputKind
-from shadow.classification import LN2, ClassificationComparator
+from shadow.comparators.classification import LN2, ClassificationComparator
 
 pytestmark = pytest.mark.property
 
@@ -24,7 +24,7 @@ PAIR = arrays(
 def test_every_metric_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:
     """KL >= 0, JS in [0, ln 2], margins in [0, 1], flags 0 or 1; nothing is undefined for finite outputs."""
     found = COMPARATOR.compare(pair[0], pair[1])
-    assert np.all(found.kl >= 0)
+    assert np.all(found.divergence >= 0)
     assert np.all((found.js >= 0) & (found.js <= LN2))
     for gap in (found.margin, found.candidate_margin, found.reference_margin):
         assert np.all((gap >= 0) & (gap <= 1))
@@ -44,5 +44,5 @@ def test_all_but_kl_are_symmetric(pair: npt.NDArray[np.float64]) -> None:
 def test_logits_are_relative(pair: npt.NDArray[np.float64], shift: int) -> None:
     """Adding a constant to all logits of a side changes no divergence beyond rounding."""
     plain, shifted = COMPARATOR.compare(pair[0], pair[1]), COMPARATOR.compare(pair[0] + shift, pair[1])
-    np.testing.assert_allclose(plain.kl, shifted.kl, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(plain.divergence, shifted.divergence, rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(plain.js, shifted.js, rtol=1e-9, atol=1e-9)

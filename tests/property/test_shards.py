@@ -57,7 +57,7 @@ def test_histograms_add_up_and_so_does_what_is_shown_of_them(seed: int, q: float
 
 
 def _row(rng: np.random.Generator, number: int) -> ComparisonRow:
-    kl = float(rng.choice([0.0, 0.01, 2.0, np.inf]))
+    divergence = float(rng.choice([0.0, 0.01, 2.0, np.inf]))
     return ComparisonRow(
         exchange_id=f"{number:032x}",
         item=0,
@@ -74,7 +74,7 @@ def _row(rng: np.random.Generator, number: int) -> ComparisonRow:
         flip=float(rng.random() < 0.2),
         topk=0.0,
         js=0.001,
-        kl=kl,
+        divergence=divergence,
         margin=0.01,
     )
 
@@ -91,7 +91,7 @@ def test_roll_ups_add_up(seed: int) -> None:
         rollup = Rollup()
         for row in chosen:
             for slice_id in row.slice_ids:
-                rollup.add(slice_id, (row,), kl_cap=1.0)
+                rollup.add(slice_id, (row,), cap=1.0)
         return {
             (row.model_version_id, row.slice_id, row.hour_us): np.hstack(msgspec.structs.astuple(row)[3:])
             for row in rollup.rows()

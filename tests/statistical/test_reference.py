@@ -13,7 +13,7 @@ from tests.statistical.reference_detector import Signal, Slice
 
 pytestmark = pytest.mark.statistical
 
-FLIP, KL = SignalKey("flip", "budget"), SignalKey("kl", "budget")
+FLIP, KL = SignalKey("flip", "budget"), SignalKey("divergence", "budget")
 THRESHOLDS = Thresholds(page=10.0, ticket=1.0)
 
 
@@ -23,11 +23,11 @@ def _stream(seed: int, n: int, c: float) -> tuple[FloatArray, FloatArray, FloatA
     part = np.arange(n) * 5 // n
     bad = part % 2 == 1
     flip = (rng.random(n) < np.where(bad, 0.08, 0.0)).astype(float)
-    kl = np.minimum(rng.exponential(np.where(bad, 0.05, 0.0005)), 1.0)
+    divergence = np.minimum(rng.exponential(np.where(bad, 0.05, 0.0005)), 1.0)
     pi = rng.choice([c, 0.5, 1.0], n)
     seen = np.stack((np.ones(n), (rng.random(n) < 0.8).astype(float)), axis=1)
     gamma = rng.choice([0.0, 1e-9, 1e-7, 1e-4], n, p=[0.3, 0.4, 0.2999, 0.0001])
-    return np.stack((flip, kl), axis=1), pi, seen, np.cumsum(gamma)
+    return np.stack((flip, divergence), axis=1), pi, seen, np.cumsum(gamma)
 
 
 @pytest.mark.parametrize("seed", range(6))

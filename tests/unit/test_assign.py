@@ -38,7 +38,7 @@ def test_an_option_is_called_by_its_path_and_a_list_entry_by_its_name() -> None:
         ("slices=x", "does not fit: `x` is not a list or table as JSON"),
         ("models.digits=1", "no single option"),
         ("monitor=1", "does not fit"),
-        ("models.digits.budget.kl=3", "budget.kl must be below budget.kl_cap"),
+        ("models.digits.budget.divergence=3", "budget.divergence must be below budget.cap"),
         ("monitor", "KEY=VALUE"),
     ],
 )

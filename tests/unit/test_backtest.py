@@ -21,7 +21,9 @@ from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID
 pytestmark = pytest.mark.unit
 
 STREAM = batches(80)
-TOLERANT = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(flip=0.2, kl=0.5)),))
+TOLERANT = msgspec.structs.replace(
+    CONFIG, models=(Model(name="digits", budget=Budget(flip=0.2, divergence=0.5)),)
+)
 STRICT = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budget(flip=0.005)),))
 
 
@@ -144,5 +146,5 @@ def test_the_text_names_slices_and_says_what_became_of_each_alert() -> None:
 
 def test_a_model_without_a_configuration_has_the_default_budget() -> None:
     """As the monitor does it."""
-    assert accepted(Config(), "digits", Metric.KL) == (0.02, 2.0)
+    assert accepted(Config(), "digits", Metric.DIVERGENCE) == (0.02, 2.0)
     assert accepted(STRICT, "digits", Metric.FLIP) == (0.005, 1.0)

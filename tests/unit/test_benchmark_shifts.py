@@ -84,7 +84,7 @@ def test_the_quality_of_a_slice_weighs_its_pools() -> None:
     """Three parts sound and one part bad diverge by a quarter of what the bad part does."""
     found = Items(WORLD, AFTER).quality(NUMBERS["client=b"])
     assert found is not None
-    assert found.kl == pytest.approx(float(np.minimum(BAD.found.kl, 2.0).mean()) / 4)
+    assert found.divergence == pytest.approx(float(np.minimum(BAD.found.divergence, 2.0).mean()) / 4)
     assert found.reference_accuracy == pytest.approx(1.0)
     assert found.gap == pytest.approx(float(BAD.candidate_right.mean() - 1) / 4)
 
@@ -130,7 +130,7 @@ def test_a_case_of_its_own_version_gets_a_number_of_its_own() -> None:
 def test_a_balanced_mixture_has_the_mean_that_it_replaces() -> None:
     """The share is solved for; outside the two means there is none."""
     share = balance(BAD, SOUND, WORSE)
-    means = [float(np.minimum(one.found.kl, 2.0).mean()) for one in (SOUND, BAD, WORSE)]
+    means = [float(np.minimum(one.found.divergence, 2.0).mean()) for one in (SOUND, BAD, WORSE)]
     assert (1 - share) * means[0] + share * means[2] == pytest.approx(means[1])
     with pytest.raises(ValueError, match="does not lie between"):
         balance(WORSE, SOUND, BAD)
@@ -145,17 +145,23 @@ def test_quality_counts_by_chance() -> None:
         np.array([1.0, 1.0, 0.0]),
         np.array([1.0, 0.0, 0.0]),
     )
-    assert (found.flip, found.kl, found.kl_p99) == pytest.approx((0.25, 0.25, 0.5))
+    assert (found.flip, found.divergence, found.kl_p99) == pytest.approx((0.25, 0.25, 0.5))
     assert (found.reference_accuracy, found.candidate_accuracy, found.gap) == (0.75, 0.5, -0.25)
     assert found.gap_se == pytest.approx(np.sqrt(0.25 * 0.0625 + 0.0625 * 0.5625 + 0.0625 * 0.0625))
 
 
 def made(
-    *, gap: float = 0.0, se: float = 0.01, kl: float = 0.01, flip: float = 0.01, p99: float = 0.1
+    *, gap: float = 0.0, se: float = 0.01, divergence: float = 0.01, flip: float = 0.01, p99: float = 0.1
 ) -> Quality:
     """Return what a slice is like."""
     return Quality(
-        flip=flip, kl=kl, kl_p99=p99, reference_accuracy=0.9, candidate_accuracy=0.9 + gap, gap=gap, gap_se=se
+        flip=flip,
+        divergence=divergence,
+        kl_p99=p99,
+        reference_accuracy=0.9,
+        candidate_accuracy=0.9 + gap,
+        gap=gap,
+        gap_se=se,
     )
 
 
@@ -181,9 +187,9 @@ def test_the_labels_compare_what_the_candidate_lost_after_and_before(
     ("after", "expected"),
     [
         (made(), False),
-        (made(flip=0.0124, kl=0.0124, p99=0.124), False),
+        (made(flip=0.0124, divergence=0.0124, p99=0.124), False),
         (made(flip=0.0126), True),
-        (made(kl=0.0126), True),
+        (made(divergence=0.0126), True),
         (made(p99=0.126), True),
         (None, False),
     ],

@@ -7,6 +7,7 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
 from quantdrift.monitor.board import Board
 from quantdrift.monitor.outbox import log_record
@@ -107,7 +108,9 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
         from_verdict=Verdict.OK,
         verdict=Verdict.FIRING,
         reason="r",
+        task=Task.CLASSIFICATION,
         metric=Metric.FLIP,
+        measure="flip",
         unit="share of exchanges",
         budget=0.01,
         mean=0.05,

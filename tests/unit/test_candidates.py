@@ -42,7 +42,7 @@ def item(at: datetime, key: str = "", *, flip: float | None = 1.0, group: str = 
         flip=flip,
         topk=None,
         js=None,
-        kl=None,
+        divergence=None,
         margin=None,
     )
 
@@ -102,12 +102,12 @@ def test_a_session_is_one_observation_and_no_value_is_none() -> None:
 
 def test_another_cap_of_the_model_does_not_change_what_is_tested() -> None:
     """Frozen as "the mean KL is above 0.1", under a cap of 5: 0.05 nats is no evidence, whatever the cap is now."""
-    row = discovery(metric=Metric.KL, null_mean=0.1, scale=5.0)
+    row = discovery(metric=Metric.DIVERGENCE, null_mean=0.1, scale=5.0)
     rows = [
-        msgspec.structs.replace(item(NOW + timedelta(seconds=index), flip=None), kl=0.05)
+        msgspec.structs.replace(item(NOW + timedelta(seconds=index), flip=None), divergence=0.05)
         for index in range(2000)
     ]
-    now = [Budget(kl_cap=cap) for cap in (0.5, 5.0)]
+    now = [Budget(cap=cap) for cap in (0.5, 5.0)]
     ends = [
         with_traffic([row], rows, {1: POLICY}, one, session_us=SESSION_US, until=NOW + HOUR)[0][0]
         for one in now
@@ -192,7 +192,7 @@ def found(*where: Predicate) -> Found:
     """Return a finding."""
     return Found(
         where=where,
-        metric=Metric.KL,
+        metric=Metric.DIVERGENCE,
         mean=0.1,
         low=0.05,
         overall=0.01,
@@ -257,4 +257,4 @@ def test_what_has_ended_is_tested_again_under_its_own_name(status: Status) -> No
     assert again.n_found == 2
     assert (again.n_groups, again.log_evidence, set(again.log_wealth)) == (0, 0.0, {0.0})
     assert again.tested_at == again.frozen_at == NOW + DAY + HOUR
-    assert again.null_mean == 0.02 * Budget().kl_cap, "stored in the metric's own unit"
+    assert again.null_mean == 0.02 * Budget().cap, "stored in the metric's own unit"

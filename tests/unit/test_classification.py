@@ -7,7 +7,7 @@ from scipy.special import rel_entr, softmax
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.errors import QuarantineError
-from shadow.classification import LN2, ClassificationComparator
+from shadow.comparators.classification import LN2, ClassificationComparator
 
 pytestmark = pytest.mark.unit
 
@@ -21,7 +21,7 @@ def test_divergences_agree_with_scipy() -> None:
     candidate, reference = rng.normal(scale=3, size=(2, 50, 10)).astype(np.float32)
     found = LOGITS.compare(candidate, reference)
     q, p = (softmax(side.astype(np.float64), axis=1) for side in (candidate, reference))
-    np.testing.assert_allclose(found.kl, rel_entr(p, q).sum(axis=1), rtol=1e-12)
+    np.testing.assert_allclose(found.divergence, rel_entr(p, q).sum(axis=1), rtol=1e-12)
     np.testing.assert_allclose(found.js, jensenshannon(p, q, axis=1) ** 2, rtol=1e-9)
     np.testing.assert_array_equal(found.flip, p.argmax(axis=1) != q.argmax(axis=1))
 
@@ -30,12 +30,12 @@ def test_two_classes_have_closed_forms() -> None:
     """Bernoulli distributions: KL = p ln(p/q) + (1-p) ln((1-p)/(1-q)), and the margin is |2p - 1|."""
     p, q = 0.8, 0.4
     found = PROBABILITIES.compare(np.array([[q, 1 - q]]), np.array([[p, 1 - p]]))
-    assert found.kl[0] == pytest.approx(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
+    assert found.divergence[0] == pytest.approx(p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
     assert found.reference_margin[0] == pytest.approx(0.6)
     assert found.candidate_margin[0] == pytest.approx(0.2)
     assert found.margin[0] == pytest.approx(0.4)
     assert found.flip[0] == 1
-    assert (found.candidate_top[0], found.reference_top[0]) == (1, 0)
+    assert (found.detail["candidate_top"][0], found.detail["reference_top"][0]) == (1, 0)
 
 
 def test_a_zero_where_the_reference_has_mass_is_infinitely_far() -> None:
@@ -44,7 +44,7 @@ def test_a_zero_where_the_reference_has_mass_is_infinitely_far() -> None:
         np.array([[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]),
         np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
     )
-    assert found.kl.tolist() == [np.inf, pytest.approx(np.log(2)), np.inf]
+    assert found.divergence.tolist() == [np.inf, pytest.approx(np.log(2)), np.inf]
     assert found.js[2] == pytest.approx(LN2)
     assert np.all(found.js <= LN2)
 
@@ -82,8 +82,8 @@ def test_a_candidate_that_is_not_finite_is_a_flip_and_nothing_else(bad: list[flo
     assert found.flip.tolist() == [1, 0]
     assert found.topk.tolist() == [1, 0]
     assert found.candidate_finite.tolist() == [False, True]
-    assert found.candidate_top.tolist() == [-1, 0]
-    for values in (found.kl, found.js, found.margin, found.candidate_margin):
+    assert found.detail["candidate_top"].tolist() == [-1, 0]
+    for values in (found.divergence, found.js, found.margin, found.candidate_margin):
         assert np.isnan(values).tolist() == [True, False]
     assert not np.isnan(found.reference_margin).any()
 
@@ -93,7 +93,7 @@ def test_a_reference_that_is_not_finite_says_nothing() -> None:
     good, bad = [3.0, 0.0, 1.0], [np.nan, 0.0, 1.0]
     found = LOGITS.compare(np.array([good, bad]), np.array([bad, bad]))
     assert np.isnan(found.flip).all()
-    assert np.isnan(found.kl).all()
+    assert np.isnan(found.divergence).all()
     assert found.reference_finite.tolist() == [False, False]
 
 
@@ -102,22 +102,22 @@ def test_a_masked_class_is_finite() -> None:
     reference = np.array([[1.0, 0.0, -np.inf], [1.0, 0.0, 0.0]])
     candidate = np.array([[1.0, 0.0, -np.inf], [1.0, 0.0, -np.inf]])
     found = LOGITS.compare(candidate, reference)
-    assert found.kl.tolist() == [0.0, np.inf]
+    assert found.divergence.tolist() == [0.0, np.inf]
 
 
 def test_logits_far_apart_do_not_overflow() -> None:
     """The softmax is stable, and its logarithm exact where the probability itself is zero in float64."""
     found = LOGITS.compare(np.array([[-5000.0, 0.0]]), np.array([[0.0, -5000.0]]))
-    assert found.kl[0] == pytest.approx(5000.0)
+    assert found.divergence[0] == pytest.approx(5000.0)
     ends = np.array([[1.7e308, -1.7e308]])
-    assert LOGITS.compare(ends, -ends).kl[0] == np.inf
-    assert LOGITS.compare(ends, ends).kl[0] == 0.0
+    assert LOGITS.compare(ends, -ends).divergence[0] == np.inf
+    assert LOGITS.compare(ends, ends).divergence[0] == 0.0
 
 
 def test_probabilities_are_checked_and_normalised() -> None:
     """Rounding of a quantised softmax is taken up; logits that were declared as probabilities are refused."""
     found = PROBABILITIES.compare(np.array([[0.49, 0.49]]), np.array([[0.5, 0.5]]))
-    assert found.kl[0] == pytest.approx(0, abs=1e-15)
+    assert found.divergence[0] == pytest.approx(0, abs=1e-15)
     with pytest.raises(QuarantineError, match="output_kind"):
         PROBABILITIES.compare(np.array([[2.0, -1.0]]), np.array([[0.5, 0.5]]))
     with pytest.raises(QuarantineError, match="the reference's output is no distribution"):

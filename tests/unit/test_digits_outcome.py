@@ -25,8 +25,8 @@ def _snapshot(verdict: str) -> Snapshot:
         flip_low=None,
         flip_high=None,
         flip_budget=None,
-        kl_mean=None,
-        kl_budget=None,
+        divergence_mean=None,
+        divergence_budget=None,
     )
     return Snapshot(slices=(aggregate,))
 

@@ -23,8 +23,8 @@ def _slice(name: str, verdict: str, evidence: float | None, mean: float | None) 
         flip_low=None if mean is None else mean / 2,
         flip_high=None if mean is None else mean * 2,
         flip_budget=0.01,
-        kl_mean=mean,
-        kl_budget=0.02,
+        divergence_mean=mean,
+        divergence_budget=0.02,
     )
 
 
@@ -112,7 +112,7 @@ def test_the_check_against_the_labels_shows_who_lost_accuracy() -> None:
         reference_accuracy=0.975,
         candidate_accuracy=0.931,
         flip=0.052,
-        kl=0.08,
+        divergence=0.08,
     )
     screen.quality("check", [row])
     for part in ("archive", "97.5%", "93.1%", "-4.4", "5.20%"):

@@ -31,7 +31,7 @@ class Traffic:
     def items(self) -> Items:
         """Return the items, two in each exchange, with flips and KL at their rates."""
         flips = self.rng.random(len(self.rate)) < self.rate
-        kl = np.minimum(self.rng.lognormal(-8, 1, len(flips)) + 0.02 * flips, 1.0)
+        divergence = np.minimum(self.rng.lognormal(-8, 1, len(flips)) + 0.02 * flips, 1.0)
         gathering = Gathering()
         for index in range(len(flips)):
             gathering.add(
@@ -46,14 +46,14 @@ class Traffic:
                     "feature.contrast": float(self.contrast[index]),
                     "feature.length": float(self.length[index]),
                 },
-                {Metric.FLIP: float(flips[index]), Metric.KL: float(kl[index])},
+                {Metric.FLIP: float(flips[index]), Metric.DIVERGENCE: float(divergence[index])},
             )
         return gathering.items()
 
 
 def found_in(items: Items, bounds: Mapping[Metric, float] | None = None, **limits: float) -> Search:
     """Search with the defaults but for `limits`."""
-    return search(items, bounds or {Metric.FLIP: 0.01, Metric.KL: 0.01}, Limits(**limits))  # type: ignore[arg-type]
+    return search(items, bounds or {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.01}, Limits(**limits))  # type: ignore[arg-type]
 
 
 def test_nothing_is_found_where_divergence_concentrates_nowhere() -> None:
@@ -184,7 +184,9 @@ def test_without_items_or_signals_nothing_is_found() -> None:
     assert found_in(Gathering().items()).found == ()
     gathering = Gathering()
     for index in range(300):
-        gathering.add(str(index), 1.0, {"a": "b"}, {"feature.x": 1.0}, {Metric.FLIP: None, Metric.KL: None})
+        gathering.add(
+            str(index), 1.0, {"a": "b"}, {"feature.x": 1.0}, {Metric.FLIP: None, Metric.DIVERGENCE: None}
+        )
     assert found_in(gathering.items(), least_items=1).found == ()
     assert found_in(gathering.items(), {Metric.JS: 0.1}).found == ()
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.monitor.account import advice, reason_of, sentences
 from quantdrift.monitor.relation import Standing, smallest
@@ -25,6 +26,8 @@ from tests.fold_stream import BEGIN_US, CATALOG, SECOND_US
 
 pytestmark = pytest.mark.unit
 
+TASK = Task.CLASSIFICATION
+
 VERSION, ALL, BIG, SMALL = 1, 1, 2, 3
 DETAILS = {"metric": "flip", "detector": "budget", "budget": 0.01, "before": 0.002}
 HOUR_US = 3600 * SECOND_US
@@ -39,7 +42,7 @@ def item(number: int, slices: tuple[int, ...], **more: Any) -> EvidenceItem:
         "slice_ids": slices,
         "pi": 1.0,
         "flip": 0.0,
-        "kl": 0.0,
+        "divergence": 0.0,
         "margin": 0.5,
         "source": "pod-1",
         "batch_id": 1,
@@ -95,8 +98,8 @@ def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, exp
     """Whoever silences what is explained must still be woken by what explains it."""
     scene = drifted()
     beside = {BIG: alert(BIG, big), SMALL: alert(SMALL, small)}
-    assert smallest(scene, beside, scene.sizes(), mine=BIG, kl_cap=2.0, tolerance=0.25) == expected
-    assert smallest(scene, beside, scene.sizes(), mine=SMALL, kl_cap=2.0, tolerance=0.25) is None
+    assert smallest(scene, beside, scene.sizes(), mine=BIG, cap=2.0, tolerance=0.25) == expected
+    assert smallest(scene, beside, scene.sizes(), mine=SMALL, cap=2.0, tolerance=0.25) is None
 
 
 def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
@@ -104,7 +107,7 @@ def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_ot
     scene = Scene([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
     beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
     found = [
-        smallest(scene, beside, scene.sizes(), mine=one, kl_cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
+        smallest(scene, beside, scene.sizes(), mine=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
     ]
     assert found == [None, BIG]
 
@@ -144,15 +147,25 @@ def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
 
 def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
     """A tail is looked at by the share above its level, and held against its baseline with the tolerance."""
-    tail = {"metric": "kl", "detector": TAIL.kind, "tail_level": 0.1, "tail_before": 0.01, "budget": 0.02}
+    tail = {
+        "metric": "divergence",
+        "detector": TAIL.kind,
+        "tail_level": 0.1,
+        "tail_before": 0.01,
+        "budget": 0.02,
+    }
     measure = measure_of(tail, 2.0)
-    assert [measure.of(item(0, (), kl=kl)) for kl in (0.05, 0.2, float("inf"))] == [0.0, 1.0, 1.0]
+    assert [measure.of(item(0, (), divergence=divergence)) for divergence in (0.05, 0.2, float("inf"))] == [
+        0.0,
+        1.0,
+        1.0,
+    ]
     assert level_of(tail, 0.25) == pytest.approx(0.0125)
     assert level_of(DETAILS, 0.25) == 0.01
     assert level_of(DETAILS | {"detector": CHANGE.kind}, 0.25) == pytest.approx(0.0025)
-    mean = measure_of({"metric": "kl", "budget": 0.02}, 2.0)
-    assert mean == Measure(metric=Metric.KL, kind=BUDGET.kind, cap=2.0)
-    assert mean.of(item(0, (), kl=float("inf"))) == 2.0
+    mean = measure_of({"metric": "divergence", "budget": 0.02}, 2.0)
+    assert mean == Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0)
+    assert mean.of(item(0, (), divergence=float("inf"))) == 2.0
 
 
 def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
@@ -220,12 +233,14 @@ FOUND = Explanation(
 
 def test_sentences_tell_everything_the_most_telling_first() -> None:
     """What explains it, what is new, damage or shift, and the aggregate; in points of a share, or in nats."""
-    said = sentences(FOUND, Metric.FLIP, BUDGET.kind)
+    said = sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK)
     assert [one.split(" ")[0] for one in said] == ["Explained", "Explains", "New", "Numeric", "Over"]
     assert "+5 points" in said[3]
-    assert "nat" in sentences(FOUND, Metric.KL, BUDGET.kind)[3]
-    assert "points" in sentences(FOUND, Metric.KL, TAIL.kind)[3]
-    (why,) = sentences(Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind)
+    assert "nat" in sentences(FOUND, Metric.DIVERGENCE, BUDGET.kind, TASK)[3]
+    assert "points" in sentences(FOUND, Metric.DIVERGENCE, TAIL.kind, TASK)[3]
+    (why,) = sentences(
+        Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
+    )
     assert why.startswith("Not explained: the record did not answer in time")
 
 
@@ -238,7 +253,7 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
         n_window_after=45,
         compared_with="the week before the onset",
     )
-    slice_, aggregate, window = sentences(found, Metric.KL, BUDGET.kind)
+    slice_, aggregate, window = sentences(found, Metric.DIVERGENCE, BUDGET.kind, TASK)
     assert slice_.startswith(
         "Too few to tell damage from input shift: 8 exchanges of the slice before the onset"
     )
@@ -258,13 +273,16 @@ def test_what_was_not_there_before_is_told_apart() -> None:
         aggregate_unseen=0.02,
         aggregate_unseen_se=0.005,
     )
-    *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind)
+    *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind, TASK)
     assert slice_.startswith("Inputs at margins that were not there before")
     assert "at margins that were not there before: +8 points (standard error 1)" in slice_
     assert aggregate.endswith("; traffic that was not there before: +2 points (standard error 0.5).")
     beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
-    assert "traffic that was not there before: +2 points" in sentences(beside, Metric.FLIP, BUDGET.kind)[-1]
-    assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind))
+    assert (
+        "traffic that was not there before: +2 points"
+        in sentences(beside, Metric.FLIP, BUDGET.kind, TASK)[-1]
+    )
+    assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
 
 
 def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
@@ -272,18 +290,20 @@ def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
     parts = {"aggregate_within": -0.0034, "aggregate_mix": -0.00007, "aggregate_unseen": 0.00196}
     for cause in ("unseen", "within", "mix", "both"):
         fell = msgspec.structs.replace(FOUND, aggregate_cause=cause, aggregate_move=-0.00151, **parts)
-        *_, said = sentences(fell, Metric.KL, BUDGET.kind)
+        *_, said = sentences(fell, Metric.DIVERGENCE, BUDGET.kind, TASK)
         assert said.startswith("Over all traffic it moved by -0.00151 nat, although "), said
         assert "-0.0034 nat" in said
         assert ": by traffic that is new" not in said
-    *_, said = sentences(msgspec.structs.replace(FOUND, aggregate_cause="unseen"), Metric.KL, BUDGET.kind)
+    *_, said = sentences(
+        msgspec.structs.replace(FOUND, aggregate_cause="unseen"), Metric.DIVERGENCE, BUDGET.kind, TASK
+    )
     assert said.startswith("Over all traffic it moved by +0.004 nat: by traffic that is new")
 
 
 def test_advice_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
     told = {
-        cause: advice(Metric.FLIP, Verdict.OK, "now", cause=cause)
+        cause: advice(Metric.FLIP, TASK, Verdict.OK, "now", cause=cause)
         for cause in ("damage", "input_shift", "unseen", "both", "undecided", "too_few", None)
     }
     assert "Calibrate" in told["damage"]
@@ -292,7 +312,9 @@ def test_advice_follows_the_cause() -> None:
     assert "label" in told["unseen"]
     assert told["undecided"] == told["too_few"] == told[None]
     assert "per-channel" in told[None]
-    assert advice(Metric.KL, Verdict.FIRING, "now", explained_by="small").startswith("Look at small first")
+    assert advice(Metric.DIVERGENCE, TASK, Verdict.FIRING, "now", explained_by="small").startswith(
+        "Look at small first"
+    )
 
 
 def test_what_is_not_known_is_left_out_and_an_older_release_is_read() -> None:

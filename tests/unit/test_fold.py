@@ -138,4 +138,4 @@ def test_rollups_add_up_to_what_was_offered() -> None:
     assert sum(row.weight for row in rows) == pytest.approx(sum(1 / value for value in pi.values()))
     assert sum(row.n_groups for row in rows) == len(pi)
     for row in rows:
-        assert sum(row.kl_bins) == pytest.approx(row.weight)
+        assert sum(row.divergence_bins) == pytest.approx(row.weight)

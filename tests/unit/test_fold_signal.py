@@ -39,12 +39,12 @@ def test_infinite_divergence_counts_as_the_cap() -> None:
     """An infinite KL is one observation of the cap: every number that is stored stays finite."""
     fold, outcome = fold_all(diverging(batches(40), every=1))
     assert verdict_of(fold, CLEAR_ID)[0] is Verdict.FIRING
-    assert sum(row.n_kl_infinite for row in outcome.rollups) > 0
+    assert sum(row.n_infinite for row in outcome.rollups) > 0
     text = msgspec.json.encode([row.details for row in outcome.transitions]).decode()
     assert "inf" not in text.replace("infinite", "")
     assert "null" not in text
-    kl = next(row for row in outcome.verdicts if row.slice_id == CLEAR_ID).estimate["kl"]
-    assert kl["mean"] == pytest.approx(2.0)
+    divergence = next(row for row in outcome.verdicts if row.slice_id == CLEAR_ID).estimate["divergence"]
+    assert divergence["mean"] == pytest.approx(2.0)
 
 
 def test_detectors_that_see_nothing_for_a_month_are_not_counted() -> None:
@@ -78,7 +78,7 @@ def test_a_changed_budget_starts_the_evidence_anew() -> None:
     before = {(row.slice_id, row.metric, row.kind): row for row in outcome.detectors}
     assert found[ALL_ID, "flip", "budget"].budget == 0.2
     assert found[ALL_ID, "flip", "budget"].n_groups == 16
-    for kept in (("kl", "budget"), ("flip", "change"), ("kl", "tail")):
+    for kept in (("divergence", "budget"), ("flip", "change"), ("divergence", "tail")):
         assert found[ALL_ID, *kept].n_groups == before[ALL_ID, *kept].n_groups + 16
     assert next(row for row in fold.verdicts() if row.slice_id == ALL_ID).n_groups > 100
 
@@ -90,7 +90,7 @@ def test_an_imported_budget_that_a_lowered_cap_leaves_no_room_for_does_not_hold(
     imported = BaselineRow(
         model_version_id=WITH_REFERENCE,
         slice_id=ALL_ID,
-        metric=Metric.KL.value,
+        metric=Metric.DIVERGENCE.value,
         kind="budget",
         source=Source.IMPORTED,
         made_by="ana",
@@ -104,7 +104,7 @@ def test_an_imported_budget_that_a_lowered_cap_leaves_no_room_for_does_not_hold(
     )
     budgets = []
     for cap in (2.0, 1.0):
-        budget = Budget(kl=0.02, kl_cap=cap)
+        budget = Budget(divergence=0.02, cap=cap)
         fold = Fold(
             msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=budget),)),
             Snapshot(position=Position(), imported=(imported,)),
@@ -113,9 +113,9 @@ def test_an_imported_budget_that_a_lowered_cap_leaves_no_room_for_does_not_hold(
         for rows in batches(5):
             fold.batch(rows)
         found = {(row.slice_id, row.metric, row.kind): row.budget for row in fold.take().detectors}
-        budgets.append(found[ALL_ID, "kl", "budget"])
+        budgets.append(found[ALL_ID, "divergence", "budget"])
     assert budgets == [0.75, 0.02]
     (said,) = caplog.messages
     assert said.startswith(
-        "slice 1: the imported budget of kl, 1.5, is not below its cap of 1 and does not hold"
+        "slice 1: the imported budget of divergence, 1.5, is not below its cap of 1 and does not hold"
     )

@@ -135,7 +135,7 @@ def test_a_slice_that_is_mended_resolves_and_watches_again() -> None:
             u2=0.0,
             candidate_margin=0.5,
             flip=0.0,
-            kl=0.0,
+            divergence=0.0,
         )
         fold.batch(BatchRows(fold_seq=300 + number, stored_us=row.captured_us, comparisons=(row,)))
     (closed,) = [row for row in fold.take().transitions if row.episode is Episode.CLOSE]
@@ -165,7 +165,8 @@ def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
                 slice_ids=(FAINT_ID,),
                 pi1=1.0,
                 flip=0.0,
-                kl=rng.expovariate(1 / 0.001) * (30.0 if number > 120 and rng.random() < 0.02 else 1.0),
+                divergence=rng.expovariate(1 / 0.001)
+                * (30.0 if number > 120 and rng.random() < 0.02 else 1.0),
             )
             for place in range(100)
         )
@@ -178,5 +179,5 @@ def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
                 "no evidence against its budget or its baseline",
             ) or ("baseline needs some" in verdict_of(fold, FAINT_ID)[1])
     (page,) = [row for row in found if row.to_verdict is Verdict.FIRING]
-    assert (page.slice_id, page.metric, page.details["detector"]) == (FAINT_ID, Metric.KL, "tail")
+    assert (page.slice_id, page.metric, page.details["detector"]) == (FAINT_ID, Metric.DIVERGENCE, "tail")
     assert page.onset_us > BEGIN_US + 11_000 * SECOND_US

@@ -10,7 +10,8 @@ import pytest
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
-from shadow.classification import ClassificationComparator
+from shadow.comparators.classification import ClassificationComparator
+from shadow.comparators.comparator import Alone
 from shadow.linear import LinearRuntime
 from shadow.references import Judge
 from shadow.replay import Compared, Prepared, compare_batch
@@ -55,10 +56,10 @@ def test_what_triton_lists_is_what_its_model_computed(k: int) -> None:
     assert tensor.shape == (2, k)
     found = PROBABILITIES.compare(texts, reference())
     assert found.flip.tolist() == found.topk.tolist() == [0, 0]
-    assert found.candidate_top.tolist() == found.reference_top.tolist() == [2, 2]
+    assert found.detail["candidate_top"].tolist() == found.detail["reference_top"].tolist() == [2, 2]
     np.testing.assert_allclose(found.margin, [0, 0] if k > 1 else [np.nan] * 2, atol=2e-6)
     np.testing.assert_allclose(found.js, [0, 0] if k == 3 else [np.nan] * 2, atol=1e-9)
-    assert np.isnan(found.kl).all()
+    assert np.isnan(found.divergence).all()
     assert found.candidate_finite.all()
 
 
@@ -94,21 +95,21 @@ def test_all_logits_tell_everything() -> None:
     texts = listed(["3.000000:2", "0.250000:0", "-1.500000:1"], ["2.000000:0", "1.000000:1", "0.500000:2"])
     plain, found = LOGITS.compare(whole, scores), LOGITS.compare(texts, scores)
     for name in msgspec.structs.asdict(plain):
-        np.testing.assert_array_equal(getattr(found, name), getattr(plain, name))
+        np.testing.assert_equal(getattr(found, name), getattr(plain, name))
 
 
 def test_some_logits_tell_no_probability() -> None:
     """What the others add up to is not known: only the classes are compared."""
     found = LOGITS.compare(listed(["3.0:2", "0.25:0"]), np.array([[0.25, -1.5, 3.0]]))
     assert (found.flip.tolist(), found.topk.tolist()) == ([0], [0])
-    assert np.isnan([found.js[0], found.kl[0], found.margin[0], found.candidate_margin[0]]).all()
+    assert np.isnan([found.js[0], found.divergence[0], found.margin[0], found.candidate_margin[0]]).all()
     assert found.reference_margin[0] > 0.8
 
 
 def test_a_printed_zero_makes_nothing_infinite() -> None:
     """Six decimals hide what is below: all probabilities still give no KL, but all else."""
     found = PROBABILITIES.compare(listed(["1.000000:0", "0.000000:1"]), np.array([[1 - 1e-7, 1e-7]]))
-    assert np.isnan(found.kl[0])
+    assert np.isnan(found.divergence[0])
     assert (found.flip[0], found.js[0]) == (0, pytest.approx(0, abs=1e-6))
 
 
@@ -118,7 +119,7 @@ def test_a_list_that_is_not_finite_is_a_flip(texts: list[str]) -> None:
     scores = np.array([[0.6, 0.3, 0.1]])
     for comparator in (PROBABILITIES, LOGITS):
         found = comparator.compare(listed(texts), scores)
-        assert (found.flip[0], found.topk[0], found.candidate_top[0]) == (1, 1, -1)
+        assert (found.flip[0], found.topk[0], found.detail["candidate_top"][0]) == (1, 1, -1)
         assert not found.candidate_finite[0]
         assert np.isnan([found.margin[0], found.candidate_margin[0]]).all()
         undefined = comparator.compare(listed(["0.6:0", "0.3:1"]), np.array([[np.nan, 0.3, 0.1]]))
@@ -155,7 +156,7 @@ def test_what_is_no_list_of_the_models_classes_is_set_aside(
 def test_lists_and_whole_outputs_are_replayed_together() -> None:
     """One client asks for classes, another for logits: each exchange is compared as it came."""
     runtime = LinearRuntime(WEIGHT, BIAS)
-    judge = Judge(model=Model(name="digits"), runtime=runtime, comparator=LOGITS)
+    judge = Judge(model=Model(name="digits"), runtime=runtime, comparator=Alone(LOGITS))
     x = inputs_of(2)
     whole = exchange_of(x)
     lines = [
@@ -183,4 +184,4 @@ def test_lists_and_whole_outputs_are_replayed_together() -> None:
     for outcome, known in zip(outcomes, (False, True, False), strict=True):
         assert isinstance(outcome, Compared)
         assert outcome.divergences.flip.tolist() == outcome.divergences.topk.tolist() == [0, 0]
-        assert np.isfinite(outcome.divergences.kl).tolist() == [known] * 2
+        assert np.isfinite(outcome.divergences.divergence).tolist() == [known] * 2

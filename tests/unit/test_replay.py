@@ -5,10 +5,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
-from shadow.classification import ClassificationComparator
+from shadow.comparators.choice import comparator_of
 from shadow.linear import LinearRuntime
 from shadow.references import Judge
 from shadow.replay import Compared, Outcome, Prepared, compare_batch
@@ -51,9 +51,7 @@ class _Unbatched(LinearRuntime):
 
 def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) -> Prepared:
     model = Model(name="digits", top_k=2, **options)  # type: ignore[arg-type]  # options of the test's own
-    judge = Judge(
-        model=model, runtime=runtime, comparator=ClassificationComparator(OutputKind.LOGITS, model.top_k)
-    )
+    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
     return Prepared(
         stream_sequence=1,
         payload=b"",
@@ -65,7 +63,7 @@ def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) 
 
 def _kl(outcome: Outcome) -> npt.NDArray[np.float64]:
     assert isinstance(outcome, Compared)
-    return outcome.divergences.kl
+    return outcome.divergences.divergence
 
 
 def test_every_exchange_gets_its_own_divergences() -> None:

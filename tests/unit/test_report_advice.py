@@ -75,7 +75,7 @@ def test_grown_traffic_is_told() -> None:
 def test_advice_follows_the_metric_and_the_state() -> None:
     """Flips ask for labels, KL for thresholds, a resolved alert for its cause."""
     assert "labels" in _advise()
-    other = msgspec.structs.replace(EPISODE, metric=Metric.KL, resolved_at=NOW)
+    other = msgspec.structs.replace(EPISODE, metric=Metric.DIVERGENCE, resolved_at=NOW)
     assert "thresholds" in _advise(other)
     assert "It has recovered" in _advise(other)
     assert "with inputs of scanner=faint" in _advise()

@@ -13,7 +13,7 @@ from tests.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit
 
-CONFIG = Config(models=(Model(name="digits", budget=Budget(flip=0.02, kl=0.05)),))
+CONFIG = Config(models=(Model(name="digits", budget=Budget(flip=0.02, divergence=0.05)),))
 SLICES = {
     1: SliceName(id=1, model="digits", name="all", predicate="true"),
     2: SliceName(id=2, model="digits", name="scanner=faint", predicate="p2"),
@@ -26,7 +26,7 @@ def _version(digest: str = "5f") -> Version:
     return Version(id=1, model="digits", candidate_version="7", reference_digest=digest, first_seen_at=NOW)
 
 
-def _sums(n: int, flips: float = 0.0, kl: float = 0.0) -> Sums:
+def _sums(n: int, flips: float = 0.0, divergence: float = 0.0) -> Sums:
     weight = 10.0 * n
     return Sums(
         n_items=n,
@@ -34,10 +34,10 @@ def _sums(n: int, flips: float = 0.0, kl: float = 0.0) -> Sums:
         weight=weight,
         weight_sq=100.0 * n,
         flip=10 * flips,
-        kl=10 * kl,
+        divergence=10 * divergence,
         flip_weight=weight,
         js_weight=weight,
-        kl_weight=weight,
+        divergence_weight=weight,
     )
 
 
@@ -63,7 +63,9 @@ def _facts(*said: VerdictFact, digest: str = "5f", told: tuple[EpisodeFacts, ...
     )
 
 
-def _alert(before: Measured | None, after: Measured | None, metric: Metric = Metric.KL) -> EpisodeFacts:
+def _alert(
+    before: Measured | None, after: Measured | None, metric: Metric = Metric.DIVERGENCE
+) -> EpisodeFacts:
     episode = Episode(
         id=1,
         version_id=1,
@@ -110,14 +112,14 @@ def test_the_monitors_budget_goes_before_the_configured_one() -> None:
     """What was judged against is shown, not what the file says today."""
     (model,) = models(CONFIG, _facts(_said(2, Verdict.OK, flip=0.03)))
     assert model.aggregate is not None
-    assert (model.aggregate.flip_budget, model.aggregate.kl_budget) == (0.02, 0.05)
-    assert (model.slices[0].flip_budget, model.slices[0].kl_budget) == (0.03, 0.05)
+    assert (model.aggregate.flip_budget, model.aggregate.divergence_budget) == (0.02, 0.05)
+    assert (model.slices[0].flip_budget, model.slices[0].divergence_budget) == (0.03, 0.05)
 
 
 def test_an_alert_on_kl_is_told_in_nats() -> None:
     """Before and after the onset with intervals, each with the variance of its own time."""
-    before = Measured(sums=_sums(400, kl=2.0), bins=tuple([0.0] * 30 + [4000.0] + [0.0] * 33))
-    after = Measured(sums=_sums(400, kl=40.0), bins=tuple([0.0] * 30 + [2000.0, 0.0] * 17)[:N_BINS])
+    before = Measured(sums=_sums(400, divergence=2.0), bins=tuple([0.0] * 30 + [4000.0] + [0.0] * 33))
+    after = Measured(sums=_sums(400, divergence=40.0), bins=tuple([0.0] * 30 + [2000.0, 0.0] * 17)[:N_BINS])
     (told,) = episodes(CONFIG, _facts(_said(2, Verdict.FIRING), told=(_alert(before, after),)))
     assert told.before is not None
     assert told.after is not None

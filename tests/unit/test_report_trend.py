@@ -62,8 +62,8 @@ def test_a_drawing_takes_colours_from_the_page_and_nothing_from_elsewhere() -> N
     """No colour, font, style sheet, script, image or address of its own."""
     one = _trend([_point(index, 100, 1.0) for index in range(48)])
     panels = [
-        Panel(metric=metric, slice=one, aggregate=one, budget=0.01, top=0.05)
-        for metric in (Metric.FLIP, Metric.KL)
+        Panel(metric=metric, title=metric.value, slice=one, aggregate=one, budget=0.01, top=0.05)
+        for metric in (Metric.FLIP, Metric.DIVERGENCE)
     ]
     svg = draw(panels, GRID, [make_episode()], salt="1-2")
     assert svg.startswith("<svg ")
@@ -79,7 +79,7 @@ def test_a_drawing_takes_colours_from_the_page_and_nothing_from_elsewhere() -> N
 def test_drawings_of_one_page_share_no_identifier() -> None:
     """Two drawings on one page do not clip each other."""
     one = _trend([_point(index, 100, 1.0) for index in range(48)])
-    panel = [Panel(metric=Metric.FLIP, slice=one, aggregate=None, budget=None, top=0.05)]
+    panel = [Panel(metric=Metric.FLIP, title="flips, %", slice=one, aggregate=None, budget=None, top=0.05)]
     first, second = (draw(panel, GRID, [], salt=salt).split('id="')[1:] for salt in ("1-2", "1-3"))
     assert first
     assert not {part.split('"')[0] for part in first} & {part.split('"')[0] for part in second}
@@ -89,6 +89,9 @@ def test_a_single_point_is_seen() -> None:
     """One bucket makes no line, so it gets a mark."""
     found = trend(Metric.FLIP, [_point(3, 100, 1.0)], GRID, (), 2.0)
     svg = draw(
-        [Panel(metric=Metric.FLIP, slice=found, aggregate=None, budget=None, top=0.05)], GRID, [], salt="x"
+        [Panel(metric=Metric.FLIP, title="flips, %", slice=found, aggregate=None, budget=None, top=0.05)],
+        GRID,
+        [],
+        salt="x",
     )
     assert "<use " in svg

@@ -5,7 +5,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.interval import Estimate
-from quantdrift.report.wording import duration, headline, interval, measured, nats, percent
+from quantdrift.report.wording import duration, headline, interval, measured, number, percent
 from tests.report_figures import NOW, make_episode, make_slice
 
 pytestmark = pytest.mark.unit
@@ -25,16 +25,19 @@ def test_shares_read_as_percent_with_two_digits(ratio: float, text: str) -> None
 
 def test_bounds_have_the_digits_of_their_mean() -> None:
     """An interval is not more exact than what it belongs to."""
-    assert measured(Metric.FLIP, Estimate(mean=0.0523, low=0.0391, high=0.0682)) == "5.2 % [3.9, 6.8]"
-    assert measured(Metric.KL, Estimate(mean=0.0214, low=0.0178, high=0.0263)) == "0.021 nat [0.018, 0.026]"
-    assert interval(Metric.KL, Estimate(mean=0.02, low=None, high=None)) == ""
-    assert measured(Metric.KL, None) == "no data"
+    assert measured(Metric.FLIP, Estimate(mean=0.0523, low=0.0391, high=0.0682), "") == "5.2 % [3.9, 6.8]"
+    assert (
+        measured(Metric.DIVERGENCE, Estimate(mean=0.0214, low=0.0178, high=0.0263), "nat")
+        == "0.021 nat [0.018, 0.026]"
+    )
+    assert interval(Metric.DIVERGENCE, Estimate(mean=0.02, low=None, high=None)) == ""
+    assert measured(Metric.DIVERGENCE, None, "nat") == "no data"
 
 
 def test_infinite_divergence_is_said_in_words() -> None:
     """A quantised zero is no number."""
-    assert nats(float("inf")) == "infinite"
-    assert nats(None) == "?"
+    assert number(float("inf")) == "infinite"
+    assert number(None) == "?"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,9 @@ def test_the_headline_of_a_drifted_aggregate_does_not_call_it_fine() -> None:
 
 def test_the_headline_of_a_ticket_says_that_nothing_pages() -> None:
     """A warning is not a page."""
-    found = headline("digits int8-7", OTHERS, ALL, [make_episode(severity=Verdict.WARNING, metric=Metric.KL)])
+    found = headline(
+        "digits int8-7", OTHERS, ALL, [make_episode(severity=Verdict.WARNING, metric=Metric.DIVERGENCE)]
+    )
     assert found.startswith(
         "Nothing of digits int8-7 pages, but 1 ticket stood open: scanner=faint diverges by"
     )
@@ -108,7 +113,7 @@ def test_the_headline_of_an_unknown_version_does_not_reassure() -> None:
 
 def test_the_headline_of_a_version_whose_outputs_are_no_distributions_says_so() -> None:
     """A reference that gives nothing but NaN measures nothing, however much was replayed."""
-    blind = msgspec.structs.replace(ALL, flip=None, kl=None, js=None)
+    blind = msgspec.structs.replace(ALL, flip=None, divergence=None, js=None)
     assert headline("digits int8-7", OTHERS, blind, []) == (
         "Nothing of digits int8-7 gave outputs that can be compared in this period, so nothing can be said of it."
     )

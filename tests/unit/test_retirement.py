@@ -30,9 +30,11 @@ MONTH = timedelta(days=PLAIN.discovery.retire_days)
 WATCHED = discovery(status=Status.CONFIRMED, slice_id=4, confirmed_at=NOW, seen_at=NOW + MONTH)
 
 
-def sums(n: int, flips: float, kl: float = 0.0) -> Sums:
+def sums(n: int, flips: float, divergence: float = 0.0) -> Sums:
     """Return those of `n` exchanges of weight 1, with these means."""
-    return Sums(weight=n, weight_sq=n, flip=n * flips, flip_weight=n, kl=n * kl, kl_weight=n)
+    return Sums(
+        weight=n, weight_sq=n, flip=n * flips, flip_weight=n, divergence=n * divergence, divergence_weight=n
+    )
 
 
 def seen(*inside: Sums, rest: float = 0.003, n: int = 200_000) -> Watched:
@@ -69,7 +71,7 @@ def test_a_slice_that_was_no_worse_than_the_rest_for_a_month_is_retired() -> Non
     [
         (seen(sums(20_000, 0.02)), "it is still above the budget and the rest"),
         (seen(sums(60, 0.0)), "sixty exchanges show nothing: silence is no health"),
-        (seen(sums(20_000, 0.003, kl=0.2)), "KL counts as well"),
+        (seen(sums(20_000, 0.003, divergence=0.2)), "KL counts as well"),
         (seen(sums(1_000_000, 0.003), sums(3_000, 0.05)), "a canary is bad, and hides in the mean"),
         (None, "nothing was seen in that time"),
         (msgspec.structs.replace(seen(sums(20_000, 0.003)), alerted=True), "an alert was open"),

@@ -8,7 +8,7 @@ from storage.fold_rows import ComparisonRow
 pytestmark = pytest.mark.unit
 
 
-def _row(item: int, *, flip: float | None, kl: float | None) -> ComparisonRow:
+def _row(item: int, *, flip: float | None, divergence: float | None) -> ComparisonRow:
     return ComparisonRow(
         exchange_id="e",
         item=item,
@@ -24,8 +24,8 @@ def _row(item: int, *, flip: float | None, kl: float | None) -> ComparisonRow:
         candidate_margin=0.5,
         flip=flip,
         topk=flip,
-        js=kl,
-        kl=kl,
+        js=divergence,
+        divergence=divergence,
         margin=None,
     )
 
@@ -33,11 +33,15 @@ def _row(item: int, *, flip: float | None, kl: float | None) -> ComparisonRow:
 def test_what_an_item_lacks_weighs_nothing() -> None:
     """A candidate that is not finite flips without a KL; a reference that is not finite says nothing at all."""
     rollup = Rollup()
-    items = (_row(0, flip=1.0, kl=None), _row(1, flip=0.0, kl=0.5), _row(2, flip=None, kl=None))
-    rollup.add(1, (*items, _row(3, flip=0.0, kl=float("inf"))), kl_cap=2.0)
+    items = (
+        _row(0, flip=1.0, divergence=None),
+        _row(1, flip=0.0, divergence=0.5),
+        _row(2, flip=None, divergence=None),
+    )
+    rollup.add(1, (*items, _row(3, flip=0.0, divergence=float("inf"))), cap=2.0)
     (row,) = rollup.rows()
-    assert (row.weight, row.n_items, row.n_groups, row.n_kl_infinite) == (4.0, 4, 1, 1)
+    assert (row.weight, row.n_items, row.n_groups, row.n_infinite) == (4.0, 4, 1, 1)
     assert (row.flip, row.flip_weight) == (1.0, 3.0)
-    assert (row.kl, row.kl_weight, row.js_weight) == (2.5, 2.0, 2.0)
+    assert (row.divergence, row.divergence_weight, row.js_weight) == (2.5, 2.0, 2.0)
     assert (row.margin, row.margin_weight) == (0.0, 0.0)
-    assert sum(row.kl_bins) == row.kl_weight
+    assert sum(row.divergence_bins) == row.divergence_weight

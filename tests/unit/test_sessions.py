@@ -30,7 +30,7 @@ def item(number: int, user: str, *, at_us: int, flip: float = 0.0, u1: float = 0
         u1=u1,
         u2=0.0,
         flip=flip,
-        kl=None,
+        divergence=None,
     )
 
 

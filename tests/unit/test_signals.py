@@ -15,7 +15,7 @@ from tests.fold_stream import ALL_ID, CATALOG, batches
 pytestmark = pytest.mark.unit
 
 TEMPLATE = batches(1)[0].comparisons[0]
-FLIP, KL = SignalKey("flip", "change"), SignalKey("kl", "tail")
+FLIP, KL = SignalKey("flip", "change"), SignalKey("divergence", "tail")
 
 
 def policy(epoch: str, boost: float) -> Policy:
@@ -56,7 +56,7 @@ def taken(rng: np.random.Generator, policy_id: int) -> list[ComparisonRow]:
                 u2=u2,
                 candidate_margin=0.05 if close else 0.5,
                 flip=0.0,
-                kl=1.0 if close else 0.001,
+                divergence=1.0 if close else 0.001,
             )
             found.append(row)
     return found

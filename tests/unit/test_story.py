@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.signal import Moved
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.unit
 def told(state: FloatArray, *, kind: str, metric: Metric, moved: Moved | None = None) -> TransitionRow:
     """Return an alert of `scanner=faint` that a detector decided."""
     return tell(
+        task=Task.CLASSIFICATION,
         version=CATALOG.versions[WITH_REFERENCE],
         place=CATALOG.slices[FAINT_ID],
         change=(Verdict.OK, Verdict.FIRING),
@@ -47,7 +49,7 @@ def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
     states = learned(rng, 1, 20_000, tau=0.0)
     for first in range(0, 8 * 256, 256):
         states = last(TAIL.run(states, given(rng, STRETCHED, 1, first)))
-    row = told(states[0], kind=TAIL.kind, metric=Metric.KL)
+    row = told(states[0], kind=TAIL.kind, metric=Metric.DIVERGENCE)
     assert row.details["detector"] == "tail"
     assert row.details["budget"] == 0.02
     assert row.details["tail_after"] > row.details["tail_before"] >= 0

@@ -51,7 +51,7 @@ def _tally(fold_seq: int, at_us: int, *, unreferenced: tuple[int, ...] = ()) -> 
 def _compared(fold_seq: int, at_us: int, *, version: int, captured_us: int | None = None) -> BatchRows:
     rows = tuple(
         msgspec.structs.replace(
-            row, captured_us=captured_us or at_us, model_version_id=version, flip=0.0, kl=0.0
+            row, captured_us=captured_us or at_us, model_version_id=version, flip=0.0, divergence=0.0
         )
         for row in batches(1)[0].comparisons
     )

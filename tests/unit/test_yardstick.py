@@ -43,7 +43,7 @@ def run(begin_us: int, n: int, *, every_us: int = 10 * SECOND_US, flip: float = 
             slice_ids=(1, SLICE),
             pi=1.0,
             flip=flip if number % 3 == 0 else 0.0,
-            kl=0.0,
+            divergence=0.0,
             margin=0.5,
             source="pod-1",
             batch_id=1,

@@ -95,8 +95,8 @@ def _models(config: Config) -> Iterator[str]:
         if count > 1:
             yield f"models: the name `{name}` is used {count} times"
     for model in config.models:
-        if model.budget.kl >= model.budget.kl_cap:
-            yield f"models `{model.name}`: budget.kl must be below budget.kl_cap"
+        if model.budget.divergence >= model.budget.cap:
+            yield f"models `{model.name}`: budget.divergence must be below budget.cap"
         if model.embedding == "features" and not any(
             rule.feature and rule.model in {"", model.name} for rule in config.slices
         ):

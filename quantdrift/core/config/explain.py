@@ -5,6 +5,7 @@ import msgspec
 from quantdrift.core.config.schema import KIB, MIB, Config
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
+from quantdrift.core.task import Task
 
 # Resident memory of the idle processes (58, 29 and 57 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
 # rest of the limit is computed from the bounds.
@@ -37,8 +38,9 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     references: dict[str, str]
+    task: Task
     flip_budget: float
-    kl_budget: float
+    divergence_budget: float
     slices: list[str]
     open_slices: list[str]
 
@@ -140,7 +142,8 @@ def _model(config: Config, name: str) -> ModelPlan:
             pattern: reference.where(name) for reference in model.references for pattern in reference.versions
         },
         flip_budget=model.budget.flip,
-        kl_budget=model.budget.kl,
+        task=model.task,
+        divergence_budget=model.budget.divergence,
         slices=[key.name for key in SliceAssigner(config, name).declared()],
         open_slices=[
             f"{rule.name}{': ' + ' x '.join(rule.cross) if rule.cross else '=*'} (at most {rule.max_values})"

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
+from quantdrift.core.task import Task
 
 
 class OutputKind(StrEnum):
@@ -109,11 +110,21 @@ class ModelTensor(Section, frozen=True, kw_only=True):
 class Budget(Section, frozen=True, kw_only=True):
     """How much divergence the owner of a model accepts, as means over exchanges."""
 
-    flip: Annotated[float, about("Share of exchanges whose top class may change.", ge=1e-5, lt=1)] = 0.01
-    kl: Annotated[float, about("Mean Kullback-Leibler divergence from the reference.", "nat", ge=1e-5)] = 0.02
-    kl_cap: Annotated[
+    flip: Annotated[
         float,
-        about("Single divergences count at most this much: a quantised zero gives infinity.", "nat", gt=0),
+        about("Share of exchanges whose decision (of a classifier the top class) may change.", ge=1e-5, lt=1),
+    ] = 0.01
+    divergence: Annotated[
+        float,
+        about("Mean of the task's graded divergence, in its unit: of a classifier KL in nats.", ge=1e-5),
+    ] = 0.02
+    cap: Annotated[
+        float,
+        about(
+            "Single divergences count at most this much, in the same unit: a quantised zero has an infinite KL. Where the "
+            "divergence cannot be above 1, a cap of 1 finds drifts sooner.",
+            gt=0,
+        ),
     ] = 2.0
 
 
@@ -125,6 +136,13 @@ class Model(Section, frozen=True, kw_only=True):
         str,
         about("Candidate version where the wire does not tell it. Empty: MODEL_VERSION, else `unversioned`."),
     ] = ""
+    task: Annotated[
+        Task,
+        about(
+            "What the model gives: `classification`, `multilabel`, `regression`, `embedding`, `ranking`, `detection`, "
+            "`segmentation`, `generation`, or `tensor` where nothing is known of it."
+        ),
+    ] = Task.CLASSIFICATION
     output: Annotated[str, about("Output tensor that is compared. Empty: the first one both sides have.")] = (
         ""
     )

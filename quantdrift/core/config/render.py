@@ -21,7 +21,7 @@ _EXAMPLES = """\
 #
 # [models.budget]
 # flip = 0.01                         # accepted share of exchanges whose top class changes
-# kl = 0.02                           # accepted mean divergence, nats
+# divergence = 0.02                   # accepted mean divergence: of a classifier KL in nats
 #
 # [[models.references]]
 # versions = ["int8-*"]               # candidate versions made from this reference

@@ -16,6 +16,7 @@ from quantdrift.core.config.watching import (
     Shadow,
     Telemetry,
 )
+from quantdrift.core.task import MEASURES, Measure, Task
 
 __all__ = [
     "GIB",
@@ -66,3 +67,8 @@ class Config(Section, frozen=True, kw_only=True):
     def model(self, name: str) -> Model | None:
         """Return the model called `name`, or None."""
         return next((model for model in self.models if model.name == name), None)
+
+    def measure(self, name: str) -> Measure:
+        """Return what the divergences of the model called `name` are; those of a classifier where it is not known."""
+        model = self.model(name)
+        return MEASURES[model.task if model else Task.CLASSIFICATION]

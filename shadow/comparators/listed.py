@@ -4,8 +4,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.errors import QuarantineError, QuarantineReason
-from shadow.comparator import Values
+from shadow.comparators.comparator import Values, uncomparable
 from shadow.runtime import Array
 
 
@@ -51,7 +50,7 @@ def read_listed(texts: Array, n_classes: int) -> Listed:
         Reason `output`: they are no such lists, or not of this model's classes.
     """
     if texts.ndim != 2 or not 1 <= texts.shape[1] <= n_classes:
-        raise _output(
+        raise uncomparable(
             f"the candidate's output is text{list(texts.shape)}, which lists no classes of {n_classes}"
         )
     pairs = [_pair(text) for text in texts.ravel().tolist()]
@@ -59,9 +58,9 @@ def read_listed(texts: Array, n_classes: int) -> Listed:
     classes = np.array([index for _, index in pairs], dtype=np.int64).reshape(texts.shape)
     ordered = np.sort(classes, axis=1)
     if classes.max(initial=0) >= n_classes or (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise _output(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
+        raise uncomparable(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
     if (values[:, 1:] > values[:, :-1]).any():
-        raise _output("the candidate's list of classes does not begin with the largest value")
+        raise uncomparable("the candidate's list of classes does not begin with the largest value")
     return Listed(classes=classes, values=values)
 
 
@@ -73,11 +72,7 @@ def _pair(text: bytes) -> tuple[float, int]:
             return float(value), int(index)
         except ValueError:
             pass
-    raise _output(
+    raise uncomparable(
         "the candidate's output is text, but no list of `value:index:label`: labels alone cannot be compared. Have the "
         "model return its logits or probabilities too, and name them in `models.output`"
     )
-
-
-def _output(detail: str) -> QuarantineError:
-    return QuarantineError(QuarantineReason.OUTPUT, detail)

@@ -3,7 +3,7 @@ r"""The comparator for classifiers: two distributions over the same classes, per
 With p the reference's and q the candidate's probabilities:
 
 - `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
-- `kl` = KL(p || q) = sum p ln(p / q): infinite where the candidate gives zero to what the reference does not.
+- `divergence` = KL(p || q) = sum p ln(p / q): infinite where the candidate gives zero to what the reference does not.
 - `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
 - `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
 
@@ -31,9 +31,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from quantdrift.core.errors import QuarantineError, QuarantineReason
-from shadow.comparator import Divergences, Flags, Values
-from shadow.listed import Listed, read_listed
+from shadow.comparators.comparator import Divergences, Flags, Values, uncomparable
+from shadow.comparators.listed import Listed, read_listed
 from shadow.runtime import Array
 
 LN2 = float(np.log(2.0))
@@ -91,14 +90,16 @@ class ClassificationComparator:
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=np.where(both, _jensen_shannon(p, q), np.nan),
-            kl=np.where(both, _kullback_leibler(log_p, log_q), np.nan),
+            divergence=np.where(both, _kullback_leibler(log_p, log_q), np.nan),
             margin=np.where(both, np.abs(candidate_margin - reference_margin), np.nan),
             candidate_margin=np.where(q_finite, candidate_margin, np.nan),
             reference_margin=np.where(p_finite, reference_margin, np.nan),
             candidate_finite=q_finite,
             reference_finite=p_finite,
-            candidate_top=np.where(q_finite, _top(candidate), -1),
-            reference_top=np.where(p_finite, _top(reference), -1),
+            detail={
+                "candidate_top": np.where(q_finite, _top(candidate), -1),
+                "reference_top": np.where(p_finite, _top(reference), -1),
+            },
         )
 
     def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
@@ -129,11 +130,11 @@ class ClassificationComparator:
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=found.js if full else undefined,
-            kl=found.kl if full and logits else undefined,
+            divergence=found.divergence if full and logits else undefined,
             margin=np.where(q_finite & p_finite, np.abs(gap - found.reference_margin), np.nan),
             candidate_margin=np.where(q_finite, gap, np.nan),
             candidate_finite=q_finite,
-            candidate_top=np.where(q_finite, listed.classes[:, 0], -1),
+            detail={**found.detail, "candidate_top": np.where(q_finite, listed.classes[:, 0], -1)},
         )
 
     def _of_list(self, listed: Listed) -> tuple[Flags, Values]:
@@ -163,16 +164,16 @@ class ClassificationComparator:
 def _check_shapes(candidate: Array, reference: Array) -> None:
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind != "f":
-            raise _output(
+            raise uncomparable(
                 f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
                 "model return its logits or probabilities too, and name them in `models.output`"
             )
     if candidate.shape != reference.shape:
-        raise _output(
+        raise uncomparable(
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}"
         )
     if candidate.ndim != 2 or candidate.shape[1] < 2:
-        raise _output(
+        raise uncomparable(
             f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
             "the classification output in `models.output`"
         )
@@ -180,19 +181,19 @@ def _check_shapes(candidate: Array, reference: Array) -> None:
 
 def _check_reference(texts: Array, reference: Array) -> None:
     if reference.dtype.kind != "f" or reference.ndim != 2 or reference.shape[1] < 2:
-        raise _output(
+        raise uncomparable(
             f"the candidate's output is text, the reference's {reference.dtype.name}{list(reference.shape)}: a list of "
             "top classes is compared with floating-point [items, classes]"
         )
     if len(texts) != len(reference):
-        raise _output(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
+        raise uncomparable(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
 
 
 def _check_probabilities(probabilities: Values, excess: Values, side: str) -> None:
     worst = float(excess.max(initial=0.0))
     lowest = float(probabilities.min(initial=0.0))
     if worst > SUM_TOLERANCE or lowest < -NEGATIVE_TOLERANCE:
-        raise _output(
+        raise uncomparable(
             f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
             f"{lowest:.3g}): if these are logits, set `models.output_kind`"
         )
@@ -248,7 +249,3 @@ def _top_set(output: Values, k: int) -> Flags:
     room = k - above.sum(axis=1, keepdims=True)
     chosen: Flags = above | (level & (np.cumsum(level, axis=1) <= room))
     return chosen
-
-
-def _output(detail: str) -> QuarantineError:
-    return QuarantineError(QuarantineReason.OUTPUT, detail)

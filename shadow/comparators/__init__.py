@@ -1,0 +1,1 @@
+"""What divergence means for each kind of output, one file each."""

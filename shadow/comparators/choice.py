@@ -1,0 +1,28 @@
+"""Which comparator a model has."""
+
+from collections.abc import Callable
+
+from quantdrift.core.config.schema import Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.task import Task
+from shadow.comparators.classification import ClassificationComparator
+from shadow.comparators.comparator import Alone, Comparator
+
+
+def comparator_of(model: Model) -> Comparator:
+    """Return a comparator for a model's outputs.
+
+    Raises
+    ------
+    OperatorError
+        There is none for its task.
+    """
+    make = _MAKERS.get(model.task)
+    if make is None:
+        raise OperatorError(f"models `{model.name}`: there is no comparator for the task `{model.task}` yet")
+    return make(model)
+
+
+_MAKERS: dict[Task, Callable[[Model], Comparator]] = {
+    Task.CLASSIFICATION: lambda model: Alone(ClassificationComparator(model.output_kind, model.top_k)),
+}

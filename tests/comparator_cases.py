@@ -1,0 +1,59 @@
+"""One case per comparator for what every comparator must do: it, and outputs that it takes."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.task import MEASURES, Measure
+from shadow.comparators.choice import comparator_of
+from shadow.comparators.comparator import Comparator, Outputs
+
+N_ITEMS = 16
+
+
+class Case(NamedTuple):
+    """A comparator as a model's configuration makes it.
+
+    `outputs` returns the outputs of 16 items that a seed gives: two seeds give sides that differ in every item.
+    """
+
+    name: str
+    model: Model
+    outputs: Callable[[int], Outputs]
+
+    @property
+    def comparator(self) -> Comparator:
+        """A fresh one."""
+        return comparator_of(self.model)
+
+    @property
+    def measure(self) -> Measure:
+        """What its divergences are."""
+        return MEASURES[self.model.task]
+
+
+def part(outputs: Outputs, items: Any) -> Outputs:
+    """Return some items of outputs."""
+    return {name: array[items] for name, array in outputs.items()}
+
+
+def _logits(seed: int) -> Outputs:
+    logits = np.random.default_rng(seed).normal(size=(N_ITEMS, 7))
+    return {"scores": logits.astype(np.float32)}
+
+
+def _probabilities(seed: int) -> Outputs:
+    powers = np.exp(_logits(seed)["scores"].astype(np.float64))
+    return {"scores": (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)}
+
+
+CASES = (
+    Case("classification-logits", Model(name="m", top_k=3), _logits),
+    Case(
+        "classification-probabilities",
+        Model(name="m", top_k=3, output_kind=OutputKind.PROBABILITIES),
+        _probabilities,
+    ),
+)
