@@ -1,0 +1,1 @@
+"""Candidates that the field's own tools have quantised, held against the model that they were made from."""
