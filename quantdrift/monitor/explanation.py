@@ -172,7 +172,7 @@ class Explainer:
                 scene = await _since(evidence, row, larger)
             if explains(scene, others, sizes, mine=row.slice_id, larger=larger, cap=cap, tolerance=tolerance):
                 explained.append(larger)
-        explanation = _aggregate(_findings(before, after, measure, cap), whole_before, whole_after, measure)
+        explanation = _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
         other = held_against.version != row.model_version_id
         explanation = msgspec.structs.replace(
             explanation,
@@ -213,9 +213,21 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene
     return Scene(items)
 
 
-def _findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Explanation:
-    """Return what the slice's own windows tell."""
+def findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Explanation:
+    """Return what the slice's own windows tell.
+
+    Parameters
+    ----------
+    before, after
+        The windows.
+    measure
+        What decided.
+    cap
+        Above it a divergence counts as much.
+    """
     explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
+    if before.items and after.items and not (before.has_margins or after.has_margins):
+        return explanation  # no task but classification knows close calls
     found = damaged(before, after, measure)
     if found is None or found.cause is DamageCause.TOO_FEW:
         # Figures of a handful would be taken for findings.

@@ -93,6 +93,11 @@ class Scene:
         )
         self.n_exchanges = len(parts)
 
+    @property
+    def has_margins(self) -> bool:
+        """Whether any item tells how close a call it was: only classes have a margin."""
+        return any(item.margin is not None for item in self.items)
+
     def values(self, measure: Measure) -> FloatArray:
         """Return the value of each item, (n,); not a number where it has none."""
         return np.array([measure.of(item) for item in self.items], dtype=np.float64)

@@ -51,9 +51,7 @@ def advise(
             " right."
         )
     else:
-        steps.append(
-            "Probabilities moved before decisions did: look at thresholds and rankings that use them."
-        )
+        steps.append("Outputs moved before decisions did: look at thresholds and rankings that use them.")
     if episode.resolved_at is None:
         everything = slice_name.predicate == "true"
         inputs = "inputs as they come now" if everything else f"inputs of {slice_name.name}"

@@ -125,7 +125,7 @@ def _moved(episode: EpisodeFigures) -> str:
         else f" against a budget of {amount(episode.metric, episode.budget, MEASURES[episode.task].unit)}"
     )
     if episode.metric is Metric.FLIP:
-        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of predictions{against}"
+        return f"{episode.slice} flips {measured(Metric.FLIP, episode.after, '')} of decisions{against}"
     measure = MEASURES[episode.task]
     return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}){against}"
 
@@ -146,7 +146,7 @@ def _verb(metric: Metric, aggregate: SliceFigures) -> str:
     against = (
         "" if aggregate.flip_budget is None else f" against a budget of {percent(aggregate.flip_budget)}"
     )
-    return f"flips {measured(metric, aggregate.flip, '')} of predictions{against}"
+    return f"flips {measured(metric, aggregate.flip, '')} of decisions{against}"
 
 
 def _unknown(n: int) -> str:

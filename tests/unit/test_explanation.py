@@ -9,6 +9,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.monitor.account import advice, reason_of, sentences
+from quantdrift.monitor.explanation import findings
 from quantdrift.monitor.relation import Standing, smallest
 from quantdrift.monitor.scene import (
     Measure,
@@ -298,6 +299,19 @@ def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
         msgspec.structs.replace(FOUND, aggregate_cause="unseen"), Metric.DIVERGENCE, BUDGET.kind, TASK
     )
     assert said.startswith("Over all traffic it moved by +0.004 nat: by traffic that is new")
+
+
+def test_without_margins_nothing_is_said_of_them() -> None:
+    """Only classes have close calls: of other tasks neither a cause nor a lack of margins is told."""
+    measure, cap = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0), 2.0
+    before, after = (
+        Scene([item(number, (ALL,), margin=None, divergence=level) for number in range(200)])
+        for level in (0.001, 0.1)
+    )
+    found = findings(before, after, measure, cap)
+    assert (found.cause, found.n_window_before, found.n_window_after) == (None, 200, 200)
+    known = findings(Scene([item(1, (ALL,))]), after, measure, cap)
+    assert known.cause == "too_few"
 
 
 def test_advice_follows_the_cause() -> None:

@@ -57,7 +57,7 @@ def test_durations_use_their_largest_unit(span: timedelta, text: str) -> None:
 def test_the_headline_names_slice_interval_budget_and_aggregate() -> None:
     """What a director reads first says what drifted, how far, against what, and that the average hid it."""
     assert headline("digits int8-7", [make_slice(), *OTHERS], ALL, [make_episode()]) == (
-        "1 of 6 slices of digits int8-7 drifted: scanner=faint flips 5.2 % [3.9, 6.8] of predictions against a"
+        "1 of 6 slices of digits int8-7 drifted: scanner=faint flips 5.2 % [3.9, 6.8] of decisions against a"
         " budget of 1 %, while the aggregate is fine at 0.4 %."
     )
 
@@ -98,7 +98,7 @@ def test_the_headline_of_a_quiet_week_still_counts_what_is_unknown() -> None:
     unknown = make_slice("scanner=z", verdict=Verdict.UNKNOWN)
     assert headline("digits int8-7", [*OTHERS, unknown], ALL, []) == (
         "None of the 6 slices of digits int8-7 drifted; over all its traffic it flips 0.4 % [0.3, 0.52] of"
-        " predictions against a budget of 1 %. 1 slice is unknown: too little is known to call it healthy."
+        " decisions against a budget of 1 %. 1 slice is unknown: too little is known to call it healthy."
     )
 
 
