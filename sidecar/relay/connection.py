@@ -15,7 +15,7 @@ from quantdrift.core.records import Loss
 from sidecar.counters import Gauge
 from sidecar.relay.holding import Holder, Scope
 from sidecar.relay.opening import Opening
-from sidecar.relay.side import Side, ignore
+from sidecar.relay.side import Side, ignore, skip
 from sidecar.relay.waiting import Waiting
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ class Relay:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def accept(self) -> asyncio.Protocol:
+    def accept(self) -> asyncio.BufferedProtocol:
         """Return the protocol of a client that is connecting."""
         return Connection(self).client
 
@@ -146,7 +146,6 @@ class Connection:
         "client",
         "waiting",
     )
-    _LOOK = "look"
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -278,12 +277,8 @@ class Connection:
         while frame is not None:
             if frame.f_code is cls._guard.__code__:
                 return frame
-            if frame.f_code is Side.data_received.__code__:
-                # Below it is what forwards, too: that must not be cut.
-                is_observer = below is not None and (
-                    isinstance(below.f_locals.get("self"), Holder) or below.f_code.co_name == cls._LOOK
-                )
-                return frame if is_observer else None
+            if frame.f_code is Side.showing:
+                return frame if below is not None else None
             below, frame = frame, frame.f_back
         return None
 
@@ -300,9 +295,11 @@ class Connection:
         """Show the bytes to `observer` from now on."""
         self._observer = observer
         self.client.observe, self.backend.observe = observer.request, observer.response
+        self.client.skip, self.backend.skip = observer.skip_request, observer.skip_response
         if self._is_draining and not self._waits_for_quiet:
             self.client.observe = self._closing(observer.request)
             self.backend.observe = self._closing(observer.response)
+            self.client.skip = self.backend.skip = _skip_nothing
 
     @property
     def _waits_for_quiet(self) -> bool:
@@ -311,6 +308,7 @@ class Connection:
     def _stop_watching(self) -> None:
         self._observer = None
         self.client.observe = self.backend.observe = ignore
+        self.client.skip = self.backend.skip = skip
 
     def _closing(self, observe: Callable[[bytes], None]) -> Callable[[bytes], None]:
         """Return `observe`, but closing the connection where that leaves it between exchanges."""
@@ -336,7 +334,8 @@ class Connection:
         """
         self._is_closing = True
         self._stop_watching()
-        self.client.forward = self.backend.forward = ignore
+        self.client.send_nowhere()
+        self.backend.send_nowhere()
         self.backend.has_ended = True
         self.client.end()
 
@@ -365,8 +364,8 @@ class Connection:
     def _join(self) -> None:
         assert self.client.transport is not None
         assert self.backend.transport is not None
-        self.client.forward = self.backend.transport.write
-        self.backend.forward = self.client.transport.write
+        self.client.send_to(self.backend.transport)
+        self.backend.send_to(self.client.transport)
         self.backend.empty()
         self.client.resume()
         for data in self._early:
@@ -381,3 +380,8 @@ class Connection:
         self.backend.close()
         if self._connecting is not None and self.backend.transport is None:
             self._connecting.cancel()
+
+
+def _skip_nothing(_: int) -> int:
+    """Look at all of the next bytes."""
+    return 0

@@ -114,6 +114,32 @@ class Delimiter:
             if self._share is not None or self._partial or self._backlog:
                 self._account()
 
+    def skip(self, n_bytes: int) -> int:
+        """Take note of the next bytes of the direction by their number alone.
+
+        Parameters
+        ----------
+        n_bytes
+            How many there are.
+
+        Returns
+        -------
+        int
+            How many of them, from the first one on, are those of a body that nobody asked for; the others are to be fed.
+        """
+        if self.keep or self._backlog is not None:
+            return 0
+        state = self._state
+        if state is _COUNTED and n_bytes >= self._left:
+            passed = self._left
+            self._state = _HEAD
+            self._end()
+            return passed
+        if state is _COUNTED or (state is _CHUNK_DATA and n_bytes < self._left):
+            self._left -= n_bytes
+            return n_bytes
+        return n_bytes if state is _UNTIL_CLOSE else 0
+
     def forget(self) -> None:
         """Let go of what came in parts: it must not be fed again."""
         self._partial.clear()

@@ -166,7 +166,7 @@ class Held:
 class Holder(ABC):
     """Observes one connection: holds what was taken, within the worker's bounds, until it is handed over or lost.
 
-    It is shown the very buffers that were forwarded, after they were. If a method raises, `abandon` must be called, and
+    It is shown the very bytes that were forwarded, after they were, in whatever parts. If a method raises, `abandon` must be called, and
     nothing else any more.
 
     Parameters
@@ -203,6 +203,14 @@ class Holder(ABC):
     @abstractmethod
     def response(self, chunk: bytes) -> None:
         """Take bytes that the backend sent."""
+
+    def skip_request(self, n_bytes: int) -> int:
+        """Take note of the next bytes of the client without seeing them; return how many that does for."""
+        return 0 if self.is_active else n_bytes
+
+    def skip_response(self, n_bytes: int) -> int:
+        """Take note of the next bytes of the backend without seeing them; return how many that does for."""
+        return 0 if self.is_active else n_bytes
 
     @abstractmethod
     def response_eof(self) -> None:

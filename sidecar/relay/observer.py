@@ -1,6 +1,6 @@
 """Rides along on one connection's bytes: pairs requests with responses, and holds those that were sampled.
 
-It is given the very buffers that were forwarded, after they were. Nothing it does can change or delay them; if it
+It is given the very bytes that were forwarded, after they were. Nothing it does can change or delay them; if it
 raises, the relay goes on without it.
 """
 
@@ -103,6 +103,14 @@ class Observer(Holder):
                 self._responses.feed(chunk)
             except FramingError as error:
                 self._blind(error)
+
+    def skip_request(self, n_bytes: int) -> int:
+        """Take note of the next bytes of the client without seeing them; return how many that does for."""
+        return self._requests.skip(n_bytes) if self.is_active else n_bytes
+
+    def skip_response(self, n_bytes: int) -> int:
+        """Take note of the next bytes of the backend without seeing them; return how many that does for."""
+        return self._responses.skip(n_bytes) if self.is_active else n_bytes
 
     def response_eof(self) -> None:
         """Take note that the backend will send no more."""

@@ -8,20 +8,30 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from sidecar.relay.waiting import READ_BYTES
+from sidecar.relay.waiting import READ_BYTES, ROOM
 
 if TYPE_CHECKING:
     from sidecar.relay.connection import Connection
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+_GLANCE_BYTES = 4096  # of a long read: what begins in it mostly says how long it is
+_SHORT_BYTES = 4 * _GLANCE_BYTES  # it costs less to copy these than to ask
 
 
 def ignore(_: bytes) -> None:
     """Do nothing with received bytes."""
 
 
-class Side(asyncio.Protocol):
+def skip(n_bytes: int) -> int:
+    """Look at none of the next bytes."""
+    return n_bytes
+
+
+class Side(asyncio.BufferedProtocol):
     """One end of a connection: what it reads, the other writes.
+
+    All ends read into the same room. From there the bytes go straight to the other end's socket where nothing waits
+    for it; only what it does not take, and what an observer needs to see, is copied.
 
     Parameters
     ----------
@@ -34,6 +44,8 @@ class Side(asyncio.Protocol):
         None until it is connected.
     forward, observe : callable
         What is done with received bytes: first this, then that.
+    skip : callable
+        Told how many bytes come next, returns how many of them `observe` need not see.
     n_bytes : int
         Received so far.
     has_ended : bool
@@ -52,14 +64,20 @@ class Side(asyncio.Protocol):
         "is_lost",
         "n_bytes",
         "observe",
+        "skip",
+        "target",
+        "target_fd",
         "transport",
     )
 
     def __init__(self, connection: "Connection") -> None:
         self.connection = connection
         self.transport: asyncio.Transport | None = None
+        self.target: asyncio.Transport | None = None
+        self.target_fd = -1
         self.forward: Callable[[bytes], None] = connection.wait
         self.observe: Callable[[bytes], None] = ignore
+        self.skip: Callable[[int], int] = skip
         self.n_bytes = 0
         self.has_ended = False  # it sends no more
         self.is_full = False
@@ -71,14 +89,40 @@ class Side(asyncio.Protocol):
         self.connection.made(self)
         self.connection.waiting.settle(self)
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self.connection.waiting.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Forward what has come, then observe."""
+        data, n_sent = ROOM[:nbytes], 0
+        target = self.target
+        if target is not None and not target.get_write_buffer_size() and not target.is_closing():
+            try:  # noqa: SIM105 - what it would call costs more than all else here
+                n_sent = os.write(self.target_fd, data)
+            except OSError:
+                pass  # its transport meets the same, and waits or ends
+        if n_sent < nbytes:
+            self.forward(bytes(data[n_sent:]))
+        self.n_bytes += nbytes
+        self._show(data, nbytes)
+
     def data_received(self, data: bytes) -> None:
-        """Forward, then observe."""
+        """Forward bytes that have come in another way, then observe."""
         self.forward(data)
         self.n_bytes += len(data)
-        try:
-            self.observe(data)
-        except Exception:  # noqa: BLE001 - an observer on the serving path
-            self.connection.let_go()
+        self._show(memoryview(data), len(data))
+
+    def send_to(self, target: asyncio.Transport) -> None:
+        """Forward to another end's transport from now on."""
+        self.forward = target.write
+        end = target.get_extra_info("socket")
+        if end is not None:
+            self.target, self.target_fd = target, end.fileno()
+
+    def send_nowhere(self) -> None:
+        """Forward no more."""
+        self.forward, self.target = ignore, None
 
     def eof_received(self) -> bool:
         """Take note that it sends no more."""
@@ -119,17 +163,6 @@ class Side(asyncio.Protocol):
         """Let so much wait for it before the other end is read no more."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=high_bytes)
-
-    def read_by(self, reader: asyncio.BaseProtocol) -> None:
-        """Have another protocol read from it: this one, or one that passes everything on to it."""
-        if self.transport is None or self.transport.is_closing():
-            return
-        is_reading = self.transport.is_reading()
-        if is_reading:
-            self.transport.pause_reading()
-        self.transport.set_protocol(reader)
-        if is_reading:
-            self.transport.resume_reading()
 
     @property
     def waiting_bytes(self) -> int:
@@ -173,3 +206,22 @@ class Side(asyncio.Protocol):
         """Close without sending what waits."""
         if self.transport is not None:
             self.transport.abort()
+
+    def _show(self, data: memoryview, n_bytes: int) -> None:
+        """Let the observer see what it needs to, in as many parts as is cheapest: it counts on none."""
+        try:
+            if n_bytes > _SHORT_BYTES:
+                start = self.skip(n_bytes)
+                if n_bytes - start > _SHORT_BYTES:
+                    stop = start + _GLANCE_BYTES
+                    self.observe(bytes(data[start:stop]))
+                    start = stop + self.skip(n_bytes - stop)
+                if start == n_bytes:
+                    return
+                data = data[start:]
+            self.observe(bytes(data))
+        except Exception:  # noqa: BLE001 - an observer on the serving path
+            self.connection.let_go()
+
+    # What of it calls an observer, and catches whatever that raises.
+    showing = _show.__code__

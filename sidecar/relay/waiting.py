@@ -4,7 +4,6 @@ Nobody is cut off and nothing is dropped: the sooner a peer's backlog stops the 
 is read at once, the less can wait. Few connections have room for large bodies, many share the same room.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -13,14 +12,19 @@ from sidecar.counters import Gauge, Slot
 if TYPE_CHECKING:
     from sidecar.relay.side import Side
 
-# A little above what one read may bring, so that a single large read does not stop the reading.
 HIGH_WATER_BYTES = 256 * 1024
-READ_BYTES = 256 * 1024  # most that the loops read at once
-NARROW_BYTES = 16 * 1024  # instead, while too many peers do not read
+# Most that is read at once: while every peer reads, while some do not, and while too many do not. The more of a large
+# body is read at once, the less it costs: its receiver is woken once.
+WIDE_BYTES = 1024 * 1024
+READ_BYTES = 256 * 1024
+NARROW_BYTES = 16 * 1024
 ROOMY = 64  # connections, with two ends each, that all may have the highest mark
-MOST_FULL = 128
+MOST_FULL = 125
 # What can wait in a worker: below the marks, and one read for each that is above. Beyond it `NARROW_BYTES` for an end.
-WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + MOST_FULL * READ_BYTES
+WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + (MOST_FULL - 1) * READ_BYTES
+
+ROOM = memoryview(bytearray(WIDE_BYTES))
+"""What all ends of a worker read into, one after the other: nothing stays in it."""
 
 
 class Waiting:
@@ -37,10 +41,13 @@ class Waiting:
     ----------
     high_bytes : int
         What may wait for one peer before the other end is read no more.
+    room : memoryview
+        Where the next read of any end goes.
     """
 
     def __init__(self, sides: Callable[[], Iterable["Side"]], slot: Slot) -> None:
         self.high_bytes = HIGH_WATER_BYTES
+        self.room = ROOM
         self._sides = sides
         self._slot = slot
         self._most = ROOMY  # connections at these marks
@@ -55,22 +62,19 @@ class Waiting:
     def settle(self, side: "Side") -> None:
         """Bound an end that has just been connected."""
         side.limit(self.high_bytes)
-        if self._is_narrow:
-            side.read_by(Narrow(side))
 
     def filled(self) -> None:
         """Take note of a peer that does not read."""
         self._n_full += 1
         self._slot.note(Gauge.SLOW)
-        if self._n_full > MOST_FULL and not self._is_narrow:
-            self._is_narrow = True
-            for side in self._sides():
-                side.read_by(Narrow(side))
+        self._is_narrow = self._is_narrow or self._n_full > MOST_FULL
+        self._fit()
 
     def emptied(self) -> None:
         """Take note of one that reads again, or is gone."""
         self._n_full -= 1
         self._slot.note(Gauge.SLOW, -1)
+        self._fit()
 
     def relax(self, n_connections: int) -> None:
         """Give room again where there are fewer. Called about once a second, so that it cannot go to and fro."""
@@ -78,8 +82,7 @@ class Waiting:
             self._share(n_connections)
         if self._is_narrow and 2 * self._n_full <= MOST_FULL:
             self._is_narrow = False
-            for side in self._sides():
-                side.read_by(side)
+            self._fit()
 
     def _share(self, n_connections: int) -> None:
         self._most = ROOMY
@@ -89,44 +92,9 @@ class Waiting:
         for side in self._sides():
             side.limit(self.high_bytes)
 
-
-_PIECE = memoryview(bytearray(NARROW_BYTES))  # what is read into it is copied at once
-
-
-class Narrow(asyncio.BufferedProtocol):
-    """Reads for a side, little at a time.
-
-    Parameters
-    ----------
-    side
-        What is told of everything.
-    """
-
-    __slots__ = ("_side",)
-
-    def __init__(self, side: "Side") -> None:
-        self._side = side
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return _PIECE
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what has come."""
-        self._side.data_received(bytes(_PIECE[:nbytes]))
-
-    def eof_received(self) -> bool:
-        """Pass on that no more comes."""
-        return self._side.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass on that it does not read."""
-        self._side.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on that it reads again."""
-        self._side.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that it is gone."""
-        self._side.connection_lost(exc)
+    def _fit(self) -> None:
+        """Let so much be read at once as there is room for."""
+        if self._is_narrow:
+            self.room = ROOM[:NARROW_BYTES]
+        else:
+            self.room = ROOM[:READ_BYTES] if self._n_full else ROOM

@@ -204,7 +204,7 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
 
     monkeypatch.setattr(waiting, "MOST_FULL", FEW)
     monkeypatch.setattr(waiting, "ROOMY", FEW)
-    bound = FEW * (2 * waiting.HIGH_WATER_BYTES + waiting.READ_BYTES)
+    bound = FEW * (2 * waiting.HIGH_WATER_BYTES + waiting.READ_BYTES) + waiting.WIDE_BYTES
     bench = Bench(max_held_bytes=KIB)
     async with rig(bench, serve) as at, Slow(at, N_SLOW) as clients:
         most = 0

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge
+from sidecar.relay.waiting import HIGH_WATER_BYTES, WIDE_BYTES
 from tests.relay_rig import DEADLINE_S, Bench, Serve, answer, end, on_both_loops, post, rig, until
 
 pytestmark = pytest.mark.integration
@@ -278,7 +279,7 @@ async def test_a_backend_that_does_not_read_stops_the_client() -> None:
         sending = asyncio.create_task(send())
         await _stuck(lambda: taken)
         assert 0 < taken < IN_FLIGHT_BYTES
-        assert next(iter(at.relay.connections)).backend.waiting_bytes <= MIB
+        assert next(iter(at.relay.connections)).backend.waiting_bytes <= HIGH_WATER_BYTES + WIDE_BYTES
         go_on.set()
         await sending
         assert await reader.read() == answer(b"ok")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.counters import Gauge
+from quantdrift.core.config import Sampling
+from sidecar.counters import Count, Gauge
 from sidecar.relay.framing import Delimiter
 from sidecar.relay.heads import parse_request, parse_response
 from sidecar.relay.observer import Observer
@@ -153,6 +154,27 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
         (observer.request if from_client else observer.response)(chunk)
     assert bench.pairs == [(turn.request, turn.response) for turn in talk if turn.is_inference]
     assert bench.slot.gauge(Gauge.BLIND) == bench.slot.gauge(Gauge.HELD_BYTES) == 0
+    assert observer.is_idle
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data(), talk=TALKS, rate=st.sampled_from([0.0, 1.0]))
+def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[Turn], rate: float) -> None:
+    """An observer that is told of bytes by their number alone, where it says so, sees the same exchanges."""
+    bench = Bench(Sampling(rate=rate))
+    observer = Observer(bench.scope)
+    n_skipped = 0
+    for from_client, chunk in interleave(cast("st.DrawFn", data.draw), talk):
+        n = (observer.skip_request if from_client else observer.skip_response)(len(chunk))
+        assert 0 <= n <= len(chunk)
+        n_skipped += n
+        if n < len(chunk):
+            (observer.request if from_client else observer.response)(chunk[n:])
+    wanted = [(turn.request, turn.response) for turn in talk if turn.is_inference]
+    assert bench.pairs == (wanted if rate else [])
+    assert bench.slot.count(0, Count.OFFERED) == len(wanted)
+    assert n_skipped <= sum(len(turn.request) - turn.head_bytes + len(turn.response) for turn in talk)
+    assert bench.slot.gauge(Gauge.BLIND) == 0
     assert observer.is_idle
 
 
