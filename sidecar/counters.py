@@ -40,6 +40,11 @@ class Gauge(IntEnum):
     UNOBSERVED = 19  # connections beyond sidecar.max_connections
     ACCEPT_PAUSES = 20  # times that clients had to wait because no file was left
     SLOW = 21  # peers that do not read now
+    REFUSING_UNTIL_NS = 22  # capture: until when the next two hold, by the monotonic clock; 0: they do not
+    REFUSED_BY_RATE = (
+        23  # capture: share of what is drawn that is not to be held, in billionths: exchanges cap
+    )
+    REFUSED_BY_BYTES = 24  # the same, for the bytes cap
 
 
 class Row(NamedTuple):
@@ -121,6 +126,20 @@ class Counters:
         """Return the sum of `gauge` over all slots."""
         return sum(self.slot(index).gauge(gauge) for index in range(self.n_slots))
 
+    def drawn(self, n_rows: int) -> tuple[int, int]:
+        """Return how many requests were ever taken, and how many of them the relay and intake processes refused by a cap.
+
+        Parameters
+        ----------
+        n_rows
+            Of the table that are in use.
+        """
+        own = self.n_slots - 1
+        taken = sum(self._column(slot, Count.TAKEN, n_rows) for slot in range(self.n_slots))
+        caps = _LOSS_INDEX[Loss.RATE_CAP], _LOSS_INDEX[Loss.BYTE_CAP]
+        refused = sum(self._column(slot, cap, n_rows) for slot in range(own) for cap in caps)
+        return taken, refused
+
     def strata(self, rows: Sequence[Row]) -> tuple[StratumCount, ...]:
         """Return the sums over all slots, one entry per stratum, in the order in which they come first.
 
@@ -133,6 +152,11 @@ class Counters:
         for index, row in enumerate(rows):
             totals.setdefault(row.stratum, _Total()).add(row.model, self._total(index))
         return tuple(total.count(stratum) for stratum, total in totals.items())
+
+    def _column(self, slot: int, count: int, n_rows: int) -> int:
+        """Return a slot's sum of a count over the first rows."""
+        begin = slot * self._stride + _N_GAUGES
+        return sum(self._cells[begin + count : begin + n_rows * _PER_STRATUM : _PER_STRATUM])
 
     def _total(self, row: int) -> list[int]:
         begin = _N_GAUGES + row * _PER_STRATUM

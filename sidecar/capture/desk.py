@@ -10,7 +10,8 @@ from sidecar.capture.follower import Follower
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.reception import Reception
 from sidecar.capture.recorder import Origin, Recorder
-from sidecar.counters import Count, Row, Slot
+from sidecar.capture.thinning import keeps_all
+from sidecar.counters import Count, Counters, Row, Slot
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.notice import Notice
@@ -70,10 +71,12 @@ class Desk:
         if not 0 <= meta.stratum < len(self._rows):
             raise ValueError(f"there is no stratum with row {meta.stratum}")
         self._slot.add(meta.stratum, Count.HANDED)
-        exchange = loss = None
+        exchange = loss = refusal = None
         self._recorder.model = ""
         try:
             if not self.paused.everything:
+                refusal = self._refusal(meta, request, response)
+            if not self.paused.everything and refusal is None:
                 exchange = self._recorder.record(meta, request, response, self.paused.models)
         except LostError as error:
             _LOG.debug("exchange %s is lost: %s", meta.id, error)
@@ -82,12 +85,22 @@ class Desk:
             self._note_error(meta)
             loss = Loss.CAPTURE_ERROR
         row = self._row(meta.stratum)
-        if loss is not None:
+        if refusal is not None:
+            self._publisher.refuse(row, refusal)
+        elif loss is not None:
             self._slot.lose(row, loss)
         elif exchange is None:
             self._slot.add(row, Count.THINNED)
         else:
             self._publish(meta, exchange, row)
+
+    def _refusal(self, meta: RawMeta, request: memoryview, response: memoryview) -> Loss | None:
+        """Return why an exchange that would be published cannot be, before it is decoded for nothing."""
+        refusal = self._publisher.refusal()
+        if refusal is None:
+            return None
+        keeps = self._recorder.surely_keeps(meta, request, response, self.paused.models)
+        return refusal if keeps else None
 
     def _publish(self, meta: RawMeta, exchange: Exchange, row: int) -> None:
         try:
@@ -121,8 +134,8 @@ class Office:
         This sidecar.
     notice
         Where the relay workers look for the policy.
-    slot
-        Counts.
+    counters
+        Of all processes; the last slot is the capture process's.
     clock
         Tells the time.
 
@@ -133,13 +146,16 @@ class Office:
     """
 
     def __init__(
-        self, settlement: Settlement, origin: Origin, notice: Notice, slot: Slot, clock: Clock
+        self, settlement: Settlement, origin: Origin, notice: Notice, counters: Counters, clock: Clock
     ) -> None:
+        slot = counters.slot(counters.n_slots - 1)
         settled = settlement.settled
         config = settled.config
         self._settlement = settlement
         self._origin = origin
         self._directives = Directives(config.sampling)
+        self._counters = counters
+        self._clock = clock
         self.publisher = Publisher(config, slot, clock)
         self.follower = Follower(config, self._directives, notice, slot, clock)
         recorder = Recorder(settled, origin, self._directives)
@@ -150,6 +166,13 @@ class Office:
     def pause(self, paused: Paused) -> None:
         """Let go of what is paused from now on: also of what was drawn before."""
         self._desk.paused = paused
+
+    def tell(self) -> None:
+        """Tell the relay workers which share of what they draw to refuse at once. Called some times a second."""
+        policy = self._directives.at(self._clock.now().timestamp())
+        is_paused = self._desk.paused.everything or bool(self._desk.paused.models)
+        drawn, refused = self._counters.drawn(len(self._settlement.settled.rows))
+        self.publisher.caps.tell(drawn, refused, keeps_all=not is_paused and keeps_all(policy))
 
     def look(self) -> None:
         """Go over to another configuration, if another one holds. Called about once a second."""

@@ -29,6 +29,7 @@ from sidecar.pauses import Pauses
 from sidecar.settled import Settlement
 
 _TICK_S = 1.0
+_TELL_S = 0.25
 _LOG = logging.getLogger(__name__)
 
 
@@ -73,7 +74,7 @@ async def serve(
     origin = origin_of(config, secrets, boot, environment)
     directory = Path(listener.getsockname()).parent
     notice, pauses = Notice(directory / NAME), Pauses(directory)
-    office = Office(settlement, origin, notice, slot, clock)
+    office = Office(settlement, origin, notice, counters, clock)
     publisher, follower, reception = office.publisher, office.follower, office.reception
     tallies = Tallies(
         counters=counters,
@@ -99,8 +100,15 @@ async def serve(
         office.look()
         follower.tick()
 
+    async def tell() -> None:
+        await stop.wait(_TELL_S)
+        office.tell()
+
     ended = Stop()
-    ticking = asyncio.create_task(supervise("the policy's tick", tick, stop))
+    ticking = [
+        asyncio.create_task(supervise("the policy's tick", tick, stop)),
+        asyncio.create_task(supervise("telling what to refuse", tell, stop)),
+    ]
     following = [
         asyncio.create_task(supervise("following the policy", follow, stop)),
         asyncio.create_task(supervise("following the pause", follow_pause, stop)),
@@ -117,7 +125,7 @@ async def serve(
         _LOG.warning("ending with exchanges that the stream did not take: they are counted as lost")
     for task in following:
         task.cancel()
-    await asyncio.gather(tallying, ticking, *following, return_exceptions=True)
+    await asyncio.gather(tallying, *ticking, *following, return_exceptions=True)
     ended.set()
     await publishing
     with contextlib.suppress(TimeoutError):

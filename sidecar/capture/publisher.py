@@ -14,7 +14,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
-from sidecar.capture.bucket import Bucket
+from sidecar.capture.caps import Caps
 from sidecar.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +25,7 @@ _IN_FLIGHT_BYTES = 4 * MIB
 _ITEM_BYTES = 256  # what waits costs beside its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0
+_CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,13 +53,17 @@ class Publisher:
         Counts of the capture process.
     clock
         Times the caps.
+
+    Attributes
+    ----------
+    caps : Caps
+        What may leave this pod.
     """
 
     def __init__(self, config: Config, slot: Slot, clock: Clock) -> None:
         self._slot = slot
-        self._clock = clock
-        self._caps: tuple[float, float] | None = None
-        self.reconfigure(config)
+        self._config = config
+        self.caps = Caps(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # until acknowledged or lost
         self._more = asyncio.Semaphore(0)
@@ -72,11 +77,7 @@ class Publisher:
 
     def reconfigure(self, config: Config) -> None:
         """Go over to another configuration's caps; the stream stays."""
-        caps = config.sampling.max_exchanges_per_s, config.sampling.max_bytes_per_s
-        if caps != self._caps:  # a new bucket is full: a file that is touched must not fill it
-            self._caps = caps
-            self._exchanges = Bucket(caps[0], self._clock)
-            self._bytes = Bucket(float(caps[1]), self._clock)
+        self.caps.reconfigure(config.sampling)
         self._config = config
 
     @property
@@ -95,15 +96,28 @@ class Publisher:
             Index of its header stratum, under which it is counted.
         """
         wire = encode(exchange)
-        if loss := self._refusal(len(wire)):
-            self._slot.lose(stratum, loss)
+        if loss := self.refusal(len(wire)):
+            self.refuse(stratum, loss)
             return
-        self._exchanges.take(1)
-        self._bytes.take(len(wire))
+        self.caps.take(len(wire))
         item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
         self._items.append(item)
         self._note_bytes(item.n_bytes)
         self._more.release()
+
+    def refusal(self, size: int = 0) -> Loss | None:
+        """Return why an exchange of at least so many bytes cannot be queued now, or None."""
+        if self._queue is not None and size > self._queue.max_payload_bytes:
+            return Loss.TOO_LARGE
+        if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:
+            return Loss.QUEUE_FULL
+        return self.caps.refusal()
+
+    def refuse(self, stratum: int, loss: Loss) -> None:
+        """Count an exchange that cannot be queued."""
+        if loss in _CAPS:
+            self.caps.refuse()
+        self._slot.lose(stratum, loss)
 
     async def run(self, stop: Stop) -> None:
         """Connect, and send until `stop`; what is queued then is lost and counted.
@@ -135,17 +149,6 @@ class Publisher:
             async with asyncio.timeout(timeout_s):
                 await self._empty.wait()
         return self._empty.is_set()
-
-    def _refusal(self, size: int) -> Loss | None:
-        if self._queue is not None and size > self._queue.max_payload_bytes:
-            return Loss.TOO_LARGE
-        if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:
-            return Loss.QUEUE_FULL
-        if not self._exchanges.allows(1):
-            return Loss.RATE_CAP
-        if not self._bytes.allows(size):
-            return Loss.BYTE_CAP
-        return None
 
     async def _connect(self) -> None:
         stream = self._config.stream

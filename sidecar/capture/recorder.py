@@ -20,7 +20,7 @@ from sidecar.protocols.adapters import load_adapter
 from sidecar.protocols.decoder import Wire
 from sidecar.protocols.lost import LostError
 from sidecar.protocols.message import Head, parse_head, read_body
-from sidecar.routes import Routes
+from sidecar.routes import Route, Routes
 from sidecar.settled import Settled
 
 UNVERSIONED = "unversioned"
@@ -115,16 +115,8 @@ class Recorder:
         LostError
             It cannot be used; the reason is in it.
         """
-        answer = parse_head(bytes(response[: meta.response_head_bytes]))
-        if not 200 <= answer.status < 300:
-            raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
-        asked = parse_head(bytes(request[: meta.request_head_bytes]))
-        route = self._routes.named(asked.method, asked.path)
-        if route is None:
-            raise LostError(Loss.DECODE, "no inference request")
+        answer, asked, route, named = self._heads(meta, request, response)
         decoder = DECODERS[route.protocol]
-        named = self._model(unquote(route.model)) if route.model else None
-        self.model = named.name if named is not None else ""
         if self.model in paused:
             return None
         wire = Wire(
@@ -175,6 +167,35 @@ class Recorder:
             group=group,
             trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
         )
+
+    def surely_keeps(
+        self,
+        meta: RawMeta,
+        request: bytes | memoryview,
+        response: bytes | memoryview,
+        paused: AbstractSet[str] = frozenset(),
+    ) -> bool:
+        """Return whether `record` would return a record, unless what it decodes cannot be used. Errors are its, too."""
+        _, asked, _, _ = self._heads(meta, request, response)
+        if paused and (not self.model or self.model in paused):
+            return False
+        self._policy_of(meta.epoch)
+        return self._thinning.surely_keeps(self._group(asked) or meta.id, meta.pi1)
+
+    def _heads(
+        self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
+    ) -> tuple[Head, Head, Route, Model | None]:
+        """Return the heads of answer and request, the route, and the model where the path names it."""
+        answer = parse_head(bytes(response[: meta.response_head_bytes]))
+        if not 200 <= answer.status < 300:
+            raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
+        asked = parse_head(bytes(request[: meta.request_head_bytes]))
+        route = self._routes.named(asked.method, asked.path)
+        if route is None:
+            raise LostError(Loss.DECODE, "no inference request")
+        named = self._model(unquote(route.model)) if route.model else None
+        self.model = named.name if named is not None else ""
+        return answer, asked, route, named
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.inclusion import MARGIN, second_rate
-from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
+from quantdrift.core.records import BodyStratum, Policy, Predicate, Protocol, Tensor
 from quantdrift.core.task import Task
 from sidecar.policy import epoch_salt, uniform
 
@@ -60,7 +60,12 @@ class Thinning:
         for stratum in strata:
             value = next(((p.key, p.equals) for p in stratum.where if p.equals is not None), None)
             (self._anywhere if value is None else self._by_value.setdefault(value, [])).append(stratum)
+        self._least = max((stratum.rate for stratum in strata if not stratum.where), default=0.0)
         self.needs_margin = any(where.key == MARGIN for stratum in strata for where in stratum.where)
+
+    def surely_keeps(self, key: str, pi1: float) -> bool:
+        """Return whether an exchange is kept whatever strata its body is in; parameters as for `thin`."""
+        return uniform(key.encode(), self._salt) < second_rate(self._least, pi1)
 
     def thin(self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None) -> Thinned:
         """Decide on one exchange.
@@ -91,6 +96,12 @@ class Thinning:
 def phase_salt(secret: bytes, epoch: str) -> bytes:
     """Return the second phase's hash key of an epoch; it is independent of the first phase's."""
     return epoch_salt(secret, epoch, 2)
+
+
+def keeps_all(policy: Policy) -> bool:
+    """Return whether the second phase of a policy keeps whatever the first one takes."""
+    least = max((stratum.rate for stratum in policy.body_strata if not stratum.where), default=0.0)
+    return all(stratum.rate <= least for stratum in policy.header_strata)
 
 
 def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol) -> float | None:

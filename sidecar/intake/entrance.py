@@ -90,7 +90,7 @@ class Entrance:
         head = request_head(asked, where, _raw(headers), version)
         draw = scope.sampler.draw(asked, path, head, 0, len(head))
         scope.slot.add(draw.stratum, Count.OFFERED)
-        if not draw.taken:
+        if not draw.taken or scope.refuses(draw.stratum):
             return None
         scope.slot.add(draw.stratum, Count.TAKEN)
         return Ticket(draw=draw, head=head)
@@ -163,6 +163,8 @@ class Entrance:
         meta, _, _ = parse(n_meta, content[HEAD_BYTES:])
         if not 0 <= meta.stratum < n_rows:
             raise ValueError(f"there is no stratum {meta.stratum}")
+        if self._scope.refuses(meta.stratum):
+            return
         self._scope.slot.add(meta.stratum, Count.TAKEN)
         self._scope.offer(meta.stratum, [content])
 

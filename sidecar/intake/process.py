@@ -19,8 +19,9 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
 from sidecar.drain import Deadlines
+from sidecar.gate import Gate
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.ways import Sockets, Way, ways
 from sidecar.policy import epoch_salt
@@ -33,7 +34,14 @@ _TICK_S = 1.0
 
 
 async def serve(
-    settlement: Settlement, secrets: Secrets, stop: Stop, *, slot: Slot, sockets: Sockets, handoff: str
+    settlement: Settlement,
+    secrets: Secrets,
+    stop: Stop,
+    *,
+    counters: Counters,
+    index: int,
+    sockets: Sockets,
+    handoff: str,
 ) -> int:
     """Take exchanges in until `stop`; return the exit code.
 
@@ -45,14 +53,17 @@ async def serve(
         Of the sidecar.
     stop
         Asks for the end. Pairs that are not complete by then are lost, and counted.
-    slot
-        This process's counts.
+    counters
+        Of all processes of the sidecar.
+    index
+        This process's slot of them.
     sockets
         What listens.
     handoff
         Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
     """
     loop = asyncio.get_running_loop()
+    slot = counters.slot(index)
     clock = SystemClock()
     config = settlement.settled.config
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
@@ -60,7 +71,15 @@ async def serve(
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
     handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
     handout.connect()
-    phase = Phase(settlement, secrets.salt, Path(handoff).parent, offer=handout.offer, slot=slot, clock=clock)
+    phase = Phase(
+        settlement,
+        secrets.salt,
+        Path(handoff).parent,
+        offer=handout.offer,
+        slot=slot,
+        clock=clock,
+        gate=Gate(counters.slot(counters.n_slots - 1), clock),
+    )
     entrance = Entrance(phase.scope)
 
     def rates() -> Rates:
@@ -128,8 +147,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     async def process(stop: Stop) -> int:
-        slot = counters.slot(given.slot)
-        return await serve(settlement, secrets, stop, slot=slot, sockets=sockets, handoff=given.handoff)
+        return await serve(
+            settlement,
+            secrets,
+            stop,
+            counters=counters,
+            index=given.slot,
+            sockets=sockets,
+            handoff=given.handoff,
+        )
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
 

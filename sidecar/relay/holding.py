@@ -10,6 +10,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
+from sidecar.gate import Gate
 from sidecar.handoff import RawMeta, frame
 from sidecar.relay.framing import PIECE_BYTES
 from sidecar.relay.heads import FramingError, RequestHead, ResponseHead
@@ -45,6 +46,8 @@ class Scope:
         The worker's counts.
     clock
         Tells when a response was complete.
+    gate
+        Refuses what was drawn; without it nothing is.
 
     Attributes
     ----------
@@ -64,6 +67,7 @@ class Scope:
         "_places",
         "asks",
         "clock",
+        "gate",
         "generation",
         "held_bytes",
         "lines",
@@ -88,7 +92,9 @@ class Scope:
         offer: Offer,
         slot: Slot,
         clock: Clock,
+        gate: Gate | None = None,
     ) -> None:
+        self.gate = gate
         self.offer = offer
         self.slot = slot
         self.clock = clock
@@ -123,6 +129,15 @@ class Scope:
             if len(head.target) + sum(map(len, head.wanted)) <= _PLACE_BYTES:
                 remember(self._places, key, place)
             return place
+
+    def refuses(self, stratum: int) -> bool:
+        """Return whether the gate refuses a request of a stratum that was drawn: it is counted then, and not taken in."""
+        loss = None if self.gate is None else self.gate.refusal()
+        if loss is None:
+            return False
+        self.slot.add(stratum, Count.TAKEN)
+        self.slot.lose(stratum, loss)
+        return True
 
     def hold(self, n_bytes: int) -> None:
         """Account for `n_bytes`, which may be negative."""

@@ -189,7 +189,7 @@ class Http2Observer(Holder):
         else:
             slot.add(asked.place.stratum, Count.OFFERED)
             draw = self._scope.sampler.take(asked.place)
-            if draw is not None:
+            if draw is not None and not self._scope.refuses(draw.stratum):
                 held, head = self._take(draw), asked.head
                 held.request_head_bytes = len(head)
                 self._wanted[stream] = held

@@ -142,7 +142,7 @@ class Observer(Holder):
         else:
             scope.slot.add(place.stratum, Count.OFFERED)
             draw = scope.sampler.take(place)
-        if draw is not None:
+        if draw is not None and not scope.refuses(draw.stratum):
             held = self._take(draw)
             held.request_head_bytes = stop - start
             asked = _Asked(head.method, upgrade=head.upgrade, expect=head.expect, held=held)

@@ -5,6 +5,7 @@ from pathlib import Path
 from quantdrift.core.clock import Clock
 from sidecar.counters import Slot
 from sidecar.directives import Directives
+from sidecar.gate import Gate
 from sidecar.notice import NAME, Notice
 from sidecar.pauses import Pauses
 from sidecar.relay.holding import Offer, Scope
@@ -30,6 +31,8 @@ class Phase:
         The process's counts.
     clock
         Tells the time.
+    gate
+        Refuses what was drawn; without it nothing is.
 
     Attributes
     ----------
@@ -50,6 +53,7 @@ class Phase:
         offer: Offer,
         slot: Slot,
         clock: Clock,
+        gate: Gate | None = None,
     ) -> None:
         config = settlement.settled.config
         self._settlement = settlement
@@ -66,6 +70,7 @@ class Phase:
             offer=offer,
             slot=slot,
             clock=clock,
+            gate=gate,
         )
         self._refresh()
 

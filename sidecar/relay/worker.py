@@ -17,8 +17,9 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Slot
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
 from sidecar.drain import Deadlines
+from sidecar.gate import Gate
 from sidecar.relay.connection import Connection, Relay
 from sidecar.relay.door import Door
 from sidecar.relay.handout import Handout
@@ -31,7 +32,14 @@ _LAST_S = 0.2  # for the first request of those who have come in last
 
 
 async def serve(
-    settlement: Settlement, secrets: Secrets, stop: Stop, *, slot: Slot, listener: socket.socket, handoff: str
+    settlement: Settlement,
+    secrets: Secrets,
+    stop: Stop,
+    *,
+    counters: Counters,
+    index: int,
+    listener: socket.socket,
+    handoff: str,
 ) -> int:
     """Relay until `stop`, then drain; return the exit code.
 
@@ -44,14 +52,17 @@ async def serve(
     stop
         Asks for the end. For `drain_delay_s` new connections are still accepted; then a connection is closed once it
         is between exchanges, and what is left some time before `grace_s`.
-    slot
-        This worker's counts.
+    counters
+        Of all processes of the sidecar.
+    index
+        This worker's slot of them.
     listener
         Listening socket, shared with the other workers.
     handoff
         Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
     """
     loop = asyncio.get_running_loop()
+    slot = counters.slot(index)
     bounds = settlement.settled.config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
         slot.set(gauge, 0)  # a predecessor may have been killed
@@ -59,7 +70,16 @@ async def serve(
     handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
     directory = Path(handoff).parent
-    phase = Phase(settlement, secrets.salt, directory, offer=handout.offer, slot=slot, clock=SystemClock())
+    clock = SystemClock()
+    phase = Phase(
+        settlement,
+        secrets.salt,
+        directory,
+        offer=handout.offer,
+        slot=slot,
+        clock=clock,
+        gate=Gate(counters.slot(counters.n_slots - 1), clock),
+    )
     host, _, port = bounds.backend.rpartition(":")
     relay = Relay(host.strip("[]"), int(port), phase.scope, loop)
     watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
@@ -122,8 +142,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )  # two files per client: the usual 1024 are soon gone
 
     async def process(stop: Stop) -> int:
-        slot = counters.slot(given.slot)
-        return await serve(settlement, secrets, stop, slot=slot, listener=listener, handoff=given.handoff)
+        return await serve(
+            settlement,
+            secrets,
+            stop,
+            counters=counters,
+            index=given.slot,
+            listener=listener,
+            handoff=given.handoff,
+        )
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)
 

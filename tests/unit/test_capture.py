@@ -196,7 +196,7 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
     counters = Counters.create(2, 8)
     origin = origin_of(config, SECRETS, "b" * 32, {})
     office = Office(
-        Settlement(settle(settled, tmp_path)), origin, Notice(tmp_path / "policy"), counters.slot(1), CLOCK
+        Settlement(settle(settled, tmp_path)), origin, Notice(tmp_path / "policy"), counters, CLOCK
     )
     meta, request, response = raw_exchange(epoch=policy_at(config.sampling, CLOCK.now().timestamp()).epoch)
     office._handle(meta, memoryview(request), memoryview(response))
