@@ -61,8 +61,8 @@ class Loss(StrEnum):
     SHARED_MEMORY = "shared_memory"  # capture: tensors did not travel on the wire
     SEQUENCE = "sequence"  # capture: one request of a stateful sequence cannot be replayed alone
     TOO_LARGE = "too_large"  # capture: above the stream's payload limit
-    RATE_CAP = "rate_cap"  # capture: the local cap on exchanges per second
-    BYTE_CAP = "byte_cap"  # capture: the local cap on egress bytes per second
+    RATE_CAP = "rate_cap"  # relay, intake or capture: the local cap on exchanges per second
+    BYTE_CAP = "byte_cap"  # relay, intake or capture: the local cap on egress bytes per second
     QUEUE_FULL = "queue_full"  # capture: the stream does not keep up and the local queue is full
     STREAM_FULL = "stream_full"  # capture: the stream itself refused it, being full
     PUBLISH = "publish"  # capture: the stream could not be reached or did not acknowledge in time
