@@ -51,7 +51,7 @@ class Relay:
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def accept(self) -> asyncio.BufferedProtocol:
+    def accept(self) -> asyncio.Protocol:
         """Return the protocol of a client that is connecting."""
         return Connection(self).client
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from sidecar.relay.waiting import READ_BYTES, ROOM
+from sidecar.relay.waiting import LONG_BYTES, READ_BYTES, ROOM
 
 if TYPE_CHECKING:
     from sidecar.relay.connection import Connection
@@ -27,11 +27,12 @@ def skip(n_bytes: int) -> int:
     return n_bytes
 
 
-class Side(asyncio.BufferedProtocol):
+class Side(asyncio.Protocol):
     """One end of a connection: what it reads, the other writes.
 
-    All ends read into the same room. From there the bytes go straight to the other end's socket where nothing waits
-    for it; only what it does not take, and what an observer needs to see, is copied.
+    An end that has brought a long read reads into a room that all share (`waiting.Reader`). From there a long read goes
+    straight to the other end's socket where nothing waits for it; only what it does not take, and what an observer needs
+    to see, is copied. Short reads cost less without.
 
     Parameters
     ----------
@@ -60,6 +61,7 @@ class Side(asyncio.BufferedProtocol):
         "connection",
         "forward",
         "has_ended",
+        "has_reader",
         "is_full",
         "is_lost",
         "n_bytes",
@@ -80,6 +82,7 @@ class Side(asyncio.BufferedProtocol):
         self.skip: Callable[[int], int] = skip
         self.n_bytes = 0
         self.has_ended = False  # it sends no more
+        self.has_reader = False
         self.is_full = False
         self.is_lost = False
 
@@ -89,12 +92,11 @@ class Side(asyncio.BufferedProtocol):
         self.connection.made(self)
         self.connection.waiting.settle(self)
 
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self.connection.waiting.room
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Forward what has come, then observe."""
+    def updated(self, nbytes: int) -> None:
+        """Forward so many bytes that lie in the room, then observe."""
+        if nbytes <= _SHORT_BYTES:
+            self.data_received(bytes(ROOM[:nbytes]))
+            return
         data, n_sent = ROOM[:nbytes], 0
         target = self.target
         if target is not None and not target.get_write_buffer_size() and not target.is_closing():
@@ -108,10 +110,25 @@ class Side(asyncio.BufferedProtocol):
         self._show(data, nbytes)
 
     def data_received(self, data: bytes) -> None:
-        """Forward bytes that have come in another way, then observe."""
+        """Forward, then observe."""
         self.forward(data)
-        self.n_bytes += len(data)
-        self._show(memoryview(data), len(data))
+        n_bytes = len(data)
+        self.n_bytes += n_bytes
+        self._show(data, n_bytes)
+        if n_bytes >= LONG_BYTES and not self.has_reader:
+            self.connection.waiting.widen(self)
+
+    def read_by(self, reader: asyncio.BaseProtocol) -> None:
+        """Have another protocol read from it: this one, or one that passes everything on to it."""
+        if self.transport is None or self.transport.is_closing():
+            return
+        self.has_reader = reader is not self
+        is_reading = self.transport.is_reading()
+        if is_reading:
+            self.transport.pause_reading()
+        self.transport.set_protocol(reader)
+        if is_reading:
+            self.transport.resume_reading()
 
     def send_to(self, target: asyncio.Transport) -> None:
         """Forward to another end's transport from now on."""
@@ -207,7 +224,7 @@ class Side(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def _show(self, data: memoryview, n_bytes: int) -> None:
+    def _show(self, data: bytes | memoryview, n_bytes: int) -> None:
         """Let the observer see what it needs to, in as many parts as is cheapest: it counts on none."""
         try:
             if n_bytes > _SHORT_BYTES:

@@ -4,6 +4,7 @@ Nobody is cut off and nothing is dropped: the sooner a peer's backlog stops the 
 is read at once, the less can wait. Few connections have room for large bodies, many share the same room.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,14 @@ HIGH_WATER_BYTES = 256 * 1024
 WIDE_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
 NARROW_BYTES = 16 * 1024
+LONG_BYTES = 128 * 1024  # who brings so many at once reads into the room from then on
 ROOMY = 64  # connections, with two ends each, that all may have the highest mark
 MOST_FULL = 125
 # What can wait in a worker: below the marks, and one read for each that is above. Beyond it `NARROW_BYTES` for an end.
 WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + (MOST_FULL - 1) * READ_BYTES
 
 ROOM = memoryview(bytearray(WIDE_BYTES))
-"""What all ends of a worker read into, one after the other: nothing stays in it."""
+"""What ends of a worker read into, one after the other: nothing stays in it."""
 
 
 class Waiting:
@@ -62,12 +64,21 @@ class Waiting:
     def settle(self, side: "Side") -> None:
         """Bound an end that has just been connected."""
         side.limit(self.high_bytes)
+        if self._is_narrow:
+            self.widen(side)
+
+    def widen(self, side: "Side") -> None:
+        """Have an end read into the room."""
+        side.read_by(Reader(side))
 
     def filled(self) -> None:
         """Take note of a peer that does not read."""
         self._n_full += 1
         self._slot.note(Gauge.SLOW)
-        self._is_narrow = self._is_narrow or self._n_full > MOST_FULL
+        if self._n_full > MOST_FULL and not self._is_narrow:
+            self._is_narrow = True
+            for side in self._sides():
+                self.widen(side)
         self._fit()
 
     def emptied(self) -> None:
@@ -82,6 +93,8 @@ class Waiting:
             self._share(n_connections)
         if self._is_narrow and 2 * self._n_full <= MOST_FULL:
             self._is_narrow = False
+            for side in self._sides():
+                side.read_by(side)
             self._fit()
 
     def _share(self, n_connections: int) -> None:
@@ -98,3 +111,42 @@ class Waiting:
             self.room = ROOM[:NARROW_BYTES]
         else:
             self.room = ROOM[:READ_BYTES] if self._n_full else ROOM
+
+
+class Reader(asyncio.BufferedProtocol):
+    """Reads for a side into the room that all share.
+
+    Parameters
+    ----------
+    side
+        What is told of everything.
+    """
+
+    __slots__ = ("_side",)
+
+    def __init__(self, side: "Side") -> None:
+        self._side = side
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Return where the next bytes go."""
+        return self._side.connection.waiting.room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has come."""
+        self._side.updated(nbytes)
+
+    def eof_received(self) -> bool:
+        """Pass on that no more comes."""
+        return self._side.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass on that it does not read."""
+        self._side.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass on that it reads again."""
+        self._side.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass on that it is gone."""
+        self._side.connection_lost(exc)
