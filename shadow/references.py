@@ -8,6 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator
+from shadow.mapping import check_mapping
 from shadow.runtime import ReferenceRuntime
 
 Load = Callable[[Model, Reference], ReferenceRuntime]
@@ -24,11 +25,14 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
         The loaded reference.
     comparator
         For the model's kind of output.
+    reference
+        Its configuration: what its tensors are called, and how they are made of those that are captured.
     """
 
     model: Model
     runtime: ReferenceRuntime
     comparator: Comparator
+    reference: Reference = Reference()
 
 
 class References:
@@ -44,7 +48,7 @@ class References:
     Raises
     ------
     OperatorError
-        A reference cannot be loaded or is none.
+        A reference cannot be loaded or is none, or has not the tensors that its configuration names.
     """
 
     def __init__(self, models: Iterable[Model], load: Load) -> None:
@@ -57,7 +61,9 @@ class References:
                 key = _key(model, reference)
                 if key not in self._loaded:
                     self._loaded[key] = load(model, reference)
-                judge = Judge(model=model, runtime=self._loaded[key], comparator=comparator)
+                runtime = self._loaded[key]
+                check_mapping(model, reference, runtime, comparator.outputs)
+                judge = Judge(model=model, runtime=runtime, comparator=comparator, reference=reference)
                 judges.append((reference.versions, judge))
 
     def find(self, model: str, version: str) -> Judge | None:
@@ -76,4 +82,7 @@ class References:
 def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
     """Return what must be equal for one loaded reference to do for both; an ONNX file alone tells its tensors."""
     whose = "" if reference.runtime is Runtime.ONNX else model.name
-    return (msgspec.structs.replace(reference, versions=()), model.embedding, whose)
+    loaded = msgspec.structs.replace(
+        reference, versions=(), inputs=(), output="", output_scale=0.0, output_zero_point=0
+    )
+    return (loaded, model.embedding, whose)

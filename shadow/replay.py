@@ -8,9 +8,11 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.records import Exchange
+from quantdrift.core.records import Exchange, Tensor
 from shadow.comparators.comparator import Divergences, Outputs, uncomparable
+from shadow.mapping import dequantised
 from shadow.references import Judge
 from shadow.runtime import Array, ReferenceRuntime, TensorSpec
 from shadow.tensor import decode
@@ -177,9 +179,10 @@ def _pair(entry: Prepared, outputs: dict[str, Array] | QuarantineError) -> _Pair
     if isinstance(outputs, QuarantineError):
         return outputs
     try:
-        names = entry.judge.comparator.outputs or (_output_name(entry),)
+        named = entry.judge.comparator.outputs
+        names = {name: name for name in named} or dict([_output_names(entry)])
         candidate = {name: _captured(entry, name) for name in names}
-        reference = {name: _replayed(entry, name, outputs) for name in names}
+        reference = {name: _replayed(entry, own, outputs) for name, own in names.items()}
     except QuarantineError as error:
         return uncomparable(error.detail)
     embedding = outputs.get(entry.judge.runtime.embedding)
@@ -200,7 +203,7 @@ def _captured(entry: Prepared, name: str) -> Array:
     if tensor is None:
         given = [tensor.name for tensor in entry.exchange.outputs]
         raise uncomparable(f"the candidate's outputs are {given}: `{name}` is not among them")
-    candidate = decode(tensor)
+    candidate = _dequantised(tensor, entry.judge.reference)
     if not entry.judge.model.batched:
         candidate = candidate[np.newaxis]
     if candidate.shape[:1] != (entry.n_items,):
@@ -222,18 +225,34 @@ def _one_row(output: Array) -> Array:
     return output[0] if output.ndim > 2 and output.shape[1] == 1 else output
 
 
-def _output_name(entry: Prepared) -> str:
+def _dequantised(captured: Tensor, reference: Reference) -> Array:
+    candidate = decode(captured)
+    if not reference.output_scale:
+        return candidate
+    if candidate.dtype.kind not in "iu":
+        raise uncomparable(
+            f"the candidate's `{captured.name}` is {captured.datatype}, and `models.references.output_scale` says that "
+            "it holds quantised integers"
+        )
+    return dequantised(candidate, reference.output_scale, reference.output_zero_point)
+
+
+def _output_names(entry: Prepared) -> tuple[str, str]:
+    """Return the names of the compared output: the candidate's and the reference's."""
     given = [tensor.name for tensor in entry.exchange.outputs]
     embedding = entry.judge.runtime.embedding
+    wanted = entry.judge.model.output
     # What is an embedding is compared only where nothing else can be.
     known = sorted((spec.name for spec in entry.judge.runtime.outputs), key=lambda name: name == embedding)
-    wanted = entry.judge.model.output
-    common = [name for name in known if name in given and wanted in ("", name)]
+    pairs = [(name, name) for name in known if wanted in ("", name)]
+    if entry.judge.reference.output:
+        pairs = [(wanted, entry.judge.reference.output)]
+    common = [pair for pair in pairs if pair[0] in given]
     if not common:
         asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
         raise uncomparable(
             f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
-            "see `models.output`"
+            "see `models.output` and `models.references.output`"
         )
     return common[0]
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from quantdrift.core.config.schema import ModelTensor
+from quantdrift.core.config.schema import ModelTensor, ReferenceInput
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
+from shadow.mapping import converted, sources
 from shadow.runtime import Array, TensorSpec
 
 MAX_ITEMS = 32_767  # `comparison.item` is a smallint
@@ -96,11 +97,17 @@ def _dtype_of(datatype: str) -> np.dtype[Any]:
     return np.dtype(np.float32) if datatype == "BF16" else DTYPES[datatype]
 
 
-def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batched: bool) -> dict[str, Array]:
+def fit_inputs(
+    tensors: Sequence[Tensor],
+    wanted: Sequence[TensorSpec],
+    *,
+    batched: bool,
+    mapping: tuple[ReferenceInput, ...] = (),
+) -> dict[str, Array]:
     """Return the inputs of one exchange as the reference takes them, items along the first dimension.
 
-    Floating point is cast up, never down; everything else must be of the reference's own type. Where the model is
-    not batched, a first dimension of one item is added.
+    Numbers are cast to a wider type of their kind, and to others only where `mapping` says so. Where the model is not
+    batched, a first dimension of one item is added.
 
     Parameters
     ----------
@@ -110,11 +117,13 @@ def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batch
         The reference's inputs.
     batched
         Whether the first dimension counts items.
+    mapping
+        What the configuration says of inputs that have another name or type in the exchange.
 
     Returns
     -------
     dict
-        Name to array : (items, ...), in the order of the request.
+        The reference's name to array : (items, ...), in the order of the request.
 
     Raises
     ------
@@ -122,10 +131,17 @@ def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batch
         Reason `schema`: names, types or shapes do not fit; the detail names both sides.
     """
     specs = {spec.name: spec for spec in wanted}
+    entries = sources(mapping, specs)
     given = [tensor.name for tensor in tensors]
-    if sorted(given) != sorted(specs):
-        raise _schema(f"the exchange has the inputs {sorted(given)}, the reference takes {sorted(specs)}")
-    arrays = {tensor.name: _fit(tensor, specs[tensor.name], batched=batched) for tensor in tensors}
+    if sorted(given) != sorted(entries):
+        raise _schema(
+            f"the exchange has the inputs {sorted(given)}, the reference takes {sorted(map(_told, entries.items()))}; "
+            "see `models.references.inputs`"
+        )
+    arrays = {}
+    for tensor in tensors:
+        entry = entries[tensor.name]
+        arrays[entry.name] = _fit(tensor, entry, specs[entry.name], batched=batched)
     counts = {name: len(array) for name, array in arrays.items()}
     n_items = next(iter(counts.values()), 0)
     if any(count != n_items for count in counts.values()):
@@ -135,7 +151,12 @@ def fit_inputs(tensors: Sequence[Tensor], wanted: Sequence[TensorSpec], *, batch
     return arrays
 
 
-def _fit(tensor: Tensor, spec: TensorSpec, *, batched: bool) -> Array:
+def _told(source: tuple[str, ReferenceInput]) -> str:
+    captured, entry = source
+    return captured if captured == entry.name else f"{captured} (as {entry.name})"
+
+
+def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bool) -> Array:
     array = decode(tensor)
     sides = (
         f"`{tensor.name}`: the exchange has {tensor.datatype}{list(tensor.shape)}, the reference takes {spec}"
@@ -150,11 +171,20 @@ def _fit(tensor: Tensor, spec: TensorSpec, *, batched: bool) -> Array:
         if spec.dtype != np.dtype(object):
             raise _schema(sides)
         array = _text_array(tensor.name, array)
-    elif array.dtype != spec.dtype:
-        if array.dtype.kind != "f" or not np.can_cast(array.dtype, spec.dtype, "safe"):
-            raise _schema(sides)
-        array = array.astype(spec.dtype)
+    else:
+        numbers = converted(array, entry, spec)
+        if numbers is None:
+            raise _schema(f"{sides}{_advice(entry)}")
+        array = numbers
     return array if batched else array[np.newaxis]
+
+
+def _advice(entry: ReferenceInput) -> str:
+    if entry.scale:
+        return ", and what is dequantised is an integer"
+    if entry.cast:
+        return ", and its values do not fit that type"
+    return "; see `models.references.inputs`, `cast` and `scale`"
 
 
 def _text_array(name: str, array: Array) -> Array:

@@ -46,7 +46,12 @@ def triage(
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
         return Unreferenced(version=key, captured_at=exchange.captured_at)
     try:
-        inputs = fit_inputs(exchange.inputs, judge.runtime.inputs, batched=judge.model.batched)
+        inputs = fit_inputs(
+            exchange.inputs,
+            judge.runtime.inputs,
+            batched=judge.model.batched,
+            mapping=judge.reference.inputs,
+        )
     except QuarantineError as error:
         return set_aside(sequence, payload, exchange, error)
     return Prepared(stream_sequence=sequence, payload=payload, exchange=exchange, judge=judge, inputs=inputs)

@@ -47,6 +47,10 @@ TORCH = MODEL.replace('"m.onnx"', '"{path}"\nruntime = "torch"')
 TOLD = '[[models.inputs]]\nname = "x"\ndatatype = "{datatype}"\nshape = {shape}\n'
 
 
+def _input(name: str, options: str = "") -> str:
+    return f'\n[[models.references.inputs]]\nname = "{name}"\n{options}\n'
+
+
 def _torch(path: str, options: str = "", *, told: str = "") -> str:
     return TORCH.replace("{path}", path) + options + "\n" + told
 
@@ -80,6 +84,12 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, http://HOST:PORT or https"),
         (_remote("oip-grpc", "http://triton:8000"), "`oip-grpc` needs `url`, grpc://HOST:PORT or grpcs"),
         (_remote("oip-grpc", ""), "needs `url`"),
+        (MODEL + _input("x", "zero_point = 3"), "inputs `x`: `zero_point` needs `scale`"),
+        (MODEL + _input("x", "cast = true\nscale = 0.1"), "`scale` casts already"),
+        (MODEL + _input("x") + _input("x", 'captured = "y"'), "gives `x` 2 times"),
+        (MODEL + _input("x", 'captured = "z"') + _input("z"), "takes from `z` 2 times"),
+        (MODEL + 'output = "fp32"', "name the candidate's in `models.output` too"),
+        (MODEL + "output_zero_point = 3", "needs `output_scale`"),
         (_remote("oip-http", "http://user:word@triton"), "url"),
         (
             _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
@@ -99,6 +109,7 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
     "text",
     [
         MODEL + f'digest = "sha256:{"0" * 64}"',
+        MODEL + _input("x", 'captured = "image"\nscale = 0.1\nzero_point = -3') + _input("y", "cast = true"),
         _torch("m.pt2", "compile = true"),
         _torch("m.safetensors", 'factory = "a.b:c"\ncompile = true', told=_told()),
         _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),

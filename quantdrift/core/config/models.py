@@ -25,6 +25,28 @@ class Runtime(StrEnum):
     OIP_GRPC = "oip-grpc"  # the same, over gRPC
 
 
+class ReferenceInput(Section, frozen=True, kw_only=True):
+    """What an input of a reference is made of, where that is not the captured tensor of the same name and type."""
+
+    name: Annotated[str, about("The reference's input."), Meta(min_length=1)]
+    captured: Annotated[str, about("The captured tensor. Empty: the one of the same name.")] = ""
+    cast: Annotated[
+        bool,
+        about(
+            "Cast it to the type that the reference takes. Floating point is rounded; an integer that would change "
+            "sets its exchange aside."
+        ),
+    ] = False
+    scale: Annotated[
+        float,
+        about(
+            "The captured integers are quantised: the reference is given (value - zero_point) * scale. 0: they are not.",
+            ge=0,
+        ),
+    ] = 0.0
+    zero_point: Annotated[int, about("The captured integer that stands for 0, with `scale`.")] = 0
+
+
 class Reference(Section, frozen=True, kw_only=True):
     """An FP32 reference and the candidate versions that were made from it."""
 
@@ -54,6 +76,26 @@ class Reference(Section, frozen=True, kw_only=True):
         ),
         Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
     ] = ""
+    inputs: Annotated[
+        tuple[ReferenceInput, ...],
+        about("Inputs that have another name or type in what is captured; the others are taken as they are."),
+    ] = ()
+    output: Annotated[
+        str,
+        about(
+            "The reference's output that is compared, where it is called otherwise than `models.output`, the candidate's."
+        ),
+    ] = ""
+    output_scale: Annotated[
+        float,
+        about(
+            "The candidate's compared output is quantised: compared is (value - output_zero_point) * output_scale. 0: it is not.",
+            ge=0,
+        ),
+    ] = 0.0
+    output_zero_point: Annotated[
+        int, about("The integer in the candidate's output that stands for 0, with `output_scale`.")
+    ] = 0
     factory: Annotated[
         str,
         about(

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.load import PREFIX
-from quantdrift.core.config.schema import Budget, Config, Model, ModelTensor, Reference, Slice
+from quantdrift.core.config.schema import Budget, Config, Model, ModelTensor, Reference, ReferenceInput, Slice
 from quantdrift.core.records import BodyStratum, HeaderStratum
 
 _EXAMPLES = """\
@@ -114,6 +114,7 @@ def reference_markdown() -> str:
     lines += _page("`[[models]]`", "models", Model)
     lines += _page("`[models.budget]`", "models.budget", Budget)
     lines += _page("`[[models.references]]`", "models.references", Reference)
+    lines += _page("`[[models.references.inputs]]`", "models.references.inputs", ReferenceInput)
     lines += _page("`[[models.inputs]]` and `[[models.outputs]]`", "models.inputs", ModelTensor)
     lines += _page("`[[slices]]`", "slices", Slice)
     lines += _page("`[[sampling.header_strata]]`", "sampling.header_strata", HeaderStratum)

@@ -1,5 +1,6 @@
 """Which options of a reference fit its runtime."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from types import MappingProxyType
@@ -11,7 +12,8 @@ from quantdrift.core.config.models import Model, Reference, Runtime
 
 PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
-_EVERYWHERE: Final = frozenset({"runtime", "versions", "digest"})
+_MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_point"})
+_EVERYWHERE: Final = frozenset({"runtime", "versions", "digest", *_MAPPING})
 _FILE: Final = frozenset({"path", "allow_reduced_precision"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
@@ -45,6 +47,7 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 f"`{field.name}` belongs to runtime {fits}, and this one's is `{reference.runtime}`: "
                 "take it away, or set `runtime`"
             )
+    yield from _mapping(model, reference)
     if schemes := _SCHEMES.get(reference.runtime):
         if not reference.url.startswith(schemes):
             yield f"runtime `{reference.runtime}` needs `url`, {' or '.join(f'{scheme}HOST:PORT' for scheme in schemes)}"
@@ -52,6 +55,25 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
         yield f"runtime `{reference.runtime}` needs `path`"
     elif reference.runtime is Runtime.TORCH:
         yield from _torch(model, reference)
+
+
+def _mapping(model: Model, reference: Reference) -> Iterator[str]:
+    for what, names in (
+        ("gives", [entry.name for entry in reference.inputs]),
+        ("takes from", [entry.captured or entry.name for entry in reference.inputs]),
+    ):
+        yield from (
+            f"`inputs` {what} `{name}` {count} times" for name, count in Counter(names).items() if count > 1
+        )
+    for entry in reference.inputs:
+        if entry.zero_point and not entry.scale:
+            yield f"inputs `{entry.name}`: `zero_point` needs `scale`"
+        if entry.cast and entry.scale:
+            yield f"inputs `{entry.name}`: `scale` casts already, take `cast` away"
+    if reference.output and not model.output:
+        yield "`output` names the reference's side: name the candidate's in `models.output` too"
+    if reference.output_zero_point and not reference.output_scale:
+        yield "`output_zero_point` needs `output_scale`"
 
 
 def _torch(model: Model, reference: Reference) -> Iterator[str]:

@@ -4,7 +4,16 @@ The sections are the single source: the loader validates with them, `config.toml
 from them.
 """
 
-from quantdrift.core.config.models import Budget, Model, ModelTensor, OutputKind, Reference, Runtime, Slice
+from quantdrift.core.config.models import (
+    Budget,
+    Model,
+    ModelTensor,
+    OutputKind,
+    Reference,
+    ReferenceInput,
+    Runtime,
+    Slice,
+)
 from quantdrift.core.config.section import GIB, KIB, MIB, Section
 from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
 from quantdrift.core.config.watching import (
@@ -34,6 +43,7 @@ __all__ = [
     "OutputKind",
     "Provider",
     "Reference",
+    "ReferenceInput",
     "Report",
     "Runtime",
     "Sampling",
