@@ -14,6 +14,7 @@ from quantdrift.commands import (
     pause,
     plan,
     policy,
+    reference,
     report,
     retirement,
     serve,
@@ -34,6 +35,7 @@ _EXTRAS = {
     "db": "storage",
     "up": "all",
     "config": "shadow",
+    "reference": "shadow",
 }
 
 
@@ -107,6 +109,7 @@ for _command in (
     pause.pause,
     pause.resume,
     config.config_,
+    reference.reference_,
     slices.slices,
     triage.triage,
 ):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.telemetry import Telemetry
+from shadow.held import CanaryOutcome
 from storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
@@ -31,6 +32,7 @@ class Meters:
         self._staleness = meter.histogram(telemetry.STALENESS)
         self._store_errors = meter.counter(telemetry.STORE_ERRORS)
         self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
+        self._canaries = meter.counter(telemetry.CANARIES)
         self._vectors = meter.counter(telemetry.VECTORS)
         self._overflown: dict[str, int] = {}
         self._over_cap: dict[str, int] = {}
@@ -72,6 +74,10 @@ class Meters:
         """Note vectors that were stored, or that could not be."""
         for model, count in Counter(row.model for row in vectors).items():
             self._vectors.add(count, {"model": model, "outcome": "stored" if stored else "failed"})
+
+    def canaries_checked(self, model: str, outcome: CanaryOutcome) -> None:
+        """Note that a reference was held to its canaries; called from any thread."""
+        self._canaries.add(1, {"model": model, "outcome": outcome.value})
 
     def store_failed(self) -> None:
         """Note a transaction that will be tried again."""

@@ -57,6 +57,8 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
         Version of the default operator set, 0 where there is none.
     producer
         What wrote the file, with its version.
+    canaries
+        Digest of the canaries that it has reproduced; empty where it has none.
     """
 
     path: str
@@ -64,6 +66,7 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     opset: int
     producer: str
+    canaries: str = ""
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
 from shadow.assessor import Assessor
 from shadow.discovered import DiscoveredSlices
+from shadow.held import held
 from shadow.holding import Holding
 from shadow.in_force import InForce
 from shadow.meters import Health, Meters
@@ -75,11 +76,13 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     spans: Spans = NoSpans()
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
+    meters = Meters(telemetry, clock)
     admin = Admin(config.shadow.admin, health.ready)
     await admin.start()
     try:
         opened: dict[tuple[str, Reference], ReferenceRuntime] = {}
-        load = partial(_load_references, config, secrets.reference_token, opened)
+        hold = partial(held, clock=clock, told=meters.canaries_checked)
+        load = partial(_load_references, config, secrets.reference_token, opened, hold)
         references = await _when_there(lambda: asyncio.to_thread(load), stop)
         if references is None:
             return 0
@@ -99,7 +102,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     assessor=Assessor(config, name, known),
                     database=database,
                     queue=queue,
-                    meters=Meters(telemetry, clock),
+                    meters=meters,
                     spans=spans,
                     health=health,
                     clock=clock,
@@ -217,14 +220,22 @@ async def _work(
 
 
 def _load_references(
-    config: Config, token: str, opened: dict[tuple[str, Reference], ReferenceRuntime]
+    config: Config,
+    token: str,
+    opened: dict[tuple[str, Reference], ReferenceRuntime],
+    hold: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
 ) -> References:
     """Open what is not in `opened` yet; a server that is away is asked again, and the others stay open meanwhile."""
 
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            opened[key] = ProvenRuntime(open_reference(opening_of(config, model, reference, token)))
+            runtime = ProvenRuntime(open_reference(opening_of(config, model, reference, token)))
+            try:
+                opened[key] = hold(model, reference, runtime)
+            except BaseException:
+                runtime.close()
+                raise
         return opened[key]
 
     return References(config.models, load)

@@ -76,6 +76,7 @@ def _said(artefact: "Artefact") -> str:
 
 def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
     """Return what a reference is, having checked what the shadow checks; an ONNX graph is loaded only for an embedding."""
+    from shadow.held import canaries_of
     from shadow.mapping import check_mapping
     from shadow.onnx_runtime import inspect
     from shadow.opening import open_reference, opening_of
@@ -86,13 +87,15 @@ def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
         provider=Provider.CPU,
         threads=1,
     )
-    if reference.runtime is Runtime.ONNX and not (opening.embedding or reference.inputs or reference.output):
+    told = opening.embedding or reference.inputs or reference.output or reference.canaries
+    if reference.runtime is Runtime.ONNX and not told:
         artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
         check_pin(reference.path, artefact.digest, reference.digest)
         return artefact
     runtime = open_reference(opening)
     try:
         check_mapping(model, reference, runtime)
+        canaries_of(model, reference, runtime)
     finally:
         runtime.close()
     return runtime.artefact

@@ -137,6 +137,12 @@ SLICE_OVERFLOW = Instrument(
     "{item}",
     "Items in `other`: more values than max_values, by model.",
 )
+CANARIES = Instrument(
+    "quantdrift.shadow.canary_checks",
+    _C,
+    "{check}",
+    "Times a reference was held to its canaries, by model and outcome: reproduced or failed.",
+)
 
 VECTORS = Instrument(
     "quantdrift.shadow.vectors",

@@ -79,6 +79,10 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (_torch("m.pt", "torchscript = true\ncompile = true", told=_told()), "cannot be compiled"),
         (_torch("m.pt", "torchscript = true"), "tells nothing of its inputs"),
         (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
+        (
+            MODEL + "canary_interval_s = 5.0",
+            "`canary_interval_s` belongs to runtime `oip-http` or `oip-grpc`",
+        ),
         (MODEL + "timeout_s = 5.0", "`timeout_s` belongs to runtime `oip-http` or `oip-grpc`"),
         (MODEL + 'runtime = "oip-http"\nurl = "http://triton:8000"', "`path` belongs to runtime `onnx` or"),
         (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, http://HOST:PORT or https"),
@@ -108,7 +112,7 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
 @pytest.mark.parametrize(
     "text",
     [
-        MODEL + f'digest = "sha256:{"0" * 64}"',
+        MODEL + f'digest = "sha256:{"0" * 64}"\ncanaries = "c.safetensors"\ncanary_tolerance = 1e-3',
         MODEL + _input("x", 'captured = "image"\nscale = 0.1\nzero_point = -3') + _input("y", "cast = true"),
         _torch("m.pt2", "compile = true"),
         _torch("m.safetensors", 'factory = "a.b:c"\ncompile = true', told=_told()),
@@ -123,6 +127,7 @@ def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> No
     reference = load(_file(tmp_path, text), {}).models[0].references[0]
     assert f'runtime = "{reference.runtime}"' in text or reference.runtime == "onnx"
     assert reference.token_file in {"", str(tmp_path / "token")}
+    assert reference.canaries in {"", str(tmp_path / "c.safetensors")}
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,12 @@ def _resolve(config: Config, base: Path) -> Config:
         msgspec.structs.replace(
             model,
             references=tuple(
-                msgspec.structs.replace(r, path=absolute(r.path), token_file=absolute(r.token_file))
+                msgspec.structs.replace(
+                    r,
+                    path=absolute(r.path),
+                    token_file=absolute(r.token_file),
+                    canaries=absolute(r.canaries),
+                )
                 for r in model.references
             ),
         )

@@ -96,6 +96,30 @@ class Reference(Section, frozen=True, kw_only=True):
     output_zero_point: Annotated[
         int, about("The integer in the candidate's output that stands for 0, with `output_scale`.")
     ] = 0
+    canaries: Annotated[
+        str,
+        about(
+            "File of inputs and recorded outputs, made by `quantdrift reference record`, that it must reproduce. Empty: none."
+        ),
+    ] = ""
+    canary_tolerance: Annotated[
+        float,
+        about(
+            "How far an output may be off, over its largest recorded magnitude. FP32 on another device is some 1e-6 off, "
+            "TF32 or FP16 some 1e-3.",
+            ge=0,
+            le=1,
+        ),
+    ] = 1e-4
+    canary_interval_s: Annotated[
+        float,
+        about(
+            "A reference at a server is held to them again after so long. 0: with each batch. What was compared since the "
+            "last time is what another model there could spoil.",
+            "s",
+            ge=0,
+        ),
+    ] = 60.0
     factory: Annotated[
         str,
         about(

@@ -12,7 +12,7 @@ from quantdrift.core.errors import OperatorError
 
 DIRECTORY = "models.d"
 _LISTS = ("models", "slices")
-_FILES = ("path", "token_file")
+_FILES = ("path", "token_file", "canaries")
 
 Signature = tuple[tuple[str, int, int, int], ...]
 

@@ -1,0 +1,263 @@
+"""`quantdrift reference`: record the canaries of a reference, and hold references to theirs."""
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+
+from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config, Model, Reference
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.terminal import columns
+
+if TYPE_CHECKING:
+    from shadow.canaries import Deviation
+    from shadow.runtime import ReferenceRuntime
+
+_MAY_PASS, _MUST_ACT = 1, 2
+_WHICH = click.option(
+    "--reference", "number", type=click.IntRange(min=1), help="Its number among those of the model, from 1."
+)
+
+
+class Outcome(StrEnum):
+    """What became of a reference that was held to its canaries."""
+
+    REPRODUCED = "reproduced"
+    FAILED = "failed"
+    AWAY = "away"  # the server that holds it
+    NONE = "no canaries"
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    """A reference that was checked.
+
+    Parameters
+    ----------
+    model, number, where
+        Which one.
+    outcome
+        What became of it.
+    tolerance
+        What was allowed.
+    deviations
+        By output, largest difference over largest magnitude; null where it is not finite.
+    detail
+        What was wrong, in words.
+    """
+
+    model: str
+    number: int
+    where: str
+    outcome: Outcome
+    tolerance: float
+    deviations: dict[str, float] = {}
+    detail: str = ""
+
+
+class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+    """Canaries that were recorded.
+
+    Parameters
+    ----------
+    model, number, where
+        Of which reference.
+    file
+        Where they are.
+    inputs, outputs
+        What they hold, as type and shape.
+    """
+
+    model: str
+    number: int
+    where: str
+    file: str
+    inputs: dict[str, str]
+    outputs: dict[str, str]
+
+
+@click.group("reference")
+def reference_() -> None:
+    """Record what references give, and hold them to it."""
+
+
+@reference_.command("record")
+@CONFIG
+@click.argument("name", metavar="MODEL")
+@_WHICH
+@click.option(
+    "--inputs",
+    type=click.Path(dir_okay=False, exists=True, path_type=Path),
+    help="Inputs by the reference's names, .safetensors or .npz. Left out: they are drawn.",
+)
+@click.option("--seed", default=1, show_default=True, help="Of inputs that are drawn.")
+@click.option(
+    "--items", default=8, show_default=True, help="Items that are drawn.", type=click.IntRange(min=1)
+)
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The .safetensors file to write.",
+)
+@JSON
+def record_(
+    config_path: Path,
+    name: str,
+    number: int | None,
+    inputs: Path | None,
+    seed: int,
+    items: int,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Record inputs with what the reference of MODEL gives for them.
+
+    Record where the reference is beyond doubt: from the FP32 file itself, and not from the server that is to be held to
+    it. Drawn inputs are standard normal numbers, and integers that are 0 or 1; real inputs reach more of a model.
+
+    \b
+    Example:
+      quantdrift reference record digits --out digits-canaries.safetensors
+    """
+    from shadow.canaries import drawn, read_inputs, record, write_canaries
+
+    config = load(config_path)
+    model = _model(config, name)
+    place, reference = _chosen(model, number)
+    runtime = _opened(config, model, reference)
+    try:
+        given = read_inputs(inputs) if inputs else drawn(runtime.inputs, n_items=items, seed=seed)
+        canaries = record(runtime, given)
+        about = {
+            "reference": runtime.artefact.digest,
+            "precision": runtime.artefact.precision,
+            "runtime": f"{runtime.provenance.runtime} {runtime.provenance.version}",
+            "device": runtime.provenance.device,
+        }
+    finally:
+        runtime.close()
+    write_canaries(canaries, out, about)
+    recorded = Recorded(
+        model=name,
+        number=place,
+        where=reference.where(name),
+        file=str(out),
+        inputs={name: f"{array.dtype}{list(array.shape)}" for name, array in canaries.inputs.items()},
+        outputs={name: f"{array.dtype}{list(array.shape)}" for name, array in canaries.outputs.items()},
+    )
+    if as_json:
+        emit(recorded)
+        return
+    click.echo(f"recorded {recorded.where}: {_listed(recorded.inputs)} -> {_listed(recorded.outputs)}")
+    click.echo(f'To hold a reference to them: canaries = "{out}" in its [[models.references]]')
+
+
+@reference_.command("check")
+@CONFIG
+@click.argument("name", metavar="[MODEL]", required=False)
+@_WHICH
+@JSON
+def check(config_path: Path, name: str | None, number: int | None, as_json: bool) -> None:
+    """Hold references to their canaries: all of them, or those of MODEL.
+
+    Exit code 2 if one does not reproduce them or cannot be opened, 1 if a server is away.
+
+    \b
+    Example:
+      quantdrift reference check digits --reference 2
+    """
+    config = load(config_path)
+    if number is not None and name is None:
+        raise OperatorError("--reference counts the references of a model: name the model too")
+    models = [_model(config, name)] if name else config.models
+    checked = [
+        _checked(config, model, reference, place)
+        for model in models
+        for place, reference in enumerate(model.references, start=1)
+        if number in {None, place}
+    ]
+    if number is not None and not checked:
+        raise OperatorError(f"model `{name}` has {len(models[0].references)} references")
+    if as_json:
+        emit({"references": checked})
+    else:
+        click.echo(columns(("model", "reference", "canaries", "off by"), map(_row, checked)))
+    outcomes = {one.outcome for one in checked}
+    if outcomes & {Outcome.FAILED, Outcome.AWAY}:
+        sys.exit(_MUST_ACT if Outcome.FAILED in outcomes else _MAY_PASS)
+
+
+def _checked(config: Config, model: Model, reference: Reference, place: int) -> Checked:
+    told = Checked(
+        model=model.name,
+        number=place,
+        where=reference.where(model.name),
+        outcome=Outcome.NONE,
+        tolerance=reference.canary_tolerance,
+    )
+    if not reference.canaries:
+        return told
+    try:
+        found = _deviations(config, model, reference)
+    except RetryError as error:
+        return msgspec.structs.replace(told, outcome=Outcome.AWAY, detail=str(error))
+    except (OperatorError, QuarantineError) as error:
+        return msgspec.structs.replace(told, outcome=Outcome.FAILED, detail=str(error))
+    good = all(one.ratio <= told.tolerance for one in found)
+    return msgspec.structs.replace(
+        told,
+        outcome=Outcome.REPRODUCED if good else Outcome.FAILED,
+        deviations={one.output: one.ratio for one in found},
+    )
+
+
+def _deviations(config: Config, model: Model, reference: Reference) -> "list[Deviation]":
+    from shadow.canaries import deviations, read_canaries
+
+    canaries = read_canaries(Path(reference.canaries))
+    runtime = _opened(config, model, reference)
+    try:
+        return deviations(runtime, canaries)
+    finally:
+        runtime.close()
+
+
+def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
+    from shadow.opening import open_reference, opening_of
+
+    return open_reference(
+        opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", ""))
+    )
+
+
+def _model(config: Config, name: str) -> Model:
+    for model in config.models:
+        if model.name == name:
+            return model
+    known = ", ".join(f"`{model.name}`" for model in config.models) or "none"
+    raise OperatorError(f"there is no model `{name}`: the configuration has {known}")
+
+
+def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:
+    place = number or 1
+    if place > len(model.references) or (number is None and len(model.references) > 1):
+        raise OperatorError(
+            f"model `{model.name}` has {len(model.references)} references: choose one with --reference"
+        )
+    return place, model.references[place - 1]
+
+
+def _row(one: Checked) -> tuple[str, str, str, str]:
+    worst = max(one.deviations.values(), default=None)
+    off = one.detail if worst is None else f"{worst:.2g}, allowed is {one.tolerance:g}"
+    return one.model, f"{one.number}: {one.where}", one.outcome.value, off
+
+
+def _listed(tensors: dict[str, str]) -> str:
+    return ", ".join(f"{name} {what}" for name, what in tensors.items())
