@@ -14,6 +14,7 @@ from shadow.features import features_of
 from shadow.items import items_of
 from shadow.learned import LearnedSlices
 from shadow.replay import Compared, Prepared, compare_batch
+from shadow.runtime import replayed_by
 from shadow.triage import Case, set_aside
 from storage.rows import (
     ComparedExchange,
@@ -99,7 +100,7 @@ class Assessor:
             quarantined=tuple(quarantined),
             unreferenced=tuple(case for case in batch if isinstance(case, Unreferenced)),
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
-            provenance=next((_json(runtime.provenance) for runtime in runtimes.values()), "{}"),
+            provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
         )
 

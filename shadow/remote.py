@@ -7,14 +7,15 @@ the model is ready, has been given a bad input.
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum, auto
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, Protocol
 
 import msgspec
 
-from quantdrift.core.config.schema import ModelTensor
+from quantdrift.core.config.schema import ModelTensor, Reference
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import (
     OperatorError,
@@ -31,6 +32,7 @@ from shadow.tensor import decode, encode, specs_of
 
 _LOG = logging.getLogger(__name__)
 UNVERIFIED: Final = "unverified"
+_REDUCED: Final[Mapping[str, str]] = MappingProxyType({"FP16": "float16", "BF16": "bfloat16"})
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,8 +155,8 @@ class RemoteRuntime:
     Raises
     ------
     OperatorError
-        The server does not know the model, or us; the model's tensors are not told or cannot be given; `embedding` is
-        none of its outputs.
+        The server does not know the model, or us; the model's tensors are not told, cannot be given, or are of a reduced
+        precision that is not declared; `embedding` is none of its outputs.
     RetryError
         The server is away, or the model is not ready.
     """
@@ -183,6 +185,7 @@ class RemoteRuntime:
                 raise OperatorError(
                     f"the reference {self._where} takes `{tensor.name}` as BF16, which cannot be given"
                 )
+        self._check_declared(reference, metadata)
         self._datatypes = {tensor.name: tensor.datatype for tensor in told}
         self.inputs = specs_of(told)
         self.outputs = specs_of(self._known(metadata.outputs, "outputs") or opening.model.outputs)
@@ -196,7 +199,7 @@ class RemoteRuntime:
         self.artefact = Artefact(
             path=self._where,
             digest=reference.digest.rpartition(":")[2] or _digest(metadata),
-            precision=UNVERIFIED,
+            precision="+".join([UNVERIFIED, *sorted(reference.allow_reduced_precision)]),
             opset=0,
             producer=metadata.platform,
         )
@@ -273,6 +276,16 @@ class RemoteRuntime:
                     f"{tensor.datatype!r}"
                 )
         return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in told)
+
+    def _check_declared(self, reference: Reference, metadata: Metadata) -> None:
+        """Check that what the server does tell of precision is declared."""
+        for tensor in (*(metadata.inputs or ()), *(metadata.outputs or ())):
+            precision = _REDUCED.get(tensor.datatype)
+            if precision and precision not in reference.allow_reduced_precision:
+                raise OperatorError(
+                    f"the reference {self._where} has `{tensor.name}` as {tensor.datatype}: serve it in FP32, or declare that "
+                    f'it is of reduced precision: allow_reduced_precision = ["{precision}"]'
+                )
 
     def _check_embedding(self) -> None:
         for spec in self.outputs:

@@ -91,6 +91,26 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
 
 
+class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """What replayed a batch, as it is stored with it.
+
+    Parameters
+    ----------
+    runtime, version, provider, device, driver
+        As of `Provenance`.
+    digest, precision
+        As of `Artefact`.
+    """
+
+    runtime: str
+    version: str
+    provider: str
+    device: str
+    driver: str
+    digest: str
+    precision: str
+
+
 class ReferenceRuntime(Protocol):
     """One loaded reference. `run` is called from one thread at a time."""
 
@@ -140,6 +160,12 @@ class ReferenceRuntime(Protocol):
     def close(self) -> None:
         """Let go of memory, device and connections; `run` is not called any more."""
         ...
+
+
+def replayed_by(runtime: ReferenceRuntime) -> Replayed:
+    """Return what a batch says of the reference that replayed it."""
+    told, artefact = runtime.provenance, runtime.artefact
+    return Replayed(**msgspec.structs.asdict(told), digest=artefact.digest, precision=artefact.precision)
 
 
 def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> None:

@@ -38,12 +38,13 @@ class Window(_Fact, frozen=True, kw_only=True):
 
 
 class Version(_Fact, frozen=True, kw_only=True):
-    """A candidate version with its reference; `reference_digest` is empty where it has none."""
+    """A candidate version with its reference; digest and precision of it are empty where it has none."""
 
     id: int
     model: str
     candidate_version: str
     reference_digest: str
+    precision: str = ""
     first_seen_at: datetime
 
 

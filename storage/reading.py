@@ -18,7 +18,7 @@ from storage.facts import Changes, Episode, Example, SliceName, VerdictFact, Ver
 from storage.tables import ReportRun
 
 _VERSIONS = text("""
-    select id, model, candidate_version, reference_digest, first_seen_at
+    select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at
     from model_version where :model = '' or model = :model order by model, id
 """)
 

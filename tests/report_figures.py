@@ -124,6 +124,7 @@ def make_figures() -> ReportFigures:
                 model="digits",
                 version="int8-7",
                 reference_digest="5f1d" * 16,
+                precision="float32+bfloat16",
                 status=Verdict.FIRING,
                 headline="1 of 2 slices of digits int8-7 drifted.",
                 n_slices=2,

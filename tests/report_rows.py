@@ -122,10 +122,11 @@ async def write_frame(
 ) -> tuple[int, int, list[int]]:
     """Insert version and slices; return the ids of the version, of `all` and of each part."""
     version_id = await db.fetchval(
-        "insert into model_version (model, candidate_version, reference_digest) values ($1, $2, $3) returning id",
+        "insert into model_version (model, candidate_version, reference_digest, reference) values ($1, $2, $3, $4) returning id",
         model,
         version,
         "5f1d" * 16,
+        '{"precision": "float32+bfloat16"}',
     )
     ids = []
     for name, predicate in [

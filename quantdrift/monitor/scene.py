@@ -21,7 +21,13 @@ MOST_CELLS = 64  # of the partition of all traffic; what is rarer is one cell
 _LEAST_KNOWN = 20  # items without it, after which a sidecar or an engine is new
 _NEW_SHARE = 0.05
 _AROUND_US = 3_600_000_000  # an onset is an estimate: what came up to an hour earlier may be the cause
-_ENGINE = {"runtime": "engine", "version": "engine version", "provider": "provider", "device": "device"}
+_ENGINE = {
+    "runtime": "engine",
+    "version": "engine version",
+    "provider": "provider",
+    "device": "device",
+    "driver": "driver",
+}
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):

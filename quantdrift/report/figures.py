@@ -143,6 +143,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         Which one; the digest is empty where it has no reference.
     task
         What it gives.
+    precision
+        Of the reference: `float32`, what else is declared, or `unverified`; empty where it is not known.
     status
         The worst that was said in the period: firing, warning, unknown or ok.
     headline
@@ -160,6 +162,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     version: str
     reference_digest: str
     task: Task = Task.CLASSIFICATION
+    precision: str = ""
     status: Verdict
     headline: str
     n_slices: int

@@ -179,6 +179,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         version=version.candidate_version,
         reference_digest=version.reference_digest,
         task=task_of(config, version.model),
+        precision=version.precision,
         status=_status(entries, alerts),
         headline=headline(
             f"{version.model} {version.candidate_version}",

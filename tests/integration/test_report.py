@@ -86,6 +86,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert (figures.n_pages, figures.n_tickets, figures.n_slices) == (1, 0, 5)
     text = Page(html).text
     assert "Drift & more" in text
+    assert "against reference 5f1d5f1d5f1d, float32+bfloat16" in text
     assert model.headline in text
     assert "12 minutes later" in text
     assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html

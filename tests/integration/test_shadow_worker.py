@@ -179,7 +179,18 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     assert {"all", "scanner=faint\N{REPLACEMENT CHARACTER}"} < {name["name"] for name in names}
     batches = await _fetch(postgres_dsn, "select * from batch")
     assert sum(batch["n_rows"] for batch in batches) == 23
-    assert msgspec.json.decode(batches[0]["provenance"])["provider"] == "CPUExecutionProvider"
+    provenance = msgspec.json.decode(batches[0]["provenance"])
+    (version,) = await _fetch(postgres_dsn, "select * from model_version")
+    assert provenance.pop("version")
+    assert provenance == {
+        "runtime": "onnxruntime",
+        "provider": "CPUExecutionProvider",
+        "device": "cpu",
+        "driver": "",
+        "digest": version["reference_digest"],
+        "precision": "float32",
+    }
+    assert msgspec.json.decode(version["reference"])["precision"] == "float32"
 
 
 async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postgres_dsn: str) -> None:

@@ -95,10 +95,7 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (MODEL + 'output = "fp32"', "name the candidate's in `models.output` too"),
         (MODEL + "output_zero_point = 3", "needs `output_scale`"),
         (_remote("oip-http", "http://user:word@triton"), "url"),
-        (
-            _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
-            "`allow_reduced_precision` bel",
-        ),
+        (_remote("oip-http", "http://t") + "compile = true", "`compile` belongs to runtime `torch`"),
         (_torch("m.pt", "torchscript = true", told=_told("BYTES")), "takes no BYTES"),
         (_torch("m.pt", "torchscript = true", told=_told(shape="[]")), "nothing of its shape"),
     ],
@@ -119,6 +116,7 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
         _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),
         _torch("m.anything", "torchscript = true", told=_told()),
         _remote("oip-http", "https://triton.models:8000/prefix") + 'model = "d"\ntoken_file = "token"',
+        _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
         _remote("oip-grpc", "grpc://triton:8001") + 'model_version = "3"\ntimeout_s = 2.5',
     ],
 )

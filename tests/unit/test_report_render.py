@@ -83,6 +83,7 @@ def test_every_part_of_the_page_is_there() -> None:
     for part in (
         "1 of 2 slices of digits int8-7 drifted.",
         "100,000",
+        "against reference 5f1d5f1d5f1d, float32+bfloat16",
         "page scanner=faint",
         "5.2 % [3.9, 6.8] from 1,042 exchanges",
         "n too small",

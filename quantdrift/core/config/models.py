@@ -66,7 +66,10 @@ class Reference(Section, frozen=True, kw_only=True):
     ] = ("*",)
     allow_reduced_precision: Annotated[
         tuple[str, ...],
-        about("Reduced-precision element types accepted in the graph, e.g. `float16`. Empty: strict FP32."),
+        about(
+            "Reduced-precision element types of the reference, e.g. `bfloat16` where the parent itself is BF16; the record "
+            "tells them. Empty: strict FP32."
+        ),
     ] = ()
     digest: Annotated[
         str,

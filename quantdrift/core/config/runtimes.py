@@ -13,8 +13,10 @@ from quantdrift.core.config.models import Model, Reference, Runtime
 PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
 _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_point"})
-_EVERYWHERE: Final = frozenset({"runtime", "versions", "digest", "canaries", "canary_tolerance", *_MAPPING})
-_FILE: Final = frozenset({"path", "allow_reduced_precision"})
+_EVERYWHERE: Final = frozenset(
+    {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
+)
+_FILE: Final = frozenset({"path"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file", "canary_interval_s"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
     {
