@@ -1,7 +1,5 @@
 """References on ONNX Runtime: strictly FP32, on the device that was asked for, or not at all."""
 
-import contextlib
-import io
 import logging
 from pathlib import Path
 from typing import Any
@@ -10,21 +8,17 @@ import numpy as np
 import onnx
 import onnxruntime
 from google.protobuf.message import DecodeError
-from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from shadow.device import cuda_devices, driver_version
 from shadow.embedding import check_spec, tensor_name, with_output
+from shadow.onnx_session import ERRORS, ON_GPU, Engine, open_session, run_bound
 from shadow.opening import Opening
 from shadow.precision import external_files, findings
 from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_pin, digest_of, said_by
 
 _LOG = logging.getLogger(__name__)
-_FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here
-_CUDA = "CUDAExecutionProvider"
-_CPU = "CPUExecutionProvider"
-_EXTERNAL = "session.model_external_initializers_file_folder_path"
 _SHOWN = 3
 _DTYPES: dict[str, type[Any]] = {
     "tensor(float)": np.float32,
@@ -41,23 +35,6 @@ _DTYPES: dict[str, type[Any]] = {
     "tensor(bool)": np.bool_,
     "tensor(string)": np.object_,
 }
-# They share no base class but Exception.
-_ERRORS: tuple[type[Exception], ...] = (
-    ort_errors.EPFail,
-    ort_errors.EngineError,
-    ort_errors.Fail,
-    ort_errors.InvalidArgument,
-    ort_errors.InvalidGraph,
-    ort_errors.InvalidProtobuf,
-    ort_errors.NoModel,
-    ort_errors.NoSuchFile,
-    ort_errors.NotFound,
-    ort_errors.NotImplemented,
-    ort_errors.RuntimeException,
-    RuntimeError,
-    ValueError,
-    MemoryError,
-)
 
 
 class OnnxRuntime:
@@ -68,7 +45,7 @@ class OnnxRuntime:
     path
         The file; external data lies beside it.
     provider
-        `cuda` refuses to start without a device, `auto` says in the log what it got.
+        `cuda` and `tensorrt` refuse to start without, `auto` says in the log what it got.
     threads
         CPU threads, 0 for one per core.
     allow_reduced_precision
@@ -76,6 +53,8 @@ class OnnxRuntime:
     embedding
         Output or layer whose vectors make learned slices; an inner tensor becomes a further output. Then the
         graph cannot be fused across it, and other outputs may change in their last bit. Empty: none.
+    gpu_bytes, engine_cache, allow_fallback
+        As of `Engine`.
 
     Raises
     ------
@@ -92,13 +71,22 @@ class OnnxRuntime:
         threads: int = 0,
         allow_reduced_precision: tuple[str, ...] = (),
         embedding: str = "",
+        gpu_bytes: int = 0,
+        engine_cache: str = "",
+        allow_fallback: bool = False,
     ) -> None:
         self.artefact = inspect(path, allow_reduced_precision)
-        onnxruntime.set_default_logger_severity(_FATAL)
         self.embedding, graph = _embedding(path, embedding)
-        self._session = _session(path, graph, provider, threads)
+        engine = Engine(
+            provider=provider,
+            threads=threads,
+            gpu_bytes=gpu_bytes,
+            engine_cache=engine_cache,
+            allow_fallback=allow_fallback,
+        )
+        self._session = open_session(path, graph, engine)
         taken = self._session.get_providers()[0]
-        devices = cuda_devices() if taken == _CUDA else ()
+        devices = cuda_devices() if taken in ON_GPU else ()
         self.provenance = Provenance(
             runtime="onnxruntime",
             version=onnxruntime.__version__,
@@ -111,6 +99,8 @@ class OnnxRuntime:
         for spec in self.outputs:
             if spec.name == self.embedding:
                 check_spec(spec)
+        # Text cannot lie on a GPU.
+        self._bound = bool(devices) and all(spec.dtype != np.dtype(object) for spec in self.inputs)
         _LOG.info("reference %s: %s on %s, TF32 off", path.name, taken, self.provenance.device)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -123,8 +113,13 @@ class OnnxRuntime:
         """
         names = [spec.name for spec in self.outputs]
         try:
-            results = self._session.run(names, inputs)
-        except _ERRORS as error:
+            if self._bound:
+                results = run_bound(
+                    self._session, inputs, {spec.name: spec.dtype for spec in self.outputs}, "cuda"
+                )
+            else:
+                results = self._session.run(names, inputs)
+        except ERRORS as error:
             raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
         return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
 
@@ -145,6 +140,9 @@ def open_reference(opening: Opening) -> OnnxRuntime:
         threads=opening.threads,
         allow_reduced_precision=reference.allow_reduced_precision,
         embedding=opening.embedding,
+        gpu_bytes=opening.gpu_bytes,
+        engine_cache=opening.engine_cache,
+        allow_fallback=opening.allow_fallback,
     )
 
 
@@ -196,48 +194,6 @@ def _embedding(path: Path, wanted: str) -> tuple[str, bytes | None]:
         raise OperatorError(f"{path}: {error}") from error
     widened = with_output(model, name)
     return name, None if widened is model else widened.SerializeToString()
-
-
-def _session(path: Path, graph: bytes | None, provider: Provider, threads: int) -> Any:
-    """Load the file, or `graph` with the external data that lies beside the file."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.log_severity_level = _FATAL
-    options.use_deterministic_compute = True
-    # The worker shares its host: threads that wait must sleep.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if graph is not None:
-        options.add_session_config_entry(_EXTERNAL, str(path.resolve().parent))
-    wanted: list[Any] = [_CPU]
-    if provider is not Provider.CPU and (provider is Provider.CUDA or cuda_devices()):
-        _preload()
-        # Without a search by timing, which would choose another algorithm on another day.
-        wanted = [(_CUDA, {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}), _CPU]
-    try:
-        session = onnxruntime.InferenceSession(
-            str(path) if graph is None else graph, sess_options=options, providers=wanted, enable_fallback=0
-        )
-    except _ERRORS as error:
-        raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {error}") from error
-    taken = session.get_providers()[0]
-    if provider is Provider.CUDA and taken != _CUDA:
-        raise OperatorError(
-            f"shadow.provider is `cuda`, but ONNX Runtime took {taken}: no CUDA device or no fitting driver "
-            f"(found: {', '.join(cuda_devices()) or 'none'}). onnxruntime-gpu {onnxruntime.__version__} needs a "
-            "driver for CUDA 13; set `auto` or `cpu` to do without"
-        )
-    if provider is Provider.AUTO and taken != _CUDA and wanted != [_CPU]:
-        _LOG.warning("there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU")
-    return session
-
-
-def _preload() -> None:
-    """Load CUDA and cuDNN from their wheels; what is missing shows in the provider that is taken."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(OSError, RuntimeError):
-        onnxruntime.preload_dlls()
-    for line in said.getvalue().splitlines():
-        _LOG.debug("%s", line)
 
 
 def _spec(path: Path, node: Any) -> TensorSpec:

@@ -35,6 +35,10 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         CPU threads, 0 for one per core.
     embedding
         Output or layer whose vectors make learned slices; empty: none.
+    gpu_bytes
+        Most GPU memory of this reference, and of all references in PyTorch together; 0 for no limit.
+    engine_cache, allow_fallback
+        As configured.
     token
         Bearer token for a server, where `reference.token_file` names none.
     """
@@ -44,6 +48,9 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     provider: Provider = Provider.AUTO
     threads: int = 0
     embedding: str = ""
+    gpu_bytes: int = 0
+    engine_cache: str = ""
+    allow_fallback: bool = False
     token: str = ""
 
     def __repr__(self) -> str:
@@ -59,8 +66,33 @@ def opening_of(config: Config, model: Model, reference: Reference, token: str = 
         provider=config.shadow.provider,
         threads=config.shadow.threads,
         embedding="" if columns else space,
+        gpu_bytes=gpu_share(config, reference),
+        engine_cache=config.shadow.engine_cache,
+        allow_fallback=config.shadow.allow_fallback,
         token=token,
     )
+
+
+def gpu_share(config: Config, reference: Reference) -> int:
+    """Return how much of `shadow.gpu_bytes` a reference may take; PyTorch's are given theirs together, as one process.
+
+    Parameters
+    ----------
+    config
+        Names every reference that this worker opens.
+    reference
+        One of them.
+    """
+    here = [
+        (model.name, one.runtime, one.path)
+        for model in config.models
+        for one in model.references
+        if not one.url
+    ]
+    together = 1
+    if reference.runtime is Runtime.TORCH:
+        together = sum(runtime is Runtime.TORCH for _, runtime, _ in here)
+    return config.shadow.gpu_bytes * together // max(len(here), 1)
 
 
 def open_reference(opening: Opening) -> ReferenceRuntime:

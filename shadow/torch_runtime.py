@@ -16,7 +16,7 @@ from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given,
 from shadow.torch_layer import Layer, layer_of
 from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
 from shadow.torch_program import Program, load_program, numpy_dtype
-from shadow.torch_settings import device_for, settle
+from shadow.torch_settings import device_for, limit_memory, settle
 
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
@@ -52,7 +52,8 @@ class TorchRuntime:
     def __init__(self, opening: Opening) -> None:
         model, reference = opening.model, opening.reference
         settle(opening.threads)
-        self._device = device_for(opening.provider)
+        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
+        limit_memory(self._device, opening.gpu_bytes)
         self._path = reference.path
         program: Program | None = load_program(model, reference, self._device)
         assert program is not None

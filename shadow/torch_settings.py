@@ -61,24 +61,32 @@ def settle(threads: int) -> None:
     attrgetter("deterministic")(torch.utils).fill_uninitialized_memory = False
 
 
-def device_for(provider: Provider) -> torch.device:
-    """Return where references run.
+def limit_memory(device: torch.device, gpu_bytes: int) -> None:
+    """Bound what PyTorch takes of a GPU in this process; beyond it, it runs out of memory. 0 for no limit."""
+    if device.type == "cuda" and gpu_bytes:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(gpu_bytes / total, 1.0), device)
+
+
+def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.device:
+    """Return where references run; TensorRT is none of PyTorch's, CUDA stands for it.
 
     Raises
     ------
     OperatorError
-        `cuda` was asked for and PyTorch has no CUDA device.
+        CUDA was asked for, PyTorch has no such device, and no other will do.
     """
     if provider is Provider.CPU:
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")
     found = ", ".join(cuda_devices())
-    if provider is Provider.CUDA:
+    if provider is not Provider.AUTO and not allow_fallback:
         raise OperatorError(
-            f"shadow.provider is `cuda`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
-            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`"
+            f"shadow.provider is `{provider}`, but PyTorch {torch.__version__} has no CUDA device (the driver shows: "
+            f"{found or 'none'}): install a PyTorch for CUDA and a fitting driver, or set `auto` or `cpu`, or "
+            "`shadow.allow_fallback`"
         )
-    if found:
-        _LOG.warning("there is a CUDA device, but PyTorch could not use it: replaying on the CPU")
+    if found or provider is not Provider.AUTO:
+        _LOG.warning("PyTorch could use no CUDA device: replaying on the CPU")
     return torch.device("cpu")

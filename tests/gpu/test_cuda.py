@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from quantdrift.core.config.schema import Provider
+from quantdrift.core.errors import QuarantineError
 from shadow.device import cuda_devices
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.torch_runtime import TorchRuntime
 from tests import torch_models
-from tests.onnx_models import BIAS, N_CLASSES, inputs_of, linear_model, saved
+from tests.onnx_models import BIAS, N_CLASSES, inputs_of, linear_model, logits_of, saved
 
 pytestmark = [
     pytest.mark.gpu,
@@ -60,3 +61,44 @@ def test_pytorch_computes_strict_fp32_on_the_device(tmp_path: Path, form: str) -
     scale = np.abs(x.astype(np.float64)) @ np.abs(weight.astype(np.float64)) + 1
     assert np.max(np.abs(runtime.run({"x": x})["logits"] - exact) / scale) < 1e-5
     runtime.close()
+
+
+def test_onnx_runtime_keeps_within_its_memory(tmp_path: Path) -> None:
+    """A batch beyond it is set aside as a replay error; a smaller one is computed on."""
+    path = saved(linear_model(), tmp_path / "linear.onnx")
+    runtime = OnnxRuntime(path, provider=Provider.CUDA, gpu_bytes=32 << 20)
+    with pytest.raises(QuarantineError, match="replay"):
+        runtime.run({"x": np.zeros((8 << 20, 4), np.float32)})
+    x = inputs_of(64)
+    np.testing.assert_allclose(runtime.run({"x": x})["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
+
+
+def test_tensorrt_computes_strict_fp32(tmp_path: Path) -> None:
+    """With engines that are kept where the configuration says: TF32 would be off by 1e-3."""
+    pytest.importorskip("tensorrt", reason="no TensorRT on this machine")
+    cache = tmp_path / "engines"
+    cache.mkdir(mode=0o700)
+    weight = np.random.default_rng(1).normal(size=(4, N_CLASSES)).astype(np.float32) * 100
+    path = saved(linear_model(weight=weight), tmp_path / "linear.onnx")
+    runtime = OnnxRuntime(path, provider=Provider.TENSORRT, engine_cache=str(cache))
+    assert runtime.provenance.provider == "TensorrtExecutionProvider"
+    x = inputs_of(4096)
+    exact = x.astype(np.float64) @ weight.astype(np.float64) + BIAS
+    scale = np.abs(x.astype(np.float64)) @ np.abs(weight.astype(np.float64)) + 1
+    assert np.max(np.abs(runtime.run({"x": x})["logits"] - exact) / scale) < 1e-5
+    assert list(cache.iterdir())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a PyTorch without CUDA")
+def test_pytorch_keeps_within_its_memory(tmp_path: Path) -> None:
+    """It runs out of memory where it would take more; a smaller batch is computed on."""
+    opening = torch_models.opening(torch_models.exported(tmp_path / "linear.pt2"))
+    runtime = TorchRuntime(msgspec.structs.replace(opening, provider=Provider.CUDA, gpu_bytes=64 << 20))
+    try:
+        with pytest.raises(QuarantineError, match="OutOfMemoryError"):
+            runtime.run({"x": np.zeros((16 << 20, 4), np.float32)})
+        x = inputs_of(64)
+        np.testing.assert_allclose(runtime.run({"x": x})["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
+    finally:
+        runtime.close()
+        torch.cuda.set_per_process_memory_fraction(1.0)

@@ -181,6 +181,7 @@ def _resolve(config: Config, base: Path) -> Config:
     return msgspec.structs.replace(
         config,
         models=models,
+        shadow=msgspec.structs.replace(config.shadow, engine_cache=absolute(config.shadow.engine_cache)),
         stream=msgspec.structs.replace(
             config.stream, credentials_file=absolute(config.stream.credentials_file)
         ),

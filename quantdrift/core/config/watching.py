@@ -14,6 +14,7 @@ class Provider(StrEnum):
 
     AUTO = "auto"  # CUDA where it really is there, else CPU; said in the log
     CUDA = "cuda"  # refuse to start without it
+    TENSORRT = "tensorrt"  # the same, for ONNX references; PyTorch takes CUDA
     CPU = "cpu"
 
 
@@ -21,8 +22,28 @@ class Shadow(Section, frozen=True, kw_only=True):
     """The worker that replays exchanges through the reference."""
 
     provider: Annotated[
-        Provider, about("`auto`, `cuda` or `cpu`. `cuda` refuses to start without a device.")
+        Provider,
+        about("`auto`, `cuda`, `tensorrt` or `cpu`. `cuda` and `tensorrt` refuse to start without a device."),
     ] = Provider.AUTO
+    allow_fallback: Annotated[
+        bool, about("With `cuda` and `tensorrt`: replay on what there is, and say so in the log.")
+    ] = False
+    gpu_bytes: Annotated[
+        int,
+        about(
+            "Most GPU memory of all references of this worker, shared out evenly. What CUDA itself takes, some 500 MB, "
+            "comes on top. 0: no limit.",
+            "bytes",
+            ge=0,
+        ),
+    ] = 0
+    engine_cache: Annotated[
+        str,
+        about(
+            "Directory where TensorRT keeps the engines it has built, which takes minutes; nobody else may write there. "
+            "Empty: they are built at each start."
+        ),
+    ] = ""
     threads: Annotated[
         int, about("CPU threads of the reference. 0: as many as there are cores.", ge=0, le=256)
     ] = 0
