@@ -2,17 +2,20 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from quantdrift.core.config.schema import Model
+from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from shadow.device import driver_version
 from shadow.embedding import check_spec
 from shadow.opening import Opening
 from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given, said_by
+from shadow.torch_buckets import check_buckets, filled, joined, steps_of
+from shadow.torch_gpu import Graphs, Staging, Tensors
 from shadow.torch_layer import Layer, layer_of
 from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
 from shadow.torch_program import Program, load_program, numpy_dtype
@@ -60,6 +63,9 @@ class TorchRuntime:
         self._program: Program | None = program
         self._names = tuple(tensor.name for tensor in model.outputs)
         self._layer: Layer | None = None
+        self._buckets: tuple[int, ...] = ()
+        self._graphs: Graphs | None = None
+        self._staging = Staging(self._device, self._on_device) if self._device.type == "cuda" else None
         self.inputs = program.inputs
         self.embedding = ""
         with Witness() as witness:
@@ -74,14 +80,12 @@ class TorchRuntime:
         )
         if opening.embedding:
             self._embed(model, program, opening.embedding)
-        if reference.compile:
-            program.module.compile(dynamic=True)
-            self._probed()  # what cannot be compiled is said now
+        how = self._prepare(reference)
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
             runtime="torch",
             version=torch.__version__,
-            provider=self._device.type + (" compiled" if reference.compile else ""),
+            provider=" ".join([self._device.type, *how]),
             device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
             driver=driver_version() if on_gpu else "",
         )
@@ -97,7 +101,10 @@ class TorchRuntime:
         """
         check_given(inputs, self.inputs)
         try:
-            return self._computed(inputs)
+            if not self._buckets:
+                return self._computed([inputs])[0]
+            steps = list(steps_of(len(next(iter(inputs.values()))), self._buckets))
+            return joined(steps, self._computed([filled(inputs, step) for step in steps]))
         except torch.OutOfMemoryError as error:
             torch.cuda.empty_cache()  # a smaller batch is tried next
             raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
@@ -108,27 +115,73 @@ class TorchRuntime:
         """Let go of the module and of what PyTorch keeps on the device."""
         self._program = None
         self._layer = None
+        self._graphs = None
+        self._staging = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _computed(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+        given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+            run = self._staging.run if self._staging is not None else partial(map, self._module)
+            return [{name: tensor.detach().numpy() for name, tensor in found.items()} for found in run(given)]
+
+    def _on_device(self, tensors: list[torch.Tensor]) -> Tensors:
+        return self._module(tensors) if self._graphs is None else self._graphs.run(tensors)
+
+    def _module(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
         program = self._program
         if program is None:
             raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
-        tensors = [_tensor(inputs[spec.name]).to(self._device) for spec in self.inputs]
         args, kwargs = program.arguments(tensors)
-        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
-            found = dict(_named(program.module(*args, **kwargs), self._names))
-            if self._layer is not None:
-                found[self.embedding] = self._layer.taken()
-            return {name: _array(tensor) for name, tensor in found.items()}
+        found = dict(_named(program.module(*args, **kwargs), self._names))
+        if self._layer is not None:
+            found[self.embedding] = self._layer.taken()
+        return {name: _known(tensor) for name, tensor in found.items()}
+
+    def _prepare(self, reference: Reference) -> list[str]:
+        """Compile and capture, and return what was done; what cannot be is said now, and not with the first batch."""
+        done = []
+        graphs = reference.cuda_graphs and self._device.type == "cuda"
+        if reference.buckets:
+            check_buckets(self._path, self.inputs, graphs=graphs)
+        others_vary = any(None in spec.shape[1:] for spec in self.inputs)
+        if reference.compile and self._program is not None:
+            self._program.module.compile(dynamic=others_vary or not reference.buckets)
+            self._tried(reference.buckets or _SIZES)
+            done.append("compiled")
+        self._buckets = reference.buckets
+        if graphs:
+            self._capture(reference.buckets)
+            done.append("graphs")
+        return done
+
+    def _capture(self, sizes: Sequence[int]) -> None:
+        captured = Graphs(self._device, self._module)
+        try:
+            with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+                for size in reversed(sizes):  # the largest first: one that does not fit is found at once
+                    zeros = [_tensor(_zeros(spec, size)).to(self._device) for spec in self.inputs]
+                    captured.capture(zeros)
+        except _ERRORS as error:
+            raise OperatorError(
+                f"the reference {self._path} cannot be captured as a CUDA graph ({said_by(error)}): take `cuda_graphs` away"
+            ) from error
+        self._graphs = captured
 
     def _probed(self) -> tuple[TensorSpec, ...]:
         """Compute zeros of two sizes, and return what comes of them."""
+        first, second = self._tried(_SIZES)
+        return tuple(
+            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
+            for name, one in first.items()
+        )
+
+    def _tried(self, sizes: Sequence[int]) -> list[dict[str, Array]]:
         try:
-            first, second = (
-                self._computed({spec.name: _zeros(spec, size) for spec in self.inputs}) for size in _SIZES
-            )
+            return [
+                self._computed([{spec.name: _zeros(spec, size) for spec in self.inputs}])[0] for size in sizes
+            ]
         except (OperatorError, QuarantineError):
             raise
         except Exception as error:
@@ -136,10 +189,6 @@ class TorchRuntime:
                 f"the reference {self._path} does not compute zeros of the shapes that it is to take "
                 f"({', '.join(map(str, self.inputs))}): {error!r}"
             ) from error
-        return tuple(
-            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
-            for name, one in first.items()
-        )
 
     def _embed(self, model: Model, program: Program, wanted: str) -> None:
         self.embedding = wanted
@@ -198,8 +247,6 @@ def _tensor(array: Array) -> torch.Tensor:
     return torch.from_numpy(own if own.flags.writeable else own.copy())
 
 
-def _array(tensor: torch.Tensor) -> Array:
-    if numpy_dtype(tensor.dtype) is None:
-        tensor = tensor.to(torch.float32)  # bfloat16 and narrower, where they are allowed: float32 holds them
-    array: Array = tensor.detach().cpu().numpy()
-    return array
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a type that numpy has: float32 holds bfloat16 and narrower, where they are allowed."""
+    return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)

@@ -13,7 +13,7 @@ from shadow.device import cuda_devices
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.torch_runtime import TorchRuntime
 from tests import torch_models
-from tests.onnx_models import BIAS, N_CLASSES, inputs_of, linear_model, logits_of, saved
+from tests.onnx_models import BIAS, N_CLASSES, WEIGHT, inputs_of, linear_model, logits_of, saved
 
 pytestmark = [
     pytest.mark.gpu,
@@ -87,6 +87,33 @@ def test_tensorrt_computes_strict_fp32(tmp_path: Path) -> None:
     scale = np.abs(x.astype(np.float64)) @ np.abs(weight.astype(np.float64)) + 1
     assert np.max(np.abs(runtime.run({"x": x})["logits"] - exact) / scale) < 1e-5
     assert list(cache.iterdir())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="a PyTorch without CUDA")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_graphs_and_copies_beside_them_change_nothing(tmp_path: Path, *, compiled: bool) -> None:
+    """Split into buckets, replayed as graphs, with an inner layer: the same as without, again and again."""
+    path = torch_models.weights(tmp_path / "linear.safetensors")
+    runtime = TorchRuntime(
+        msgspec.structs.replace(
+            torch_models.opening(
+                path,
+                factory=torch_models.FACTORY,
+                compile=compiled,
+                buckets=(1, 8, 64),
+                cuda_graphs=True,
+                embedding="product",
+            ),
+            provider=Provider.CUDA,
+        )
+    )
+    assert runtime.provenance.provider == ("cuda compiled graphs" if compiled else "cuda graphs")
+    for n_items in (1, 9, 64, 200, 3):
+        x = inputs_of(n_items, seed=n_items)
+        found = runtime.run({"x": x})
+        np.testing.assert_allclose(found["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(found["product"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
+    runtime.close()
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="a PyTorch without CUDA")

@@ -78,6 +78,13 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (_torch("m.pt2", 'factory = "a.b:c"\ntorchscript = true'), "exclude each other"),
         (_torch("m.pt", "torchscript = true\ncompile = true", told=_told()), "cannot be compiled"),
         (_torch("m.pt", "torchscript = true"), "tells nothing of its inputs"),
+        (_torch("m.pt2", "buckets = [8, 8]"), "`buckets` must rise"),
+        (_torch("m.pt2", "cuda_graphs = true"), "give some"),
+        (_torch("m.pt2", "buckets = [1, 2, 3, 4, 5, 6, 7, 8, 9]"), "buckets"),
+        (
+            _torch("m.pt2", "buckets = [4]").replace("[[models.ref", "batched = false\n[[models.ref"),
+            "says that there are none",
+        ),
         (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
         (
             MODEL + "canary_interval_s = 5.0",
@@ -111,7 +118,7 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
     [
         MODEL + f'digest = "sha256:{"0" * 64}"\ncanaries = "c.safetensors"\ncanary_tolerance = 1e-3',
         MODEL + _input("x", 'captured = "image"\nscale = 0.1\nzero_point = -3') + _input("y", "cast = true"),
-        _torch("m.pt2", "compile = true"),
+        _torch("m.pt2", "compile = true\nbuckets = [1, 8, 64]\ncuda_graphs = true"),
         _torch("m.safetensors", 'factory = "a.b:c"\ncompile = true', told=_told()),
         _torch("m.safetensors.index.json", 'factory = "a.b:c"', told=_told()),
         _torch("m.anything", "torchscript = true", told=_told()),

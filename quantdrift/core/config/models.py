@@ -137,6 +137,21 @@ class Reference(Section, frozen=True, kw_only=True):
     compile: Annotated[
         bool, about("`torch`: run it through `torch.compile`; needs a C++ compiler where the shadow runs.")
     ] = False
+    buckets: Annotated[
+        tuple[Annotated[int, Meta(ge=1, le=65536)], ...],
+        about(
+            "`torch`: batch sizes, rising, that batches are split into and filled up to, so that `compile` and `cuda_graphs` "
+            "meet no other; eight at most. Empty: batches as they come."
+        ),
+        Meta(max_length=8),
+    ] = ()
+    cuda_graphs: Annotated[
+        bool,
+        about(
+            "`torch`: capture each of the `buckets` as a CUDA graph, which saves the launches of small operators. Without a "
+            "CUDA device it changes nothing."
+        ),
+    ] = False
     url: Annotated[
         str,
         about(

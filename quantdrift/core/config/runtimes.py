@@ -21,7 +21,7 @@ _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
     {
         Runtime.ONNX: _EVERYWHERE | _FILE,
-        Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile"},
+        Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile", "buckets", "cuda_graphs"},
         Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
         Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
     }
@@ -91,6 +91,12 @@ def _torch(model: Model, reference: Reference) -> Iterator[str]:
             "runtime `torch` takes an exported program (*.pt2), a `factory` with safetensors weights, or TorchScript "
             "with `torchscript = true`"
         )
+    if list(reference.buckets) != sorted(set(reference.buckets)):
+        yield "`buckets` must rise"
+    if reference.buckets and not model.batched:
+        yield "`buckets` are numbers of items in a batch, and `models.batched` says that there are none"
+    if reference.cuda_graphs and not reference.buckets:
+        yield "`cuda_graphs` are captured for each of the `buckets`: give some"
     if reference.torchscript and reference.compile:
         yield "TorchScript cannot be compiled with torch.compile: take `compile` away, or export the model"
     if reference.factory or reference.torchscript:

@@ -1,0 +1,116 @@
+"""Computing on a CUDA device: copies beside the computing, and graphs in place of launches."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Final
+
+import torch
+
+Tensors = Mapping[str, torch.Tensor]
+Compute = Callable[[list[torch.Tensor]], Tensors]
+_WARM_UPS: Final = 3  # before a capture, for what libraries set up when they are first used
+
+
+class Staging:
+    """Copies inputs and outputs on streams of their own, by way of pinned memory, while other steps are computed.
+
+    PyTorch's allocator for pinned memory keeps its blocks, and gives none out anew before the copies from it are done.
+
+    Parameters
+    ----------
+    device
+        A CUDA device.
+    compute
+        Computes a step on the device.
+    """
+
+    def __init__(self, device: torch.device, compute: Compute) -> None:
+        self._device = device
+        self._compute = compute
+        self._inwards = stream_of(device)
+        self._outwards = stream_of(device)
+
+    def run(self, steps: Iterable[Sequence[torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        """Return the outputs of each step, on the CPU.
+
+        Parameters
+        ----------
+        steps
+            Per step its inputs, on the CPU.
+        """
+        computing = torch.cuda.current_stream(self._device)
+        found: list[dict[str, torch.Tensor]] = []
+        for inputs in steps:
+            pinned = [tensor.pin_memory() for tensor in inputs]
+            with torch.cuda.stream(self._inwards):
+                there = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
+            computing.wait_stream(self._inwards)
+            for tensor in there:
+                tensor.record_stream(computing)
+            outputs = self._compute(there)
+            self._outwards.wait_stream(computing)
+            with torch.cuda.stream(self._outwards):
+                found.append({name: self._back(tensor) for name, tensor in outputs.items()})
+        self._outwards.synchronize()
+        return found
+
+    def _back(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type == "cpu":
+            return tensor
+        tensor.record_stream(self._outwards)
+        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return here.copy_(tensor, non_blocking=True)
+
+
+class Graphs:
+    """A computation captured as one CUDA graph for each shape of its inputs.
+
+    Parameters
+    ----------
+    device
+        A CUDA device.
+    compute
+        What is captured.
+    """
+
+    def __init__(self, device: torch.device, compute: Compute) -> None:
+        self._device = device
+        self._compute = compute
+        self._captured: dict[
+            tuple[torch.Size, ...], tuple[torch.cuda.CUDAGraph, list[torch.Tensor], Tensors]
+        ] = {}
+
+    def capture(self, inputs: Sequence[torch.Tensor]) -> None:
+        """Capture the computation for inputs of these shapes, which are on the device."""
+        static = [tensor.clone() for tensor in inputs]
+        beside = stream_of(self._device)
+        beside.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(beside):
+            for _ in range(_WARM_UPS):
+                self._compute(static)
+        torch.cuda.current_stream(self._device).wait_stream(beside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs = self._compute(static)
+        self._captured[_shapes(inputs)] = (graph, static, outputs)
+
+    def run(self, inputs: list[torch.Tensor]) -> Tensors:
+        """Return what the computation gives, by its graph where one was captured for these shapes."""
+        captured = self._captured.get(_shapes(inputs))
+        if captured is None:
+            return self._compute(inputs)
+        graph, static, outputs = captured
+        for place, tensor in zip(static, inputs, strict=True):
+            place.copy_(tensor)
+        graph.replay()
+        # The next replay writes over them.
+        return {name: tensor.clone() for name, tensor in outputs.items()}
+
+
+def stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return a new stream of a CUDA device."""
+    made: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # PyTorch's own
+    return made
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> tuple[torch.Size, ...]:
+    return tuple(tensor.shape for tensor in tensors)
