@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from quantdrift.core.errors import OperatorError, QuarantineError
-from shadow.runtime import Array, ReferenceRuntime, TensorSpec, check_given
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from shadow.runtime import Array, DoubtfulInputError, ReferenceRuntime, TensorSpec, check_given
 
 _INPUT: Final = "input."
 _OUTPUT: Final = "output."
@@ -128,6 +128,8 @@ def trouble(runtime: ReferenceRuntime, canaries: Canaries, tolerance: float) -> 
         off = [one for one in deviations(runtime, canaries) if not one.ratio <= tolerance]
     except QuarantineError as error:
         return f"it does not compute them: {error.detail}"
+    except DoubtfulInputError as error:  # no exchange is to blame
+        raise RetryError(str(error)) from error
     return "; ".join(f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}" for one in off)
 
 

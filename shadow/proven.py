@@ -1,11 +1,19 @@
-"""A reference that notices when it is broken, so that no sample pays for a device that has died."""
+"""A reference that notices when it is broken, so that no sample pays for a device or a server that has died."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
-from quantdrift.core.errors import QuarantineError
-from shadow.runtime import Array, Artefact, BrokenRuntimeError, Provenance, ReferenceRuntime, TensorSpec
+from quantdrift.core.errors import QuarantineError, RetryError
+from shadow.runtime import (
+    Array,
+    Artefact,
+    BrokenRuntimeError,
+    DoubtfulInputError,
+    Provenance,
+    ReferenceRuntime,
+    TensorSpec,
+)
 
 
 class ProvenRuntime:
@@ -15,14 +23,22 @@ class ProvenRuntime:
     every exchange from then on, and each of them would be set aside. The first input to be kept is made of zeros,
     where the reference computes that.
 
+    A device that is broken ends the worker. A server is somebody else's, and other models go on: what failed waits until
+    the server computes again what it could. Only where that was proven just before an input, and the server fails at
+    everything after it again, is the input in doubt.
+
     Parameters
     ----------
     runtime
         What computes.
+    remote
+        Whether that is a server.
     """
 
-    def __init__(self, runtime: ReferenceRuntime) -> None:
+    def __init__(self, runtime: ReferenceRuntime, *, remote: bool = False) -> None:
         self._runtime = runtime
+        self._remote = remote
+        self._waits = False
         self._good: dict[str, Array] | None = None
         zeros = {spec.name: _zeros(spec) for spec in runtime.inputs}
         try:
@@ -66,13 +82,22 @@ class ProvenRuntime:
         BrokenRuntimeError
             It computes nothing any more, not even what it could before.
         RetryError
-            What computes is away for now.
+            What computes is away for now, or a server computes nothing at present.
+        DoubtfulInputError
+            A server that was waited for computes nothing any more after this input.
         """
+        waited = self._waits
+        if waited:
+            self._prove("still")
         try:
             outputs = self._runtime.run(inputs)
         except QuarantineError as error:
-            self._check(error)
+            if self._remote:
+                self._check_server(error, proven_before=waited)
+            else:
+                self._check(error)
             raise
+        self._waits = False
         if self._good is None or _n_bytes(inputs) < _n_bytes(self._good):
             self._good = inputs
         return outputs
@@ -92,6 +117,30 @@ class ProvenRuntime:
             raise BrokenRuntimeError(
                 f"the reference {where} fails on inputs that it could compute before ({error.detail}): "
                 "look at the device"
+            ) from error
+
+    def _check_server(self, error: QuarantineError, *, proven_before: bool) -> None:
+        try:
+            self._prove(error.detail)
+        except RetryError as away:
+            if not proven_before:
+                raise
+            self._waits = True
+            raise DoubtfulInputError(
+                f"{self.artefact.path} was well, and fails at everything since it was given this input ({error.detail})"
+            ) from away
+        self._waits = False
+
+    def _prove(self, why: str) -> None:
+        """Have a server compute what it could before."""
+        if self._good is None:
+            return
+        try:
+            self._runtime.run(self._good)
+        except QuarantineError as error:
+            self._waits = True
+            raise RetryError(
+                f"{self.artefact.path} fails on inputs that it could compute before ({why}; {error.detail})"
             ) from error
 
 

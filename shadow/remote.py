@@ -232,7 +232,7 @@ class RemoteRuntime:
         try:
             answer = self._transport.infer(tensors, names)
         except TimeoutError as error:
-            # A smaller batch may be quicker; and where nothing is, ProvenRuntime finds that out.
+            # A smaller batch may be quicker; where the server hangs altogether, ProvenRuntime finds that out and waits.
             raise _replay(f"no answer within {self._timeout_s:g} s") from error
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error

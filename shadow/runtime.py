@@ -19,6 +19,13 @@ class BrokenRuntimeError(QuantdriftError):
     """The reference fails or hangs whatever it is given: its worker must end, and samples wait for the next one."""
 
 
+class DoubtfulInputError(QuantdriftError):
+    """A server failed at everything after this input, though it was well just before.
+
+    The batch is let go: it comes again, exchange by exchange, and what does so too often is quarantined as poison.
+    """
+
+
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """What a reference says of one of its inputs or outputs.
 

@@ -230,7 +230,9 @@ def _load_references(
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            runtime = ProvenRuntime(open_reference(opening_of(config, model, reference, token)))
+            runtime = ProvenRuntime(
+                open_reference(opening_of(config, model, reference, token)), remote=bool(reference.url)
+            )
             try:
                 opened[key] = hold(model, reference, runtime)
             except BaseException:

@@ -3,13 +3,15 @@
 import numpy as np
 import pytest
 
-from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from shadow.linear import LinearRuntime
 from shadow.proven import ProvenRuntime
-from shadow.runtime import Array, BrokenRuntimeError
+from shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit
+
+DEADLY = 1e6
 
 
 class _Mortal(LinearRuntime):
@@ -64,3 +66,45 @@ def test_what_is_kept_is_small() -> None:
     with pytest.raises(QuarantineError):
         proven.run({"x": inputs_of(9)[:, :2]})
     assert seen == [9, 2]
+
+
+class _Server(_Mortal):
+    """Dies of one input."""
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `logits`, or fail from now on."""
+        self.dead = self.dead or bool((inputs["x"] == DEADLY).any())
+        return super().run(inputs)
+
+
+def test_a_server_that_fails_at_everything_is_waited_for() -> None:
+    """Nothing is set aside and the worker goes on; when it is well again, so do its exchanges."""
+    server = _Mortal()
+    proven = ProvenRuntime(server, remote=True)
+    x = inputs_of(2)
+    server.dead = True
+    for _ in range(3):
+        with pytest.raises(RetryError, match="could compute before"):
+            proven.run({"x": x})
+    server.dead = False
+    np.testing.assert_allclose(proven.run({"x": x})["logits"], logits_of(x), rtol=1e-5)
+    with pytest.raises(QuarantineError, match="replay"):  # a bad input is still one
+        proven.run({"x": x[:, :2]})
+
+
+def test_an_input_that_a_server_dies_of_is_let_go() -> None:
+    """It is waited for once, and given to a server that was well: the batch comes again, its exchanges alone."""
+    server = _Server()
+    proven = ProvenRuntime(server, remote=True)
+    deadly = np.full((1, 4), DEADLY, np.float32)
+    with pytest.raises(RetryError):
+        proven.run({"x": deadly})
+    with pytest.raises(RetryError, match="still"):
+        proven.run({"x": deadly})
+    server.dead = False
+    with pytest.raises(DoubtfulInputError, match="since it was given this input"):
+        proven.run({"x": deadly})
+    with pytest.raises(RetryError):  # others wait
+        proven.run({"x": inputs_of(2)})
+    server.dead = False
+    np.testing.assert_allclose(proven.run({"x": inputs_of(2)})["logits"], logits_of(inputs_of(2)), rtol=1e-5)

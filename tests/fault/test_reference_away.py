@@ -1,0 +1,131 @@
+"""A server of a reference that hangs, or fails at everything, while a worker replays against it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow, Stream
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import Stop
+from shadow.worker import serve
+from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
+
+pytestmark = pytest.mark.fault
+
+DEADLINE_S = 60.0
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Return a server that holds the linear model as `digits`, and its port."""
+    path = saved(linear_model(), tmp_path / "linear.onnx")
+    command = [sys.executable, "-m", "examples.oip_server", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(
+        [*command, "--model", f"digits={path}"], stdout=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stdout is not None
+        try:
+            yield running, int(running.stdout.readline().rpartition(" ")[2])
+        finally:
+            running.send_signal(signal.SIGCONT)
+            running.terminate()
+
+
+@pytest.fixture
+def config(server: tuple[subprocess.Popen[str], int], nats_url: str) -> Config:
+    """Return a configuration whose reference is at that server."""
+    url = f"http://127.0.0.1:{server[1]}"
+    reference = Reference(runtime=Runtime.OIP_HTTP, url=url, timeout_s=0.5)
+    return Config(
+        stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
+        shadow=Shadow(
+            provider=Provider.CPU,
+            nice=0,
+            batch_items=8,
+            batch_delay_s=0.05,
+            ack_wait_s=2.0,
+            max_deliveries=2,
+            admin="127.0.0.1:0",
+        ),
+        models=(Model(name="digits", top_k=2, references=(reference,)),),
+    )
+
+
+@asynccontextmanager
+async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
+    queue = await Queue.connect(config.stream, client_name="test")
+    stop = Stop()
+    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
+    try:
+        yield queue
+    finally:
+        stop.set()
+        await queue.close()
+        assert await asyncio.wait_for(worker, DEADLINE_S) == 0
+
+
+async def _publish(queue: Queue, n_exchanges: int, first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + n_exchanges):
+        exchange = exchange_of(inputs_of(1, seed))
+        await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+
+
+async def _until(holds: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not await holds():
+        assert time.monotonic() < deadline_s, f"not in time: {what}"
+        await asyncio.sleep(0.05)
+
+
+async def _value(dsn: str, query: str) -> Any:
+    connection = await asyncpg.connect(dsn)
+    try:
+        return await connection.fetchval(query)
+    finally:
+        await connection.close()
+
+
+async def test_a_server_that_hangs_costs_no_exchange_and_no_worker(
+    server: tuple[subprocess.Popen[str], int],
+    config: Config,
+    postgres_dsn: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It accepts connections and answers nothing. The worker waits, and goes on when the server does."""
+    queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
+    await queue.close()
+
+    async def stored(count: int) -> bool:
+        return bool(await _value(postgres_dsn, "select count(*) from comparison") == count)
+
+    async def waits() -> bool:
+        return caplog.text.count("it could compute before") >= 2
+
+    async with _serving(config, postgres_dsn) as queue:
+        await _publish(queue, 5, first_seed=0)
+        await _until(lambda: stored(5), "the first ones are compared")
+        os.kill(server[0].pid, signal.SIGSTOP)
+        await _publish(queue, 20, first_seed=5)
+        await _until(waits, "the worker says that it waits")
+        assert await stored(5)
+        os.kill(server[0].pid, signal.SIGCONT)
+        await _until(lambda: stored(25), "the others are compared")
+    assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
+    assert await _value(postgres_dsn, "select sum(n_rows) from batch") == 25
+    provenance = msgspec.json.decode(await _value(postgres_dsn, "select provenance from batch limit 1"))
+    assert provenance["precision"] == "unverified"
