@@ -19,7 +19,7 @@ from shadow.torch_gpu import Graphs, Staging, Tensors
 from shadow.torch_layer import Layer, layer_of
 from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
 from shadow.torch_program import Program, load_program, numpy_dtype
-from shadow.torch_settings import device_for, limit_memory, settle
+from shadow.torch_settings import device_for, limit_memory, settle, settle_compiler
 
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
@@ -147,6 +147,7 @@ class TorchRuntime:
             check_buckets(self._path, self.inputs, graphs=graphs)
         others_vary = any(None in spec.shape[1:] for spec in self.inputs)
         if reference.compile and self._program is not None:
+            settle_compiler()
             self._program.module.compile(dynamic=others_vary or not reference.buckets)
             self._tried(reference.buckets or _SIZES)
             done.append("compiled")

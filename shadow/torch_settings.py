@@ -1,5 +1,6 @@
 """What PyTorch does in the whole process: strict FP32, deterministic where it can, on the device that was asked for."""
 
+import importlib
 import logging
 import os
 from operator import attrgetter
@@ -14,6 +15,7 @@ from shadow.device import cuda_devices
 _LOG = logging.getLogger(__name__)
 _PRECISION: Final = "fp32_precision"
 _IEEE: Final = "ieee"
+_SKIPS_HOOKS: Final = "skip_nnmodule_hook_guards"
 # By name: they publish no types.
 _BACK_ENDS: Final = (
     "cuda.matmul",
@@ -59,6 +61,15 @@ def settle(threads: int) -> None:
     # Where there is no deterministic algorithm it warns and goes on.
     torch.use_deterministic_algorithms(True, warn_only=True)
     attrgetter("deterministic")(torch.utils).fill_uninitialized_memory = False
+
+
+def settle_compiler() -> None:
+    """Have what is compiled for a module do only for modules with the same hooks: an embedding is taken by one.
+
+    PyTorch leaves hooks out of what it compares, and would run a second module of a class without its own.
+    """
+    compiler = importlib.import_module("torch._dynamo.config")  # only where it is needed: it takes a second
+    setattr(compiler, _SKIPS_HOOKS, False)
 
 
 def limit_memory(device: torch.device, gpu_bytes: int) -> None:

@@ -328,6 +328,16 @@ def test_a_compiled_module_gives_the_same(tmp_path: Path) -> None:
         np.testing.assert_allclose(found["product"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
+def test_a_compiled_module_keeps_its_own_layer(tmp_path: Path) -> None:
+    """What was compiled for another module of its class without one does not do for it."""
+    x = inputs_of(5)
+    plain = of_factory(tmp_path, compile=True)
+    layered = of_factory(tmp_path, compile=True, embedding="product")
+    np.testing.assert_allclose(layered.run({"x": x})["product"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
+    assert list(plain.run({"x": x})) == ["logits"]
+
+
 def test_it_says_what_replays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Library, version and device; the runtime is chosen by the configuration."""
     caplog.set_level(logging.INFO)
