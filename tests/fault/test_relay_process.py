@@ -129,7 +129,7 @@ def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: B
         assert running.count("quantdrift_sidecar_held_bytes") == 0
         began = time.monotonic()
         assert running.stop() == 0
-        assert time.monotonic() - began < 4.5
+        assert time.monotonic() - began < 8  # without the bound it would wait for ever
         assert not capture.is_running()
 
 
