@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.config.tasks import Classification
 from quantdrift.core.task import MEASURES, Measure
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
@@ -50,7 +51,11 @@ def _probabilities(seed: int) -> Outputs:
 
 
 CASES = (
-    Case("classification-logits", Model(name="m", top_k=3), _logits),
+    Case(
+        "classification-logits",
+        Model(name="m", top_k=3, classification=Classification(interest=(1, 4))),
+        _logits,
+    ),
     Case(
         "classification-probabilities",
         Model(name="m", top_k=3, output_kind=OutputKind.PROBABILITIES),

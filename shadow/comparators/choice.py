@@ -7,6 +7,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
 from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone, Comparator
+from shadow.comparators.interest import numbers_of
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -24,5 +25,9 @@ def comparator_of(model: Model) -> Comparator:
 
 
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
-    Task.CLASSIFICATION: lambda model: Alone(ClassificationComparator(model.output_kind, model.top_k)),
+    Task.CLASSIFICATION: lambda model: Alone(
+        ClassificationComparator(
+            model.output_kind, model.top_k, numbers_of(model.classification.interest, model.labels)
+        )
+    ),
 }

@@ -7,6 +7,17 @@ With p the reference's and q the candidate's probabilities:
 - `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
 - `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
 
+And in `detail`, without a unit:
+
+- `tv` = sum |p - q| / 2, total variation, in [0, 1]: the largest difference that any set of classes sees.
+- `weighted_flip` = `flip` * gap(p), in [0, 1]: flips count by how sure the reference was.
+- `topk_overlap`: share of the reference's k top classes that are among the candidate's, in [0, 1]; 1 where all are.
+- `confidence_shift` = max q - max p, in [-1, 1]: above 0 the candidate is surer of its class than the reference of its.
+- `calibration_shift` = q(c) - p(c), c the candidate's top class, in [-1, 1]: above 0 it is surer of its answer than the
+  reference would be of the same. Where its reference is calibrated, this is by how much the candidate is not.
+- `gained`, `lost`: a class of interest is the top class of the candidate alone, or of the reference alone; only where
+  the configuration names such classes. A candidate that is not finite has lost, and not gained.
+
 Equal values are ranked by class number on both sides, so that equal outputs never differ. A list of top classes (below)
 may rank equal values as it likes: of what the reference holds equal, any order is right.
 
@@ -18,23 +29,30 @@ the candidate. Either is told by its flag, and nothing undefined enters an avera
 
 A candidate may list its top classes instead, `value:index[:label]` (Triton's classification extension). Its order is
 then the candidate's ranking, and the reference is reduced to as many classes: `flip` is exact, `topk` compares the
-sets of as many as were listed, at most k. Of the rest only what the list tells is defined:
+sets of as many as were listed, at most k, and so does `topk_overlap`; `weighted_flip`, `gained` and `lost` are exact. Of
+the rest only what the list tells is defined:
 
-- all classes listed: `js` and `margin`, of logits `kl` too. Of probabilities `kl` is undefined: they come with six
-  decimals, and what is printed as zero may be anything below 5e-7;
-- two or more probabilities listed: `margin`;
+- all classes listed: `js`, `tv`, `margin` and the shifts, of logits `divergence` too. Of probabilities it is undefined:
+  they come with six decimals, and what is printed as zero may be anything below 5e-7;
+- two or more probabilities listed: `margin`; one or more: the shifts;
 - else nothing: fewer logits than there are classes have no known sum.
 """
+
+from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from shadow.comparators.comparator import Divergences, Flags, Values, uncomparable
+from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
+from shadow.comparators.interest import among
 from shadow.comparators.listed import Listed, read_listed
+from shadow.comparators.top import top_set
 from shadow.runtime import Array
 
+Classes = npt.NDArray[np.int64]
 LN2 = float(np.log(2.0))
 # A softmax quantised to 8 bits is off by up to 1/512 per class; what is further off is no distribution.
 SUM_TOLERANCE = 0.05
@@ -50,11 +68,14 @@ class ClassificationComparator:
         Whether the outputs are logits or probabilities.
     top_k
         Size of the set of top classes; at most the number of classes counts.
+    interest
+        Numbers of the classes of interest.
     """
 
-    def __init__(self, output_kind: OutputKind, top_k: int) -> None:
+    def __init__(self, output_kind: OutputKind, top_k: int, interest: Sequence[int] = ()) -> None:
         self._output_kind = output_kind
         self._top_k = top_k
+        self._interest = tuple(interest)
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item.
@@ -82,10 +103,12 @@ class ClassificationComparator:
         both = p_finite & q_finite
         q, p = np.exp(log_q), np.exp(log_p)
         candidate_margin, reference_margin = _gap(q), _gap(p)
+        candidate_top, reference_top = _top(candidate), _top(reference)
         # One finite side decides a flip only if it is the reference's.
-        flip = np.where(q_finite, _top(candidate) != _top(reference), True)
+        flip = np.where(q_finite, candidate_top != reference_top, True)
         k = min(self._top_k, candidate.shape[1])
-        topk = np.where(q_finite, (_top_set(candidate, k) != _top_set(reference, k)).any(axis=1), True)
+        strays = top_set(candidate, k) & ~top_set(reference, k)
+        topk = np.where(q_finite, strays.any(axis=1), True)
         return Divergences(
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
@@ -97,10 +120,28 @@ class ClassificationComparator:
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={
-                "candidate_top": np.where(q_finite, _top(candidate), -1),
-                "reference_top": np.where(p_finite, _top(reference), -1),
+                "candidate_top": np.where(q_finite, candidate_top, -1),
+                "reference_top": np.where(p_finite, reference_top, -1),
+                "tv": np.where(both, np.abs(p - q).sum(axis=1) / 2, np.nan),
+                "weighted_flip": np.where(p_finite, flip * reference_margin, np.nan),
+                "topk_overlap": np.where(both, 1 - strays.sum(axis=1) / k, np.nan),
+                **_shifts(q.max(axis=1), p, candidate_top, both),
+                **self._turned(
+                    candidate_top, reference_top, found=(q_finite, p_finite), n_classes=p.shape[1]
+                ),
             },
         )
+
+    def _turned(
+        self, candidate_top: Classes, reference_top: Classes, *, found: tuple[Flags, Flags], n_classes: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return flips into and out of the classes of interest, if there are any; `found` tells who is finite."""
+        if not self._interest:
+            return {}
+        q_finite, p_finite = found
+        wanted = among(self._interest, n_classes)
+        now, before = wanted[candidate_top] & q_finite, wanted[reference_top]
+        return {"gained": told(now & ~before, p_finite), "lost": told(before & ~now, p_finite)}
 
     def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
         _check_reference(texts, reference)
@@ -118,24 +159,46 @@ class ClassificationComparator:
         np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
         # Triton's sort leaves equal values in any order: of those of the reference the list may begin with any.
         least = np.partition(reference, -k, axis=1)[:, -k, np.newaxis]
-        strays = np.where(chosen, reference < least, reference > least)
-        topk = np.where(q_finite, strays.any(axis=1), True)
-        top = listed.classes[:, :1]
-        below = np.take_along_axis(reference, top, axis=1) < reference.max(axis=1, keepdims=True)
-        flip = np.where(q_finite, below[:, 0], True)
+        # As many of its classes are strays as of those above the least one are missing, or more: there are k of them.
+        n_strays = np.maximum(
+            (chosen & (reference < least)).sum(axis=1), (~chosen & (reference > least)).sum(axis=1)
+        )
+        topk = np.where(q_finite, n_strays > 0, True)
+        top = listed.classes[:, 0]
+        best = reference.max(axis=1) == np.take_along_axis(reference, top[:, np.newaxis], axis=1)[:, 0]
+        flip = np.where(q_finite, ~best, True)
+        both = q_finite & p_finite
         undefined = np.full(len(reference), np.nan)
-        logits = self._output_kind is OutputKind.LOGITS
         return msgspec.structs.replace(
             found,
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=found.js if full else undefined,
-            divergence=found.divergence if full and logits else undefined,
-            margin=np.where(q_finite & p_finite, np.abs(gap - found.reference_margin), np.nan),
+            divergence=found.divergence if full and self._output_kind is OutputKind.LOGITS else undefined,
+            margin=np.where(both, np.abs(gap - found.reference_margin), np.nan),
             candidate_margin=np.where(q_finite, gap, np.nan),
             candidate_finite=q_finite,
-            detail={**found.detail, "candidate_top": np.where(q_finite, listed.classes[:, 0], -1)},
+            detail={
+                **found.detail,
+                "candidate_top": np.where(q_finite, top, -1),
+                "tv": found.detail["tv"] if full else undefined,
+                "weighted_flip": np.where(p_finite, flip * found.reference_margin, np.nan),
+                "topk_overlap": np.where(both, 1 - n_strays / k, np.nan),
+                **(self._shifts_of_list(listed, reference, both) if not full else {}),
+                **self._turned(
+                    top,
+                    np.where(best, top, _top(reference)),
+                    found=(q_finite, p_finite),
+                    n_classes=n_classes,
+                ),
+            },
         )
+
+    def _shifts_of_list(self, listed: Listed, reference: Values, both: Flags) -> dict[str, Values]:
+        """Return the shifts of confidence, which the first of probabilities tells."""
+        p = np.exp(self._log_probabilities(reference, "reference")[0])
+        known = both & (self._output_kind is OutputKind.PROBABILITIES)
+        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
 
     def _of_list(self, listed: Listed) -> tuple[Flags, Values]:
         """Return which items are finite, and the gap of the two largest probabilities where the list tells it."""
@@ -230,22 +293,21 @@ def _jensen_shannon(p: Values, q: Values) -> Values:
     return divergence
 
 
+def _shifts(sureness: Values, p: Values, top: Classes, known: Flags) -> dict[str, Values]:
+    """Return by how much the candidate is surer, of its own answer and than the reference of its."""
+    same = np.take_along_axis(p, top[:, np.newaxis], axis=1)[:, 0]
+    return {
+        "confidence_shift": np.where(known, sureness - p.max(axis=1), np.nan),
+        "calibration_shift": np.where(known, sureness - same, np.nan),
+    }
+
+
 def _gap(probabilities: Values) -> Values:
     two = np.partition(probabilities, -2, axis=1)[:, -2:]
     gap: Values = two[:, 1] - two[:, 0]
     return gap
 
 
-def _top(output: Values) -> npt.NDArray[np.int64]:
-    top: npt.NDArray[np.int64] = np.argmax(output, axis=1)
+def _top(output: Values) -> Classes:
+    top: Classes = np.argmax(output, axis=1)
     return top
-
-
-def _top_set(output: Values, k: int) -> Flags:
-    """Return which classes are among the k top ones : (items, classes); of equal values the lower class is."""
-    threshold = np.partition(output, -k, axis=1)[:, -k, np.newaxis]
-    above = output > threshold
-    level = output == threshold
-    room = k - above.sum(axis=1, keepdims=True)
-    chosen: Flags = above | (level & (np.cumsum(level, axis=1) <= room))
-    return chosen

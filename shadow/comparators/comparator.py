@@ -110,6 +110,13 @@ class Alone:
         return self._comparator.compare(candidate[name], reference[name])
 
 
+def told(flags: Flags, known: Flags) -> npt.NDArray[Any]:
+    """Return flags for `Divergences.detail`; None, which is left out of the record, where they are not known."""
+    detail: npt.NDArray[Any] = flags.astype(object)
+    detail[~known] = None
+    return detail
+
+
 def uncomparable(detail: str) -> QuarantineError:
     """Return the error that says that outputs cannot be compared, and why."""
     return QuarantineError(QuarantineReason.OUTPUT, detail)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MOST_STRATA, unlike
+from quantdrift.core.config.tasks import SECTIONS, Interest
 from quantdrift.core.inclusion import MARGIN, MODEL
 
 
@@ -102,6 +103,7 @@ def _models(config: Config) -> Iterator[str]:
         ):
             yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
         yield from _tensors(model)
+        yield from _task(model)
         yield from unfit(model)
     if config.clusters.least_vectors > config.clusters.most_vectors:
         yield "clusters.least_vectors must not be above clusters.most_vectors"
@@ -119,6 +121,21 @@ def _tensors(model: Model) -> Iterator[str]:
             yield f"models `{model.name}`: {section}: a dimension is -1, where it varies, or its size"
     if len(set(model.labels)) < len(model.labels):
         yield f"models `{model.name}`: labels names a class twice"
+
+
+def _task(model: Model) -> Iterator[str]:
+    for name, (task, section) in SECTIONS.items():
+        if getattr(model, name) != section() and model.task is not task:
+            yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this one's is `{model.task}`"
+    yield from _interest(model, "classification", model.classification.interest)
+
+
+def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:
+    for one in interest:
+        if isinstance(one, str) and one not in model.labels:
+            yield f"models `{model.name}`: {section}.interest names `{one}`, which is not in labels"
+        if isinstance(one, int) and not 0 <= one < (len(model.labels) or one + 1):
+            yield f"models `{model.name}`: {section}.interest names {one}, and labels are numbered from 0"
 
 
 def _slices(config: Config) -> Iterator[str]:

@@ -6,6 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
+from quantdrift.core.config.tasks import Classification
 from quantdrift.core.task import Task
 
 
@@ -260,6 +261,7 @@ class Model(Section, frozen=True, kw_only=True):
     ] = ""
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
+    classification: Classification = Classification()
 
 
 class Slice(Section, frozen=True, kw_only=True):

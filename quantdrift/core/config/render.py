@@ -10,6 +10,7 @@ import msgspec
 
 from quantdrift.core.config.load import PREFIX
 from quantdrift.core.config.schema import Budget, Config, Model, ModelTensor, Reference, ReferenceInput, Slice
+from quantdrift.core.config.tasks import SECTIONS
 from quantdrift.core.records import BodyStratum, HeaderStratum
 
 _EXAMPLES = """\
@@ -113,6 +114,8 @@ def reference_markdown() -> str:
         lines += _page(f"`[{section}]`", section, kind)
     lines += _page("`[[models]]`", "models", Model)
     lines += _page("`[models.budget]`", "models.budget", Budget)
+    for name, (_, kind) in SECTIONS.items():
+        lines += _page(f"`[models.{name}]`", f"models.{name}", kind)
     lines += _page("`[[models.references]]`", "models.references", Reference)
     lines += _page("`[[models.references.inputs]]`", "models.references.inputs", ReferenceInput)
     lines += _page("`[[models.inputs]]` and `[[models.outputs]]`", "models.inputs", ModelTensor)
@@ -163,7 +166,8 @@ def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 def _is_table(kind: Any) -> bool:
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in {Budget, Reference}
+    tables = {Budget, Reference, *(kind for _, kind in SECTIONS.values())}
+    return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in tables
 
 
 def _bounds(meta: msgspec.Meta) -> Iterator[str]:

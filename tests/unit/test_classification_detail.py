@@ -1,0 +1,121 @@
+"""What is kept of a classifier beside its columns: closed forms, SciPy and scikit-learn."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from scipy.special import softmax
+from sklearn.metrics import jaccard_score
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.config.tasks import Classification
+from quantdrift.core.errors import QuarantineError
+from shadow.comparators.choice import comparator_of
+from shadow.comparators.classification import ClassificationComparator
+from shadow.comparators.comparator import Divergences
+from shadow.comparators.top import top_set
+
+pytestmark = pytest.mark.unit
+
+PROBABILITIES = ClassificationComparator(OutputKind.PROBABILITIES, 2, (1,))
+
+
+def _compared(candidate: list[list[float]], reference: list[list[float]]) -> dict[str, list[Any]]:
+    found = PROBABILITIES.compare(np.array(candidate), np.array(reference))
+    return {name: values.tolist() for name, values in found.detail.items()}
+
+
+def test_a_known_change_has_its_closed_forms() -> None:
+    """From (0.7, 0.2, 0.1) to (0.3, 0.6, 0.1): every figure by hand."""
+    detail = _compared([[0.3, 0.6, 0.1]], [[0.7, 0.2, 0.1]])
+    assert detail["tv"] == [pytest.approx(0.4)]
+    assert detail["weighted_flip"] == [pytest.approx(0.5)]
+    assert detail["topk_overlap"] == [1.0]
+    assert detail["confidence_shift"] == [pytest.approx(-0.1)]
+    assert detail["calibration_shift"] == [pytest.approx(0.4)]
+    assert (detail["gained"], detail["lost"]) == ([True], [False])
+
+
+def test_equal_outputs_shift_nothing() -> None:
+    """All are exactly zero, and the sets overlap wholly."""
+    same = softmax(np.random.default_rng(1).normal(size=(20, 5)), axis=1).tolist()
+    detail = _compared(same, same)
+    for name in ("tv", "weighted_flip", "confidence_shift", "calibration_shift"):
+        assert detail[name] == [0.0] * 20
+    assert detail["topk_overlap"] == [1.0] * 20
+    assert not any(detail["gained"] + detail["lost"])
+
+
+def test_total_variation_and_overlap_are_those_of_others() -> None:
+    """TV is the largest difference over sets of classes; the overlap o of k agrees with Jaccard's o / (2 - o)."""
+    rng = np.random.default_rng(2)
+    candidate, reference = rng.normal(scale=2, size=(2, 30, 6))
+    found = ClassificationComparator(OutputKind.LOGITS, 3).compare(candidate, reference)
+    q, p = softmax(candidate, axis=1), softmax(reference, axis=1)
+    sets = np.array([[int(bit) for bit in f"{number:06b}"] for number in range(64)])
+    np.testing.assert_allclose(found.detail["tv"], np.abs(sets @ (q - p).T).max(axis=0), rtol=1e-12)
+    overlap = found.detail["topk_overlap"]
+    per_item = jaccard_score(top_set(reference, 3), top_set(candidate, 3), average="samples")
+    assert np.mean(overlap / (2 - overlap)) == pytest.approx(per_item)
+    np.testing.assert_array_equal(found.topk, overlap < 1)
+
+
+def test_flips_of_interest_are_told_by_their_direction() -> None:
+    """Into the class, out of it, beside it; a candidate that is not finite has lost, a broken reference says nothing."""
+    a, b, c, bad = [0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [np.nan, 0.5, 0.5]
+    detail = _compared([b, a, c, b, bad, bad, b], [a, b, a, b, b, a, bad])
+    assert detail["gained"] == [True, False, False, False, False, False, None]
+    assert detail["lost"] == [False, True, False, False, True, False, None]
+
+
+def test_what_is_undefined_is_not_told() -> None:
+    """Only a weighted flip is defined of a candidate that is not finite: the reference was sure of what it lost."""
+    detail = _compared([[np.nan, 0.5, 0.5], [0.8, 0.1, 0.1]], [[0.7, 0.2, 0.1], [np.nan, 0.0, 1.0]])
+    assert detail["weighted_flip"] == [pytest.approx(0.5), pytest.approx(np.nan, nan_ok=True)]
+    for name in ("tv", "topk_overlap", "confidence_shift", "calibration_shift"):
+        assert np.isnan(detail[name]).all(), name
+
+
+def test_classes_of_interest_are_named_or_numbered() -> None:
+    """By labels, or by number; one that the output does not have is refused."""
+    model = Model(name="m", labels=("ham", "fraud"), classification=Classification(interest=("fraud",)))
+    ham, fraud = {"y": np.array([[1.0, 0.0]])}, {"y": np.array([[0.0, 1.0]])}
+    assert comparator_of(model).compare(fraud, ham).detail["gained"].tolist() == [True]
+    model = Model(name="m", classification=Classification(interest=(2,)))
+    with pytest.raises(QuarantineError, match="interest"):
+        comparator_of(model).compare(fraud, ham)
+
+
+def _listed(texts: list[bytes], reference: list[float], kind: OutputKind) -> Divergences:
+    array: npt.NDArray[Any] = np.array([texts], dtype=object)
+    return ClassificationComparator(kind, 2, (0,)).compare(array, np.array([reference]))
+
+
+def test_a_list_of_probabilities_tells_shifts_and_flips() -> None:
+    """Two of three: total variation stays unknown, what the top ones tell does not."""
+    detail = _listed([b"0.6:1", b"0.3:0"], [0.7, 0.2, 0.1], OutputKind.PROBABILITIES).detail
+    assert np.isnan(detail["tv"]).all()
+    assert detail["confidence_shift"].tolist() == [pytest.approx(-0.1)]
+    assert detail["calibration_shift"].tolist() == [pytest.approx(0.4)]
+    assert detail["weighted_flip"].tolist() == [pytest.approx(0.5)]
+    assert detail["topk_overlap"].tolist() == [1.0]
+    assert detail["lost"].tolist() == [True]
+
+
+def test_a_short_list_of_logits_tells_no_shift() -> None:
+    """Its sum is not known; a stray class halves the overlap of two."""
+    detail = _listed([b"6:0", b"3:2"], [5.0, 4.0, 1.0], OutputKind.LOGITS).detail
+    assert np.isnan(detail["confidence_shift"]).all()
+    assert np.isnan(detail["calibration_shift"]).all()
+    assert detail["topk_overlap"].tolist() == [0.5]
+    assert detail["lost"].tolist() == [False]
+
+
+def test_of_what_the_reference_holds_equal_a_list_may_begin_with_any() -> None:
+    """No flip into or out of a class of interest; two of three equal ones fit in any order."""
+    detail = _listed([b"2:1", b"1:0"], [1.0, 1.0, 0.5], OutputKind.LOGITS).detail
+    assert (detail["gained"].tolist(), detail["lost"].tolist()) == ([False], [False])
+    assert _listed([b"2:1", b"1:2"], [3.0, 1.0, 1.0], OutputKind.LOGITS).detail["topk_overlap"].tolist() == [
+        0.5
+    ]
