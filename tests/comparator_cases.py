@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification
-from quantdrift.core.task import MEASURES, Measure
+from quantdrift.core.config.tasks import Classification, Multilabel
+from quantdrift.core.task import MEASURES, Measure, Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
 
@@ -59,6 +59,21 @@ CASES = (
     Case(
         "classification-probabilities",
         Model(name="m", top_k=3, output_kind=OutputKind.PROBABILITIES),
+        _probabilities,
+    ),
+    Case(
+        "multilabel-logits",
+        Model(name="m", task=Task.MULTILABEL, multilabel=Multilabel(threshold=0.4, interest=(2,))),
+        _logits,
+    ),
+    Case(
+        "multilabel-probabilities",
+        Model(
+            name="m",
+            task=Task.MULTILABEL,
+            output_kind=OutputKind.PROBABILITIES,
+            multilabel=Multilabel(threshold=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)),
+        ),
         _probabilities,
     ),
 )

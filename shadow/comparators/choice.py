@@ -8,6 +8,7 @@ from quantdrift.core.task import Task
 from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone, Comparator
 from shadow.comparators.interest import numbers_of
+from shadow.comparators.multilabel import MultilabelComparator
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -24,10 +25,18 @@ def comparator_of(model: Model) -> Comparator:
     return make(model)
 
 
+def _classification(model: Model) -> Comparator:
+    interest = numbers_of(model.classification.interest, model.labels)
+    return Alone(ClassificationComparator(model.output_kind, model.top_k, interest))
+
+
+def _multilabel(model: Model) -> Comparator:
+    options = model.multilabel
+    interest = numbers_of(options.interest, model.labels)
+    return Alone(MultilabelComparator(model.output_kind, options.thresholds, interest))
+
+
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
-    Task.CLASSIFICATION: lambda model: Alone(
-        ClassificationComparator(
-            model.output_kind, model.top_k, numbers_of(model.classification.interest, model.labels)
-        )
-    ),
+    Task.CLASSIFICATION: _classification,
+    Task.MULTILABEL: _multilabel,
 }

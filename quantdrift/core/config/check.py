@@ -128,6 +128,14 @@ def _task(model: Model) -> Iterator[str]:
         if getattr(model, name) != section() and model.task is not task:
             yield f"models `{model.name}`: [models.{name}] belongs to task `{task}`, and this one's is `{model.task}`"
     yield from _interest(model, "classification", model.classification.interest)
+    yield from _interest(model, "multilabel", model.multilabel.interest)
+    thresholds = model.multilabel.thresholds
+    if not thresholds or any(not 0 < threshold < 1 for threshold in thresholds):
+        yield f"models `{model.name}`: multilabel.threshold is a probability between 0 and 1, or one for each label"
+    if model.labels and len(thresholds) not in (1, len(model.labels)):
+        yield (
+            f"models `{model.name}`: multilabel.threshold has {len(thresholds)} entries, and labels {len(model.labels)}"
+        )
 
 
 def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import Classification
+from quantdrift.core.config.tasks import Classification, Multilabel
 from quantdrift.core.task import Task
 
 
@@ -262,6 +262,7 @@ class Model(Section, frozen=True, kw_only=True):
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
     classification: Classification = Classification()
+    multilabel: Multilabel = Multilabel()
 
 
 class Slice(Section, frozen=True, kw_only=True):

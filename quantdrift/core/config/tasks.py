@@ -22,9 +22,33 @@ class Classification(Section, frozen=True, kw_only=True):
     ] = ()
 
 
+class Multilabel(Section, frozen=True, kw_only=True):
+    """Of a multi-label classifier (`task = "multilabel"`)."""
+
+    threshold: Annotated[
+        float | tuple[float, ...],
+        about(
+            "Probability above which a label is given, between 0 and 1: one for all labels, or a list with one for each."
+        ),
+    ] = 0.5
+    interest: Annotated[
+        Interest,
+        about(
+            "Labels of interest, by name in `labels` or by number from 0: their coming and going is told as `gained` and "
+            "`lost` in the detail of a comparison."
+        ),
+    ] = ()
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The thresholds as a list: of one entry, which is for all labels, or of one for each."""
+        return self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
+        "multilabel": (Task.MULTILABEL, Multilabel),
     }
 )
 """The tables by their key in `[[models]]`."""

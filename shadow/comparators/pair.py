@@ -1,0 +1,88 @@
+"""Numbers of both sides, ready to be compared: float64, and what is not finite set aside."""
+
+import msgspec
+import numpy as np
+
+from shadow.comparators.comparator import Flags, Values, uncomparable
+from shadow.runtime import Array
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Numbers of both sides.
+
+    Parameters
+    ----------
+    candidate, reference
+        (items, ...), of one shape, float64; zeros where that side is not finite.
+    candidate_finite, reference_finite
+        (items,).
+    """
+
+    candidate: Values
+    reference: Values
+    candidate_finite: Flags
+    reference_finite: Flags
+
+    @property
+    def both(self) -> Flags:
+        """Which items can be compared."""
+        return self.candidate_finite & self.reference_finite
+
+    def flip(self, differs: Flags) -> Values:
+        """Return 1 where the decision differs, or only the candidate is not finite; NaN where the reference is not."""
+        flip = np.where(self.candidate_finite, differs, True).astype(np.float64)
+        return np.where(self.reference_finite, flip, np.nan)
+
+    def defined(self, values: Values) -> Values:
+        """Return values of items; NaN where a side is not finite."""
+        return np.where(self.both, values, np.nan)
+
+
+def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = False) -> Pair:
+    """Return the numbers of both sides.
+
+    Parameters
+    ----------
+    candidate, reference
+        (items, ...); a side that holds no number for an item is not finite.
+    what
+        What they should be, for the error: `[items, labels]`.
+    masked
+        Whether minus infinity is a value like any other: a logit of what is ruled out.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `output`: they are no numbers, or their shapes differ.
+    """
+    for side, array in (("candidate", candidate), ("reference", reference)):
+        if array.dtype.kind not in "fiu":
+            kind = "text" if array.dtype.kind == "O" else array.dtype.name
+            raise uncomparable(f"the {side}'s output is {kind}: {what} of numbers can be compared")
+    if len(candidate) != len(reference):
+        raise uncomparable(
+            f"the candidate's output has {len(candidate)} items, the reference's {len(reference)}"
+        )
+    candidate, reference = _filled(candidate, reference), _filled(reference, candidate)
+    if candidate.shape != reference.shape:
+        raise uncomparable(
+            f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: {what} of one "
+            "shape can be compared"
+        )
+    (q, q_finite), (p, p_finite) = _finite(candidate, masked=masked), _finite(reference, masked=masked)
+    return Pair(candidate=q, reference=p, candidate_finite=q_finite, reference_finite=p_finite)
+
+
+def _filled(side: Array, other: Array) -> Array:
+    """Return `side`; where it holds nothing, something that is not finite, of the other's shape."""
+    if side[:1].size or not len(side):
+        return side
+    shape = other.shape if other[:1].size else (len(side), 1)
+    return np.full(shape, np.nan)
+
+
+def _finite(side: Array, *, masked: bool) -> tuple[Values, Flags]:
+    values = side.astype(np.float64)
+    good = np.isfinite(values) | (masked & np.isneginf(values))
+    finite: Flags = np.asarray(good.all(axis=tuple(range(1, values.ndim))))
+    return np.where(finite.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0), finite
