@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification, Multilabel
+from quantdrift.core.config.tasks import Classification, Multilabel, Regression
 from quantdrift.core.task import MEASURES, Measure, Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
@@ -50,6 +50,10 @@ def _probabilities(seed: int) -> Outputs:
     return {"scores": (powers / powers.sum(axis=1, keepdims=True)).astype(np.float32)}
 
 
+def _series(seed: int) -> Outputs:
+    return {"forecast": np.random.default_rng(seed).normal(size=(N_ITEMS, 4, 3)).astype(np.float32)}
+
+
 CASES = (
     Case(
         "classification-logits",
@@ -75,5 +79,10 @@ CASES = (
             multilabel=Multilabel(threshold=(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7)),
         ),
         _probabilities,
+    ),
+    Case(
+        "regression",
+        Model(name="m", task=Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
+        _series,
     ),
 )

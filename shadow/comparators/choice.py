@@ -9,6 +9,7 @@ from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone, Comparator
 from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
+from shadow.comparators.regression import RegressionComparator
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -39,4 +40,5 @@ def _multilabel(model: Model) -> Comparator:
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
+    Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
 }

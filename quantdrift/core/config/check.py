@@ -136,6 +136,13 @@ def _task(model: Model) -> Iterator[str]:
         yield (
             f"models `{model.name}`: multilabel.threshold has {len(thresholds)} entries, and labels {len(model.labels)}"
         )
+    quantiles = model.regression.quantiles
+    if quantiles and (
+        len(quantiles) < 2
+        or any(not 0 < quantile < 1 for quantile in quantiles)
+        or list(quantiles) != sorted(set(quantiles))
+    ):
+        yield f"models `{model.name}`: regression.quantiles are two or more between 0 and 1, rising"
 
 
 def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import Classification, Multilabel
+from quantdrift.core.config.tasks import Classification, Multilabel, Regression
 from quantdrift.core.task import Task
 
 
@@ -263,6 +263,7 @@ class Model(Section, frozen=True, kw_only=True):
     budget: Budget = Budget()
     classification: Classification = Classification()
     multilabel: Multilabel = Multilabel()
+    regression: Regression = Regression()
 
 
 class Slice(Section, frozen=True, kw_only=True):

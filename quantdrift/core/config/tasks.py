@@ -45,10 +45,34 @@ class Multilabel(Section, frozen=True, kw_only=True):
         return self.threshold if isinstance(self.threshold, tuple) else (self.threshold,)
 
 
+class Regression(Section, frozen=True, kw_only=True):
+    """Of a model that gives numbers (`task = "regression"`)."""
+
+    floor: Annotated[
+        float,
+        about(
+            "Errors are relative to the reference's value, or to this where that is smaller, in the unit of the output: set "
+            "it to the smallest value whose relative error matters.",
+            gt=0,
+        ),
+    ] = 1e-3
+    tolerance: Annotated[
+        float, about("An item flips where an output's relative error is above this.", gt=0)
+    ] = 0.05
+    quantiles: Annotated[
+        tuple[float, ...],
+        about(
+            "Which quantiles the outputs of the last dimension are, rising: `[0.1, 0.5, 0.9]`. Quantiles that cross, and the "
+            "width of the interval, are told then. Empty: they are none."
+        ),
+    ] = ()
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
         "multilabel": (Task.MULTILABEL, Multilabel),
+        "regression": (Task.REGRESSION, Regression),
     }
 )
 """The tables by their key in `[[models]]`."""

@@ -1,0 +1,109 @@
+"""The comparator for models that give numbers.
+
+With p the reference's and q the candidate's value of an output, and s = max(|p|, floor) the scale of its error:
+
+- `flip` = 1 where |q - p| / s is above the tolerance for any output, or the sign of any with |p| above the floor changes.
+- `divergence` = mean over outputs of |q - p| / s, without a unit, from 0 to infinity: the relative error, and below the
+  floor the absolute one in units of the floor. A plain relative error would be infinite at p = 0 (Hyndman and Koehler,
+  Another look at measures of forecast accuracy, International Journal of Forecasting, 2006, on why).
+
+In `detail`, in the unit of the outputs where none is told:
+
+- `absolute_error` = mean over outputs of |q - p|, `absolute_error_max` the largest.
+- `relative_error_max` = the largest |q - p| / s, without a unit.
+- `bias` = mean over outputs of (q - p) / s, without a unit: above 0 the candidate says more than the reference.
+- `sign_changes`: outputs with |p| above the floor whose sign differs.
+
+Where the configuration says which quantiles the outputs of the last dimension are:
+
+- `crossings`: neighbouring quantiles that are out of order (Bassett and Koenker, An empirical quantile function, Journal
+  of the American Statistical Association, 1982) in the candidate and not in the reference.
+- `width_ratio` = the candidate's distance of the outer quantiles by the reference's, each summed over the series of an
+  item: below 1 the candidate is surer. Undefined where the reference's is not above 0.
+
+A side with any value that is not finite, or without one, is not finite: of the candidate it is a flip and all else is
+undefined, of the reference everything is.
+"""
+
+import numpy as np
+
+from quantdrift.core.config.tasks import Regression
+from shadow.comparators.comparator import Divergences, Values, uncomparable
+from shadow.comparators.pair import Pair, pair_of
+from shadow.runtime import Array
+
+
+class RegressionComparator:
+    """Compares numbers.
+
+    Parameters
+    ----------
+    options
+        Floor, tolerance, and which quantiles the outputs are.
+    """
+
+    def __init__(self, options: Regression) -> None:
+        self._options = options
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            (items,) or (items, ..., outputs); all that belongs to an item are its outputs.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: they are no numbers, their shapes differ, or there are not as many as quantiles.
+        """
+        pair = pair_of(candidate, reference, "[items, outputs]")
+        quantiles = self._quantiles(pair)
+        q, p = (side.reshape(len(side), -1) for side in (pair.candidate, pair.reference))
+        floor = self._options.floor
+        with np.errstate(over="ignore"):  # as far apart as float64 reaches: infinitely
+            error = q - p
+            relative = error / np.maximum(np.abs(p), floor)
+            size = np.abs(relative)
+            signs = (np.sign(q) * np.sign(p) < 0) & (np.abs(p) > floor)
+            found = {
+                "absolute_error": np.abs(error).mean(axis=1),
+                "absolute_error_max": np.abs(error).max(axis=1),
+                "relative_error_max": size.max(axis=1),
+                "bias": _mean(relative),
+                "sign_changes": signs.sum(axis=1).astype(np.float64),
+            }
+            divergence = size.mean(axis=1)
+        return Divergences(
+            flip=pair.flip(np.asarray(((size > self._options.tolerance) | signs).any(axis=1))),
+            divergence=pair.defined(divergence),
+            candidate_finite=pair.candidate_finite,
+            reference_finite=pair.reference_finite,
+            detail={name: pair.defined(values) for name, values in (found | quantiles).items()},
+        )
+
+    def _quantiles(self, pair: Pair) -> dict[str, Values]:
+        """Return what is told of quantiles, where the outputs are some."""
+        count = len(self._options.quantiles)
+        if not count:
+            return {}
+        if pair.reference_finite.any() and pair.reference.shape[-1] != count:
+            raise uncomparable(
+                f"the configuration names {count} quantiles, the output is {list(pair.reference.shape)}"
+            )
+        # An item may hold many series, such as the steps of a forecast.
+        q, p = (side.reshape(len(side), -1, side.shape[-1]) for side in (pair.candidate, pair.reference))
+        crossed = (np.diff(q) < 0) & ~(np.diff(p) < 0)
+        width, expected = ((side[..., -1] - side[..., 0]).sum(axis=1) for side in (q, p))
+        return {
+            "crossings": crossed.sum(axis=(1, 2)).astype(np.float64),
+            "width_ratio": np.where(expected > 0, width / np.where(expected > 0, expected, 1.0), np.nan),
+        }
+
+
+def _mean(relative: Values) -> Values:
+    """Return the mean of values that may be infinite either way; undefined where they are both ways."""
+    with np.errstate(invalid="ignore"):
+        mean: Values = relative.mean(axis=1)
+    return mean
