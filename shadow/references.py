@@ -55,13 +55,14 @@ class References:
         self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
         self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
         for model in models:
-            comparator = comparator_of(model)
             judges = self._judges.setdefault(model.name, [])
             for reference in model.references:
                 key = _key(model, reference)
                 if key not in self._loaded:
                     self._loaded[key] = load(model, reference)
                 runtime = self._loaded[key]
+                # One each: it may remember what its reference gave.
+                comparator = comparator_of(model)
                 check_mapping(model, reference, runtime, comparator.outputs)
                 judge = Judge(model=model, runtime=runtime, comparator=comparator, reference=reference)
                 judges.append((reference.versions, judge))

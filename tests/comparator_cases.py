@@ -85,4 +85,5 @@ CASES = (
         Model(name="m", task=Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
         _series,
     ),
+    Case("embedding", Model(name="m", task=Task.EMBEDDING), _logits),
 )

@@ -7,6 +7,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
 from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone, Comparator
+from shadow.comparators.embedding import EmbeddingComparator
 from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
 from shadow.comparators.regression import RegressionComparator
@@ -40,5 +41,6 @@ def _multilabel(model: Model) -> Comparator:
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
+    Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
 }

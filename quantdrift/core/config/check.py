@@ -143,6 +143,8 @@ def _task(model: Model) -> Iterator[str]:
         or list(quantiles) != sorted(set(quantiles))
     ):
         yield f"models `{model.name}`: regression.quantiles are two or more between 0 and 1, rising"
+    if model.vectors.reservoir < 10 * model.vectors.neighbours:
+        yield f"models `{model.name}`: vectors.reservoir must be at least ten times vectors.neighbours"
 
 
 def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:

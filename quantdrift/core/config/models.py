@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import Classification, Multilabel, Regression
+from quantdrift.core.config.tasks import Classification, Multilabel, Regression, Vectors
 from quantdrift.core.task import Task
 
 
@@ -264,6 +264,7 @@ class Model(Section, frozen=True, kw_only=True):
     classification: Classification = Classification()
     multilabel: Multilabel = Multilabel()
     regression: Regression = Regression()
+    vectors: Vectors = Vectors()
 
 
 class Slice(Section, frozen=True, kw_only=True):

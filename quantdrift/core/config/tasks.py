@@ -68,11 +68,37 @@ class Regression(Section, frozen=True, kw_only=True):
     ] = ()
 
 
+class Vectors(Section, frozen=True, kw_only=True):
+    """Of a model that gives embeddings (`task = "embedding"`); `models.embedding` is another thing."""
+
+    tolerance: Annotated[
+        float, about("An item flips where the cosine distance, 0 to 2, is above this.", gt=0, le=2)
+    ] = 0.05
+    neighbours: Annotated[
+        int,
+        about(
+            "How many nearest vectors of the reference are looked up for each side: those in common are told.",
+            ge=1,
+            le=100,
+        ),
+    ] = 10
+    reservoir: Annotated[
+        int,
+        about(
+            "Last vectors of the reference among which neighbours are looked up; at least ten times `neighbours`. Each takes 4 "
+            "bytes a dimension in every shadow process.",
+            ge=10,
+            le=65_536,
+        ),
+    ] = 1024
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
         "multilabel": (Task.MULTILABEL, Multilabel),
         "regression": (Task.REGRESSION, Regression),
+        "vectors": (Task.EMBEDDING, Vectors),
     }
 )
 """The tables by their key in `[[models]]`."""

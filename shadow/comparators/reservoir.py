@@ -1,0 +1,49 @@
+"""The directions that a reference gave of late, in which the neighbours of a vector are looked up."""
+
+import numpy as np
+
+from shadow.comparators.comparator import Flags, Values
+from shadow.comparators.top import top_set
+
+_DECIMALS = 5  # what a float32 product of another number of rows may round otherwise is beyond these
+
+
+class Reservoir:
+    """The last so many directions, in a ring. One thread at a time may use it.
+
+    Parameters
+    ----------
+    size
+        How many are kept.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        # In float32: a cosine in more digits finds no other neighbours, and takes several times as long.
+        self._ring = np.empty((size, 0), dtype=np.float32)
+        self._n_added = 0
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return min(self._n_added, self._size)
+
+    def fits(self, directions: Values) -> bool:
+        """Return whether directions : (items, dimensions) have as many dimensions as those that are kept."""
+        return bool(directions.shape[1] == self._ring.shape[1])
+
+    def add(self, directions: Values) -> None:
+        """Add directions : (items, dimensions), of length 1; the oldest make room. Those of other dimensions go."""
+        if not self.fits(directions):
+            self._ring, self._n_added = np.empty((self._size, directions.shape[1]), np.float32), 0
+        skipped = max(len(directions) - self._size, 0)
+        places = (self._n_added + np.arange(skipped, len(directions))) % self._size
+        self._ring[places] = directions[skipped:]
+        self._n_added += len(directions)
+
+    def nearest(self, directions: Values, k: int) -> Flags:
+        """Return which of those that are kept are the k nearest to each direction : (items, kept), by cosine.
+
+        Of ones that are equally near to five decimals those that stand first are, the same for every direction.
+        """
+        cosines: Values = (directions.astype(np.float32) @ self._ring[: len(self)].T).astype(np.float64)
+        return top_set(np.round(cosines, _DECIMALS), k)
