@@ -54,6 +54,12 @@ def _series(seed: int) -> Outputs:
     return {"forecast": np.random.default_rng(seed).normal(size=(N_ITEMS, 4, 3)).astype(np.float32)}
 
 
+def _padded(seed: int) -> Outputs:
+    scores = np.random.default_rng(seed).normal(size=(N_ITEMS, 30)).astype(np.float32)
+    scores[np.arange(30) > 9 + np.arange(N_ITEMS)[:, np.newaxis]] = -np.inf
+    return {"scores": scores}
+
+
 CASES = (
     Case(
         "classification-logits",
@@ -86,4 +92,5 @@ CASES = (
         _series,
     ),
     Case("embedding", Model(name="m", task=Task.EMBEDDING), _logits),
+    Case("ranking", Model(name="m", task=Task.RANKING), _padded),
 )

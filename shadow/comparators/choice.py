@@ -10,6 +10,7 @@ from shadow.comparators.comparator import Alone, Comparator
 from shadow.comparators.embedding import EmbeddingComparator
 from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
+from shadow.comparators.ranking import RankingComparator
 from shadow.comparators.regression import RegressionComparator
 
 
@@ -42,5 +43,6 @@ _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
     Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
+    Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
 }

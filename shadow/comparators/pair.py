@@ -55,6 +55,13 @@ def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = Fal
     QuarantineError
         Reason `output`: they are no numbers, or their shapes differ.
     """
+    candidate, reference = aligned(candidate, reference, what)
+    (q, q_finite), (p, p_finite) = _finite(candidate, masked=masked), _finite(reference, masked=masked)
+    return Pair(candidate=q, reference=p, candidate_finite=q_finite, reference_finite=p_finite)
+
+
+def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Values]:
+    """Return the numbers of both sides : (items, ...), of one shape; NaN where a side holds none. As `pair_of` else."""
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind not in "fiu":
             kind = "text" if array.dtype.kind == "O" else array.dtype.name
@@ -69,8 +76,7 @@ def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = Fal
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: {what} of one "
             "shape can be compared"
         )
-    (q, q_finite), (p, p_finite) = _finite(candidate, masked=masked), _finite(reference, masked=masked)
-    return Pair(candidate=q, reference=p, candidate_finite=q_finite, reference_finite=p_finite)
+    return candidate.astype(np.float64), reference.astype(np.float64)
 
 
 def _filled(side: Array, other: Array) -> Array:
@@ -81,8 +87,7 @@ def _filled(side: Array, other: Array) -> Array:
     return np.full(shape, np.nan)
 
 
-def _finite(side: Array, *, masked: bool) -> tuple[Values, Flags]:
-    values = side.astype(np.float64)
+def _finite(values: Values, *, masked: bool) -> tuple[Values, Flags]:
     good = np.isfinite(values) | (masked & np.isneginf(values))
     finite: Flags = np.asarray(good.all(axis=tuple(range(1, values.ndim))))
     return np.where(finite.reshape(-1, *(1,) * (values.ndim - 1)), values, 0.0), finite

@@ -6,7 +6,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import Classification, Multilabel, Regression, Vectors
+from quantdrift.core.config.tasks import Classification, Multilabel, Ranking, Regression, Vectors
 from quantdrift.core.task import Task
 
 
@@ -265,6 +265,7 @@ class Model(Section, frozen=True, kw_only=True):
     multilabel: Multilabel = Multilabel()
     regression: Regression = Regression()
     vectors: Vectors = Vectors()
+    ranking: Ranking = Ranking()
 
 
 class Slice(Section, frozen=True, kw_only=True):

@@ -93,12 +93,42 @@ class Vectors(Section, frozen=True, kw_only=True):
     ] = 1024
 
 
+class Ranking(Section, frozen=True, kw_only=True):
+    """Of a model that scores things to be put in order (`task = "ranking"`)."""
+
+    top_k: Annotated[
+        int,
+        about(
+            "Places that count: the NDCG loss and the overlap are of the first so many. 0: of all.",
+            ge=0,
+            le=100_000,
+        ),
+    ] = 10
+    padding: Annotated[
+        float,
+        about(
+            "Things that the reference scores at or below this fill up a batch and are none: they are left out on both sides. "
+            "Minus infinity always is."
+        ),
+    ] = -1e9
+    persistence: Annotated[
+        float,
+        about(
+            "Of rank-biased overlap: the probability that a reader goes on to the next place. At 0.9 the first ten have 86 % of "
+            "the weight.",
+            gt=0,
+            lt=1,
+        ),
+    ] = 0.9
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
         "multilabel": (Task.MULTILABEL, Multilabel),
         "regression": (Task.REGRESSION, Regression),
         "vectors": (Task.EMBEDDING, Vectors),
+        "ranking": (Task.RANKING, Ranking),
     }
 )
 """The tables by their key in `[[models]]`."""

@@ -1,0 +1,147 @@
+r"""The comparator for rankings: scores of things, of which the highest come first.
+
+Each side's scores put the things in an order. Equal scores are ranked by their place in the output on both sides, so
+that equal outputs never differ; of what the reference holds equal any order is right by `flip` and `divergence`.
+
+- `flip` = 1 where the thing that the candidate puts first is not one that the reference scores highest.
+- `divergence` = 1 - DCG / IDCG, the loss of normalised discounted cumulative gain of the candidate's order among the
+  first k, in [0, 1] (Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques, ACM Transactions on
+  Information Systems, 2002). DCG = sum over places i from 1 to k of gain / log2(1 + i), IDCG the same in the
+  reference's order. The gain of a thing is (s - least) / (largest - least) of the reference's scores of the item: it
+  is not negative, and the same whatever scale and offset the scores have. Swaps of things with nearly equal scores cost
+  next to nothing. Where all scores are equal nothing can be lost.
+
+In `detail`:
+
+- `kendall_distance` = (1 - tau-b) / 2, in [0, 1]: without ties the share of pairs in another order (`tau` in
+  `kendall.py`), of all places. Undefined where a side holds nothing but equal scores.
+- `rbo`, rank-biased overlap of all places, in [0, 1], 1 where the orders are equal (Webber, Moffat and Zobel, A
+  similarity measure for indefinite rankings, ACM Transactions on Information Systems, 2010, equation 30): with X_d the
+  number of things among the first d of both, n things and persistence p,
+  `RBO_ext = X_n / n p^n + (1 - p) / p sum over d of X_d / d p^d`. Since X_n = n it is computed as
+  `1 - (1 - p) / p sum over d of (1 - X_d / d) p^d`, which is exactly 1 for equal orders.
+- `topk_overlap` = share of the reference's first k that are among the candidate's, in [0, 1].
+
+Things that the reference scores at or below the padding are none, and left out on both sides; k and n are then those of
+the item. Minus infinity of the candidate is a score: last. A side with any other value that is not finite, with nothing
+but minus infinity, or without things is not finite: of the candidate it is a flip and all else is undefined, of the
+reference everything is.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.tasks import Ranking
+from shadow.comparators.comparator import Divergences, Flags, Values, uncomparable
+from shadow.comparators.kendall import tau
+from shadow.comparators.pair import aligned
+from shadow.runtime import Array
+
+Places = npt.NDArray[np.int64]
+
+
+class RankingComparator:
+    """Compares scores of things.
+
+    Parameters
+    ----------
+    options
+        How many places count, what is padding, and the persistence.
+    """
+
+    def __init__(self, options: Ranking) -> None:
+        self._options = options
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            (items, things).
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: they are no such scores, or their shapes differ.
+        """
+        q, p = aligned(candidate, reference, "[items, things]")
+        if q.ndim != 2:
+            raise uncomparable(f"an output of shape {list(q.shape)} is no [items, things]")
+        kept = ~(p <= self._options.padding) & ~np.isneginf(p)  # what is not a number is not padding
+        # Where the reference scores nothing at all, the candidate is judged by what it gave.
+        q_finite, p_finite = _finite(q, kept | ~kept.any(axis=1, keepdims=True)), _finite(p, kept)
+        both = q_finite & p_finite
+        kept &= both[:, np.newaxis]
+        q, p = (np.where(kept, side, 0.0) for side in (q, p))
+        by_q, by_p = _order(q, kept), _order(p, kept)
+        at_q, at_p = _places(by_q), _places(by_p)
+        n = kept.sum(axis=1)
+        k = np.minimum(n, self._options.top_k) if self._options.top_k else n
+        gains = _gains(p, kept)
+        first = np.take_along_axis(gains, by_q[:, :1], axis=1)[:, 0]
+        flip = np.where(both, first < gains.max(axis=1), True).astype(np.float64)
+        found = {
+            "kendall_distance": (1 - tau(q, p, kept)) / 2,
+            "rbo": self._overlap(np.maximum(at_q, at_p), kept),
+            "topk_overlap": _share(kept & (np.maximum(at_q, at_p) < k[:, np.newaxis]), k),
+        }
+        return Divergences(
+            flip=np.where(p_finite, flip, np.nan),
+            divergence=np.where(both, _loss(gains, by_q, by_p, k), np.nan),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail={name: np.where(both, values, np.nan) for name, values in found.items()},
+        )
+
+    def _overlap(self, depths: Places, kept: Flags) -> Values:
+        """Return rank-biased overlap; `depths` say from which place on, counted from 0, a thing is in both lists."""
+        p = self._options.persistence
+        n_items, n = depths.shape
+        counts = np.zeros((n_items, n))
+        rows, columns = np.nonzero(kept)
+        np.add.at(counts, (rows, depths[rows, columns]), 1.0)
+        d = np.arange(1, n + 1)
+        missing = np.where(d <= kept.sum(axis=1, keepdims=True), 1 - np.cumsum(counts, axis=1) / d, 0.0)
+        found: Values = 1 - (1 - p) / p * (missing * p**d).sum(axis=1)
+        return found
+
+
+def _finite(scores: Values, kept: Flags) -> Flags:
+    """Return whether an item's things are scored by numbers or minus infinity, and one of them by a number."""
+    broken = np.isnan(scores) | np.isposinf(scores)
+    return np.asarray(~(broken & kept).any(axis=1) & (np.isfinite(scores) & kept).any(axis=1))
+
+
+def _order(scores: Values, kept: Flags) -> Places:
+    """Return things by falling score, equal ones in the order of the output, padding last : (items, things)."""
+    order: Places = np.lexsort((-scores, ~kept), axis=1)
+    return order
+
+
+def _places(order: Places) -> Places:
+    """Return the place of each thing, from 0."""
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(order.shape[1])[np.newaxis], axis=1)
+    return places
+
+
+def _gains(scores: Values, kept: Flags) -> Values:
+    """Return the reference's scores from 0 to 1, zero for padding."""
+    least = np.where(kept, scores, np.inf).min(axis=1, keepdims=True) / 2
+    most = np.where(kept, scores, -np.inf).max(axis=1, keepdims=True) / 2
+    span = np.where(most > least, most - least, 1.0)  # of halves, which cannot overflow
+    gains: Values = np.where(kept, (scores / 2 - np.where(kept, least, 0.0)) / span, 0.0)
+    return gains
+
+
+def _loss(gains: Values, by_q: Places, by_p: Places, k: Places) -> Values:
+    places = np.arange(gains.shape[1])
+    weights = np.where(places < k[:, np.newaxis], 1 / np.log2(places + 2), 0.0)
+    had, ideal = ((np.take_along_axis(gains, order, axis=1) * weights).sum(axis=1) for order in (by_q, by_p))
+    return np.where(ideal > 0, np.maximum(1 - had / np.where(ideal > 0, ideal, 1.0), 0.0), 0.0)
+
+
+def _share(common: Flags, k: Places) -> Values:
+    share: Values = common.sum(axis=1) / np.maximum(k, 1)
+    return share
