@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.config.tasks import Classification, Multilabel, Regression
+from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
 from quantdrift.core.task import MEASURES, Measure, Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
@@ -60,6 +60,12 @@ def _padded(seed: int) -> Outputs:
     return {"scores": scores}
 
 
+def _mixed(seed: int) -> Outputs:
+    counts = np.random.default_rng(seed).integers(0, 99, size=(N_ITEMS, 2))
+    words = np.array([[b"%d" % first] for first, _ in counts.tolist()], dtype=object)
+    return {**_padded(seed), "counts": counts, "words": words}
+
+
 CASES = (
     Case(
         "classification-logits",
@@ -93,4 +99,10 @@ CASES = (
     ),
     Case("embedding", Model(name="m", task=Task.EMBEDDING), _logits),
     Case("ranking", Model(name="m", task=Task.RANKING), _padded),
+    Case("tensor", Model(name="m", task=Task.TENSOR), _series),
+    Case(
+        "tensor-outputs",
+        Model(name="m", task=Task.TENSOR, tensor=RawTensor(outputs=("scores", "counts", "words"))),
+        _mixed,
+    ),
 )

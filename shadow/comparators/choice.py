@@ -12,6 +12,7 @@ from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
 from shadow.comparators.ranking import RankingComparator
 from shadow.comparators.regression import RegressionComparator
+from shadow.comparators.tensor import TensorComparator
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -45,4 +46,5 @@ _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
     Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
+    Task.TENSOR: lambda model: TensorComparator(model.tensor),
 }

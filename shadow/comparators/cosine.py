@@ -1,4 +1,4 @@
-"""Lengths and directions of vectors, so scaled that nothing overflows."""
+"""Lengths and directions of vectors, so scaled that nothing overflows on the way."""
 
 import numpy as np
 
@@ -6,10 +6,11 @@ from shadow.comparators.comparator import Values
 
 
 def length(vectors: Values) -> Values:
-    """Return the Euclidean length of each vector of (items, dimensions)."""
+    """Return the Euclidean length of each vector of (items, dimensions); infinite where float64 does not hold it."""
     largest = np.abs(vectors).max(axis=1, initial=0.0)
     scale = np.where(largest > 0, largest, 1.0)
-    found: Values = scale * np.sqrt(((vectors / scale[:, np.newaxis]) ** 2).sum(axis=1))
+    with np.errstate(over="ignore"):
+        found: Values = scale * np.sqrt(((vectors / scale[:, np.newaxis]) ** 2).sum(axis=1))
     return found
 
 

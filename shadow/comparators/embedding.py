@@ -72,7 +72,7 @@ class EmbeddingComparator:
         q, p = direction(pair.candidate), direction(pair.reference)
         apart = distance(q, p)
         flip = np.where(q_finite, apart > self._options.tolerance, True).astype(np.float64)
-        with np.errstate(over="ignore"):
+        with np.errstate(over="ignore", invalid="ignore"):
             ratio = q_length / np.where(p_finite, p_length, 1.0)
         found = Divergences(
             flip=np.where(p_finite, flip, np.nan),

@@ -23,7 +23,7 @@ from tests.onnx_models import exchange_of, tensor
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).resolve().parents[2] / "examples"
-NAMES = ("classification", "multilabel", "regression", "embedding", "ranking")
+NAMES = ("classification", "multilabel", "regression", "embedding", "ranking", "tensor")
 EVERY = pytest.mark.parametrize("name", NAMES)
 
 

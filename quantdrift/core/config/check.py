@@ -145,6 +145,10 @@ def _task(model: Model) -> Iterator[str]:
         yield f"models `{model.name}`: regression.quantiles are two or more between 0 and 1, rising"
     if model.vectors.reservoir < 10 * model.vectors.neighbours:
         yield f"models `{model.name}`: vectors.reservoir must be at least ten times vectors.neighbours"
+    if model.tensor.outputs and model.output:
+        yield f"models `{model.name}`: output and tensor.outputs exclude each other"
+    if len(set(model.tensor.outputs)) < len(model.tensor.outputs):
+        yield f"models `{model.name}`: tensor.outputs names an output twice"
 
 
 def _interest(model: Model, section: str, interest: Interest) -> Iterator[str]:

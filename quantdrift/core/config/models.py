@@ -6,7 +6,14 @@ from typing import Annotated
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.tasks import Classification, Multilabel, Ranking, Regression, Vectors
+from quantdrift.core.config.tasks import (
+    Classification,
+    Multilabel,
+    Ranking,
+    RawTensor,
+    Regression,
+    Vectors,
+)
 from quantdrift.core.task import Task
 
 
@@ -266,6 +273,7 @@ class Model(Section, frozen=True, kw_only=True):
     regression: Regression = Regression()
     vectors: Vectors = Vectors()
     ranking: Ranking = Ranking()
+    tensor: RawTensor = RawTensor()
 
 
 class Slice(Section, frozen=True, kw_only=True):

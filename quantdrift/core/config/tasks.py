@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Final
 
+from msgspec import Meta
+
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.task import Task
 
@@ -122,6 +124,26 @@ class Ranking(Section, frozen=True, kw_only=True):
     ] = 0.9
 
 
+class RawTensor(Section, frozen=True, kw_only=True):
+    """Of a model of whose outputs nothing is known (`task = "tensor"`)."""
+
+    outputs: Annotated[
+        tuple[str, ...],
+        about("Outputs that are compared, of which the worst counts. Empty: the one of `models.output`."),
+    ] = ()
+    tolerance: Annotated[
+        float, about("An item flips where the relative error of an output is above this.", gt=0, lt=1)
+    ] = 0.05
+    element_type: Annotated[
+        str,
+        about(
+            "`FP16`, `BF16`, `FP32` or `FP64`: the floating type in whose steps errors are counted, where the candidate computes "
+            "in another one than it sends. Empty: as sent, BF16 as FP32."
+        ),
+        Meta(pattern="^(|BF16|FP(16|32|64))$"),
+    ] = ""
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
@@ -129,6 +151,7 @@ SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
         "regression": (Task.REGRESSION, Regression),
         "vectors": (Task.EMBEDDING, Vectors),
         "ranking": (Task.RANKING, Ranking),
+        "tensor": (Task.TENSOR, RawTensor),
     }
 )
 """The tables by their key in `[[models]]`."""

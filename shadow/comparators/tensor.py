@@ -1,0 +1,199 @@
+"""The comparator for outputs of which nothing is known but that they hold numbers, or texts.
+
+With p all of the reference's numbers of an item and an output, and q the candidate's:
+
+- `divergence` = |q - p| / |p|, lengths of vectors: the relative root-mean-square error, without a unit, from 0 to infinity,
+  which it is where all of p is zero and q is not. It is 10 ^ (-SQNR / 20), SQNR being the ratio of signal to quantisation
+  noise in dB (Jayant and Noll, Digital Coding of Waveforms, 1984).
+- `flip` = 1 where it is above the tolerance, or only the candidate is not finite.
+
+In `detail`:
+
+- `sqnr_db` = -20 log10 of the divergence, in dB: higher is better; 26 dB is 5 %. Left out of equal outputs.
+- `cosine_distance` = 1 - cos(p, q), in [0, 2]. Undefined where a side is all zero.
+- `max_absolute_error` = the largest |q - p|, in the unit of the output.
+- `max_ulp_error` = the largest distance in steps of the candidate's floating type (`ulp.py`): how far rounding alone
+  would have to go. Undefined for other types.
+- `candidate_nan`, `candidate_infinite`, `reference_nan`, `reference_infinite`: how many there are, where there are any.
+- `by_output`: the divergence of each output, where there are several.
+
+Of several outputs the worst counts in all but the numbers of NaN and infinities, which are summed. Integers and truth
+values are compared as numbers, 64 bits exactly. Texts are equal (0) or not (1).
+
+Minus infinity at the same place of both sides is a mask and no difference. Any other value that is not finite makes its
+side not finite, and so does an output without numbers: of the candidate it is a flip and all but the counts is undefined,
+of the reference everything but these is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.tasks import RawTensor
+from shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
+from shadow.comparators.cosine import direction, distance, length
+from shadow.comparators.ulp import apart, steps_apart, type_of
+from shadow.runtime import Array
+
+_WORST = ("cosine_distance", "max_absolute_error", "max_ulp_error")
+_COUNTS = ("candidate_nan", "candidate_infinite", "reference_nan", "reference_infinite")
+
+
+class _Found(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found of one output : (items,) each; undefined where a side is not finite."""
+
+    error: Values
+    candidate_finite: Flags
+    reference_finite: Flags
+    figures: dict[str, Values] = {}
+
+
+class TensorComparator:
+    """Compares raw outputs.
+
+    Parameters
+    ----------
+    options
+        Which outputs, the tolerance, and the floating type.
+    """
+
+    def __init__(self, options: RawTensor) -> None:
+        self._options = options
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return which outputs it needs; empty: the one that the model's configuration tells."""
+        return self._options.outputs
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            By name : (items, ...) each, numbers or texts.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: shapes differ, or one side holds texts and the other numbers.
+        """
+        found = [_of_output(candidate[name], reference[name], name, self._options) for name in candidate]
+        q_finite = np.all([one.candidate_finite for one in found], axis=0)
+        p_finite = np.all([one.reference_finite for one in found], axis=0)
+        both = q_finite & p_finite
+        error = np.where(both, np.max([one.error for one in found], axis=0), np.nan)
+        flip = np.where(q_finite, error > self._options.tolerance, True).astype(np.float64)
+        with np.errstate(divide="ignore"):
+            detail: dict[str, npt.NDArray[Any]] = {"sqnr_db": -20 * np.log10(error)}
+        detail |= {name: np.where(both, _worst(found, name), np.nan) for name in _WORST}
+        detail |= {name: _counted(found, name) for name in _COUNTS}
+        if len(found) > 1:
+            detail["by_output"] = _by_output(list(candidate), found)
+        return Divergences(
+            flip=np.where(p_finite, flip, np.nan),
+            divergence=error,
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail=detail,
+        )
+
+
+def _of_output(candidate: Array, reference: Array, name: str, options: RawTensor) -> _Found:
+    sides = f"`{name}`: the candidate's output is {_said(candidate)}, the reference's {_said(reference)}"
+    texts = [array.dtype.kind == "O" for array in (candidate, reference)]
+    empty = [not array[:1].size for array in (candidate, reference)]
+    if len(candidate) != len(reference) or (candidate.shape != reference.shape and not any(empty)):
+        raise uncomparable(f"{sides}: outputs of one shape can be compared")
+    if any(empty):
+        unknown = np.full(len(reference), np.nan)
+        finite = [np.full(len(reference), not nothing) for nothing in empty]
+        return _Found(error=unknown, candidate_finite=finite[0], reference_finite=finite[1])
+    if texts[0] != texts[1]:
+        raise uncomparable(f"{sides}: texts are compared with texts")
+    q, p = (array.reshape(len(array), -1) for array in (candidate, reference))
+    return _of_texts(q, p) if texts[0] else _of_numbers(q, p, options.element_type)
+
+
+def _said(array: Array) -> str:
+    return f"{'text' if array.dtype.kind == 'O' else array.dtype.name}{list(array.shape)}"
+
+
+def _of_texts(candidate: Array, reference: Array) -> _Found:
+    differ = [
+        any(_bytes(q) != _bytes(p) for q, p in zip(*rows, strict=True))
+        for rows in zip(candidate.tolist(), reference.tolist(), strict=True)
+    ]
+    always = np.ones(len(differ), dtype=np.bool_)
+    return _Found(error=np.array(differ, dtype=np.float64), candidate_finite=always, reference_finite=always)
+
+
+def _bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else str(text).encode()
+
+
+def _of_numbers(candidate: Array, reference: Array, element_type: str) -> _Found:
+    q, p = candidate.astype(np.float64), reference.astype(np.float64)
+    masked = np.isneginf(q) & np.isneginf(p)
+    q_finite, p_finite = (np.asarray((np.isfinite(side) | masked).all(axis=1)) for side in (q, p))
+    both = q_finite & p_finite
+    told = both[:, np.newaxis] & ~masked
+    q, p = (np.where(told, side, 0.0) for side in (q, p))
+    with np.errstate(over="ignore"):  # as far apart as float64 reaches: infinitely
+        difference = np.abs(q - p)
+    if candidate.dtype == reference.dtype and candidate.dtype.kind in "iu":
+        difference = apart(candidate, reference)
+    figures = {"max_absolute_error": difference.max(axis=1)}
+    turned = distance(direction(q), direction(p))
+    figures["cosine_distance"] = np.where(q.any(axis=1) & p.any(axis=1), turned, np.nan)
+    if type_name := (element_type if candidate.dtype.kind == "f" else "") or type_of(candidate):
+        figures["max_ulp_error"] = steps_apart(q, p, type_name).max(axis=1)
+    for side, array in (("candidate", candidate), ("reference", reference)):
+        figures[f"{side}_nan"] = np.isnan(array).sum(axis=1).astype(np.float64)
+        figures[f"{side}_infinite"] = np.isinf(array).sum(axis=1).astype(np.float64)
+    return _Found(
+        error=np.where(both, _relative(difference, p), np.nan),
+        candidate_finite=q_finite,
+        reference_finite=p_finite,
+        figures=figures,
+    )
+
+
+def _relative(difference: Values, reference: Values) -> Values:
+    """Return the length of the difference by that of the reference : (items,)."""
+    largest = np.abs(reference).max(axis=1, keepdims=True)
+    scale = np.where(largest > 0, largest, 1.0)
+    size = length(reference / scale)
+    with np.errstate(over="ignore"):
+        scaled = difference / scale
+    reached = np.isfinite(scaled)
+    error = length(np.where(reached, scaled, 0.0))
+    known = reached.all(axis=1) & ((size > 0) | (error == 0))
+    return np.where(known, error / np.where(size > 0, size, 1.0), np.inf)
+
+
+def _worst(found: Sequence[_Found], name: str) -> Values:
+    """Return the largest that any output has of a figure; NaN where none has it."""
+    worst: Values = np.fmax.reduce(
+        [one.figures.get(name, np.full(len(one.error), np.nan)) for one in found], axis=0
+    )
+    return worst
+
+
+def _counted(found: Sequence[_Found], name: str) -> npt.NDArray[Any]:
+    """Return a count over all outputs; None, which is left out, where there is nothing to count."""
+    count = np.sum([one.figures.get(name, np.zeros(len(one.error))) for one in found], axis=0)
+    detail: npt.NDArray[Any] = count.astype(np.int64).astype(object)
+    detail[count == 0] = None
+    return detail
+
+
+def _by_output(names: Sequence[str], found: Sequence[_Found]) -> npt.NDArray[Any]:
+    """Return the error of each output by its name, one object for each item."""
+    rows = zip(*(one.error.tolist() for one in found), strict=True)
+    detail = np.empty(len(found[0].error), dtype=object)
+    detail[:] = [dict(zip(names, row, strict=True)) for row in rows]
+    return detail
