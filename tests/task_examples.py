@@ -1,0 +1,54 @@
+"""The examples of comparators, made into a directory and ready to be replayed."""
+
+import importlib
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from quantdrift.core.config.load import load
+from quantdrift.core.config.schema import Config, Provider
+from shadow.comparators.choice import comparator_of
+from shadow.opening import open_reference, opening_of
+from shadow.references import Judge
+from shadow.replay import Prepared
+from shadow.runtime import Array
+from tests.onnx_models import exchange_of, tensor
+
+ROOT = Path(__file__).resolve().parents[1] / "examples"
+NAMES = ("classification", "multilabel", "regression", "embedding", "ranking", "tensor")
+
+
+def made(name: str, directory: Path) -> Path:
+    """Return the configuration of an example, beside the reference that it made."""
+    importlib.import_module(f"examples.{name}.make").make(directory)
+    return Path(shutil.copy(ROOT / name / "config.toml", directory))
+
+
+def judge_of(path: Path) -> tuple[Config, Judge]:
+    """Return the configuration, and what its one model is measured with."""
+    config = load(path, {})
+    (model,) = config.models
+    (reference,) = model.references
+    opening = msgspec.structs.replace(
+        opening_of(config, model, reference, ""), provider=Provider.CPU, threads=1
+    )
+    return config, Judge(model=model, runtime=open_reference(opening), comparator=comparator_of(model))
+
+
+def answers(judge: Judge, x: Array) -> dict[str, Array]:
+    """Return what the reference gives."""
+    (spec,) = judge.runtime.inputs
+    return judge.runtime.run({spec.name: x})
+
+
+def prepared(judge: Judge, x: Array, outputs: dict[str, Array], sequence: int = 1) -> Prepared:
+    """Return an exchange whose candidate answered `outputs`."""
+    exchange = msgspec.structs.replace(
+        exchange_of(x, x, model=judge.model.name),
+        outputs=tuple(tensor(name, output) for name, output in outputs.items()),
+    )
+    (spec,) = judge.runtime.inputs
+    return Prepared(
+        stream_sequence=sequence, payload=b"", exchange=exchange, judge=judge, inputs={spec.name: x}
+    )
