@@ -16,7 +16,7 @@ In `detail`:
 - `kendall_distance` = (1 - tau-b) / 2, in [0, 1]: without ties the share of pairs in another order (`tau` in
   `kendall.py`), of all places. Undefined where a side holds nothing but equal scores.
 - `rbo`, rank-biased overlap of all places, in [0, 1], 1 where the orders are equal (Webber, Moffat and Zobel, A
-  similarity measure for indefinite rankings, ACM Transactions on Information Systems, 2010, equation 30): with X_d the
+  similarity measure for indefinite rankings, ACM Transactions on Information Systems, 2010, extrapolated): with X_d the
   number of things among the first d of both, n things and persistence p,
   `RBO_ext = X_n / n p^n + (1 - p) / p sum over d of X_d / d p^d`. Since X_n = n it is computed as
   `1 - (1 - p) / p sum over d of (1 - X_d / d) p^d`, which is exactly 1 for equal orders.
