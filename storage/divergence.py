@@ -124,7 +124,7 @@ class Divergence:
         width
             Of a bucket, counted from the window's begin; the window's own length gives one.
         caps
-            Version to the model's `cap` in nats; these versions are read.
+            Version to the model's `budget.cap`; these versions are read.
         slice_ids
             These slices are read.
         """
@@ -162,7 +162,7 @@ class Divergence:
     async def bins(
         self, window: Window, caps: Mapping[int, float], slice_ids: Sequence[int]
     ) -> list[SliceBins]:
-        """Return the weighted KL histogram of each slice of each version over the window."""
+        """Return the weighted divergence histogram of each slice of each version over the window."""
         if window.grain is Grain.ITEM:
             rows = await self._items(_ITEM_BINS, window, window.end - window.begin, caps, slice_ids)
         else:

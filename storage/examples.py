@@ -61,7 +61,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     examples
-        Exchanges: flipped ones first, then by KL; 32 hexadecimal digits each.
+        Exchanges: flipped ones first, then by divergence; 32 hexadecimal digits each.
     traces
         Their `traceparent`s, or empty.
     """

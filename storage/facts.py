@@ -84,11 +84,11 @@ class Sums(_Fact, frozen=True, kw_only=True):
         Sum of 1 / pi over exchanges, and of its square.
     flip, js, divergence
         Weighted sums over items, each with an equal part of its exchange's weight; divergence is capped per item at the
-        model's `cap`, in nats.
+        model's `budget.cap`, js in nats.
     flip_weight, js_weight, divergence_weight
         The part of `weight` that has that metric: outputs that are no distribution have none.
     n_infinite
-        Items whose KL was infinite.
+        Items whose divergence was infinite.
     """
 
     n_items: int = 0
@@ -138,7 +138,7 @@ class SliceSums(_Fact, frozen=True, kw_only=True):
 
 
 class SliceBins(_Fact, frozen=True, kw_only=True):
-    """Weighted histogram of KL: 64 log-spaced bins from 1e-6 to 10 nats, ends open."""
+    """Weighted histogram of the divergence: 64 log-spaced bins from 1e-6 to 10, ends open."""
 
     version_id: int
     slice_id: int

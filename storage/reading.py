@@ -135,7 +135,7 @@ class Reader:
     async def examples(
         self, begin: datetime, end: datetime, *, version: int, slice_id: int, most: int
     ) -> list[Example]:
-        """Return exchanges of a slice in a short window, flipped ones first, then by KL."""
+        """Return exchanges of a slice in a short window, flipped ones first, then by divergence."""
         rows = await self._rows(_EXAMPLES, begin=begin, end=end, version=version, slice=slice_id, most=most)
         return [Example(**row) for row in rows]
 

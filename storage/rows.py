@@ -34,12 +34,11 @@ class ComparedItem(msgspec.Struct, frozen=True, kw_only=True):
         Every slice it belongs to.
     features
         Input features that slices use, finite ones only.
-    flip, topk
-        Whether the top class, and the set of the k top classes, differ.
-    js, divergence
-        Nats; `divergence` may be infinite.
-    margin, candidate_margin, reference_margin
-        Change of the gap of the two top probabilities, and that gap on either side.
+    flip, divergence
+        Whether the decision differs, and the graded divergence of the model's task, which may be infinite.
+    topk, js, margin, candidate_margin, reference_margin
+        Of classifiers: whether the set of the k top classes differs, JS in nats, the change of the gap of the two top
+        probabilities, and that gap on either side.
     detail
         What else the comparator says, as the text of a JSON object, or None.
     """

@@ -60,7 +60,7 @@ Postgres is the record of everything quantdrift knows. Two views answer the two 
 what they rest on. Read through them: they stay when the tables below change. The same texts are comments in the
 database: `\\d+ slice_now` in psql shows them.
 
-All times are UTC. Divergences are >= 0; `js` and `divergence` are in nats. An item's weight is 1 / (pi1 * pi2), the inverse
+All times are UTC. Divergences are >= 0; `js` is in nats, `divergence` in the unit of the model's task ([all](measures.md)). An item's weight is 1 / (pi1 * pi2), the inverse
 of the probability with which it was taken: a mean over `comparison` must be weighted by it to speak of the traffic.
 
 People read as a user in the role `quantdrift_reader` (`quantdrift db roles` makes it): everything but payloads,

@@ -36,7 +36,7 @@ _EVIDENCE: Final = text("""
 
 
 class Sums(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums over exchanges; names as in `rollup_hour`, KL capped and in nats."""
+    """Sums over exchanges; names as in `rollup_hour`, the divergence capped."""
 
     weight: float = 0.0
     weight_sq: float = 0.0
@@ -52,7 +52,7 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
         return cls(**{name: sum(getattr(one, name) for one in found) for name in _SUMMED})
 
     def of(self, metric: Metric) -> float:
-        """Return the weighted sum of flips or of KL."""
+        """Return the weighted sum of flips or of the divergence."""
         return self.divergence if metric is Metric.DIVERGENCE else self.flip
 
     def weight_of(self, metric: Metric) -> float:

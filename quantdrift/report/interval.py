@@ -6,8 +6,8 @@ from math import exp, inf, log, sqrt
 import msgspec
 
 Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
-LOWEST_NAT, HIGHEST_NAT, N_BINS = 1e-6, 10.0, 64
-_STEP = log(HIGHEST_NAT / LOWEST_NAT) / N_BINS
+LOWEST, HIGHEST, N_BINS = 1e-6, 10.0, 64
+_STEP = log(HIGHEST / LOWEST) / N_BINS
 _LEAST_FOR_MEAN = 30  # below it no normal approximation of a mean is shown
 _LEAST_BEYOND = 10  # a quantile is shown where at least so many observations are expected beyond it
 
@@ -94,7 +94,7 @@ def mean_of_bins(
     total = sum(bins)
     if n_effective < _LEAST_FOR_MEAN or total <= 0 or mean <= 0:
         return Estimate(mean=mean, low=None, high=None)
-    values = [min(LOWEST_NAT * exp((index + 0.5) * _STEP), cap) for index in range(N_BINS)]
+    values = [min(LOWEST * exp((index + 0.5) * _STEP), cap) for index in range(N_BINS)]
     first = sum(weight * value for weight, value in zip(bins, values, strict=True)) / total
     second = sum(weight * value * value for weight, value in zip(bins, values, strict=True)) / total
     deviation = sqrt(max(second - first * first, 0.0))
@@ -157,7 +157,7 @@ def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> 
     begins = [_edge(index) if index else 0.0 for index in range(first, N_BINS)]
     ends = [_edge(index + 1) for index in range(first, N_BINS)]
     means = [_middle(max(begin, place), end) for begin, end in zip(begins, ends, strict=True)]
-    means[-1] = HIGHEST_NAT  # it holds all that is larger
+    means[-1] = HIGHEST  # it holds all that is larger
 
     def mean(values: Sequence[float]) -> float:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / beyond
@@ -170,7 +170,7 @@ def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> 
         probability=probability,
         value=value,
         low=min(mean(begins) * exp(-spread), value),
-        high=max(min(mean(ends) * exp(spread), HIGHEST_NAT), value),
+        high=max(min(mean(ends) * exp(spread), HIGHEST), value),
     )
 
 
@@ -187,7 +187,7 @@ def _middle(begin: float, end: float) -> float:
 
 
 def _edge(position: float) -> float:
-    return LOWEST_NAT * exp(position * _STEP)
+    return LOWEST * exp(position * _STEP)
 
 
 def _bin_of(bins: Sequence[float], probability: float) -> tuple[int, float]:

@@ -4,8 +4,8 @@ import pytest
 from scipy.stats import binomtest
 
 from quantdrift.report.interval import (
-    HIGHEST_NAT,
-    LOWEST_NAT,
+    HIGHEST,
+    LOWEST,
     N_BINS,
     Estimate,
     excess,
@@ -17,13 +17,13 @@ from quantdrift.report.interval import (
 
 pytestmark = pytest.mark.unit
 
-_STEP = math.log(HIGHEST_NAT / LOWEST_NAT) / N_BINS
+_STEP = math.log(HIGHEST / LOWEST) / N_BINS
 
 
 def _bins_of(values: list[float]) -> list[float]:
     bins = [0.0] * N_BINS
     for value in values:
-        bins[min(N_BINS - 1, max(0, int(math.log(value / LOWEST_NAT) / _STEP)))] += 1.0
+        bins[min(N_BINS - 1, max(0, int(math.log(value / LOWEST) / _STEP)))] += 1.0
     return bins
 
 
