@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from quantdrift.report.interval import HIGHEST_NAT, LOWEST_NAT, N_BINS, mean_of_bins, share, shortfall
+from quantdrift.report.interval import HIGHEST, LOWEST, N_BINS, mean_of_bins, share, shortfall
 
 pytestmark = pytest.mark.statistical
 
@@ -38,7 +38,7 @@ def test_kl_interval_holds_the_truth_in_most_runs() -> None:
     """
     random = np.random.default_rng(7)
     truth = math.exp(-6 + 0.5)
-    edges = np.geomspace(LOWEST_NAT, HIGHEST_NAT, N_BINS + 1)[1:-1]
+    edges = np.geomspace(LOWEST, HIGHEST, N_BINS + 1)[1:-1]
     held = 0
     for _ in range(2000):
         values = random.lognormal(-6, 1.0, 400)
@@ -59,7 +59,7 @@ def test_the_mean_above_p99_holds_the_truth_in_most_runs(sigma: float, n: int, l
     """
     random, mu = np.random.default_rng(11), -6.0
     truth = math.exp(mu + sigma**2 / 2) * norm.cdf(sigma - norm.ppf(0.99)) / 0.01
-    edges = np.geomspace(LOWEST_NAT, HIGHEST_NAT, N_BINS + 1)[1:-1]
+    edges = np.geomspace(LOWEST, HIGHEST, N_BINS + 1)[1:-1]
     held = 0
     for _ in range(600):
         place = np.searchsorted(edges, random.lognormal(mu, sigma, n), side="right")
