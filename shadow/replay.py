@@ -13,8 +13,9 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange, Tensor
 from shadow.comparators.comparator import Divergences, Outputs, uncomparable
 from shadow.mapping import dequantised
+from shadow.ragged import item_columns, itemised, joined_steps
 from shadow.references import Judge
-from shadow.runtime import Array, ReferenceRuntime, TensorSpec
+from shadow.runtime import Array, TensorSpec
 from shadow.tensor import decode
 
 Entry = TypeVar("Entry")
@@ -133,41 +134,41 @@ def _together(
 def _replay(entries: Sequence[Prepared], *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
     judge = entries[0].judge
+    if not judge.model.batched:
+        return [_alone(entry) for entry in entries]
     joined = {name: np.concatenate([entry.inputs[name] for entry in entries]) for name in entries[0].inputs}
     n_items = sum(entry.n_items for entry in entries)
-    if judge.model.batched:
-        # In equal steps, so that hardly an item is computed for nothing.
-        size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
-        outputs = _in_steps(judge.runtime, joined, n_items, size)
-    else:
-        alone = [
-            judge.runtime.run({name: array[item] for name, array in joined.items()})
-            for item in range(n_items)
-        ]
-        outputs = {name: _stacked([one[name] for one in alone]) for name in alone[0]}
+    # In equal steps, so that hardly an item is computed for nothing.
+    size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
+    outputs = _in_steps(judge, joined, n_items, size)
     ends = np.cumsum([entry.n_items for entry in entries])[:-1]
     parts = {name: np.split(array, ends) for name, array in outputs.items() if len(array) == n_items}
     return [{name: part[index] for name, part in parts.items()} for index in range(len(entries))]
 
 
-def _in_steps(
-    runtime: ReferenceRuntime, inputs: dict[str, Array], n_items: int, size: int
-) -> dict[str, Array]:
+def _alone(entry: Prepared) -> dict[str, Array]:
+    """Return the outputs of an exchange that is one item : (1, ...)."""
+    outputs = entry.judge.runtime.run({name: array[0] for name, array in entry.inputs.items()})
+    return {name: output[np.newaxis] for name, output in outputs.items()}
+
+
+def _in_steps(judge: Judge, inputs: dict[str, Array], n_items: int, size: int) -> dict[str, Array]:
     """Run `size` items at a time; the last step is filled up with its last item. Outputs without items are left out."""
+    tables = item_columns(judge.model)
     steps: list[dict[str, Array]] = []
     for begin in range(0, n_items, size):
         rows = np.minimum(np.arange(begin, begin + size), n_items - 1)
         step = inputs if size == n_items else {name: array[rows] for name, array in inputs.items()}
-        steps.append(runtime.run(step))
+        outputs = judge.runtime.run(step)
+        steps.append(
+            {
+                name: itemised(output, tables[name], size) if name in tables else output
+                for name, output in outputs.items()
+            }
+        )
     names = [name for name in steps[0] if all(step[name].shape[:1] == (size,) for step in steps)]
-    return {name: np.concatenate([step[name] for step in steps])[:n_items] for name in names}
-
-
-def _stacked(outputs: list[Array]) -> Array:
-    """Return outputs of single items as one array; of different shapes as an empty one, which holds no item."""
-    if len({output.shape for output in outputs}) > 1:
-        return np.empty(0)
-    return np.stack(outputs)
+    found = {name: joined_steps([step[name] for step in steps], judge.model) for name in names}
+    return {name: output[:n_items] for name, output in found.items() if output is not None}
 
 
 def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
@@ -206,6 +207,9 @@ def _captured(entry: Prepared, name: str) -> Array:
     candidate = _dequantised(tensor, entry.judge.reference)
     if not entry.judge.model.batched:
         candidate = candidate[np.newaxis]
+    column = item_columns(entry.judge.model).get(name)
+    if column is not None:
+        candidate = itemised(candidate, column, entry.n_items)
     if candidate.shape[:1] != (entry.n_items,):
         raise uncomparable(
             f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"

@@ -7,6 +7,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
+from quantdrift.core.config.vision import Detection
 from quantdrift.core.task import MEASURES, Measure, Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
@@ -66,7 +67,37 @@ def _mixed(seed: int) -> Outputs:
     return {**_padded(seed), "counts": counts, "words": words}
 
 
+def _objects(seed: int) -> Outputs:
+    rng = np.random.default_rng(seed)
+    corners = rng.uniform(0, 90, size=(N_ITEMS, 12, 2))
+    labels = rng.integers(-1, 3, size=(N_ITEMS, 12))
+    labels[:, 0] = 1  # the others may be padding
+    return {
+        "boxes": np.concatenate([corners, corners + rng.uniform(5, 40, corners.shape)], axis=2).astype(
+            np.float32
+        ),
+        "scores": rng.uniform(0, 1, size=(N_ITEMS, 12)).astype(np.float32),
+        "labels": labels,
+    }
+
+
+def _rows(seed: int) -> Outputs:
+    found = _objects(seed)
+    columns = [found["boxes"], found["scores"][..., np.newaxis], found["labels"][..., np.newaxis]]
+    return {"output0": np.concatenate(columns, axis=2).astype(np.float32)}
+
+
 CASES = (
+    Case(
+        "detection-boxes",
+        Model(
+            name="m",
+            task=Task.DETECTION,
+            detection=Detection(boxes="boxes", scores="scores", classes="labels"),
+        ),
+        _objects,
+    ),
+    Case("detection-rows", Model(name="m", task=Task.DETECTION), _rows),
     Case(
         "classification-logits",
         Model(name="m", top_k=3, classification=Classification(interest=(1, 4))),

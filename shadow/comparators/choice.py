@@ -40,11 +40,18 @@ def _multilabel(model: Model) -> Comparator:
     return Alone(MultilabelComparator(model.output_kind, options.thresholds, interest))
 
 
+def _detection(model: Model) -> Comparator:
+    from shadow.comparators.detection import DetectionComparator  # noqa: PLC0415 - SciPy, for this one alone
+
+    return DetectionComparator(model.detection)
+
+
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
     Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
     Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
+    Task.DETECTION: _detection,
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
     Task.TENSOR: lambda model: TensorComparator(model.tensor),
 }

@@ -49,6 +49,30 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "exclude each other"),
         ('task = "tensor"\n[models.tensor]\noutputs = ["b", "b"]', "twice"),
         ('task = "tensor"\n[models.tensor]\nelement_type = "INT8"', "element_type"),
+        ('task = "detection"\n[models.detection]\nboxes = "b"', "`boxes` needs `scores`"),
+        (
+            'task = "detection"\n[models.detection]\nboxes = "b"\nscores = "s"\ndetections = "d"',
+            "exclude each other",
+        ),
+        (
+            'task = "detection"\n[models.detection]\nboxes = "b"\nscores = "s"\nclasses = "c"\nactivation = "softmax"',
+            "over classes",
+        ),
+        ('task = "detection"\n[models.detection]\nscores = "s"', "`scores` needs `boxes`"),
+        ('task = "detection"\n[models.detection]\nactivation = "softmax"', "one score"),
+        (
+            'task = "detection"\n[models.detection]\ncolumns = ["box", "box", "box", "score"]',
+            "four times",
+        ),
+        (
+            'task = "detection"\n[models.detection]\ncolumns = ["box", "box", "box", "box", "score", "class", "class"]',
+            "at most once",
+        ),
+        (
+            'task = "detection"\n[models.detection]\ncolumns = ["item", "box", "box", "box", "box", "score"]',
+            "must be named in `detections`",
+        ),
+        ('task = "detection"\n[models.detection]\niou = 0', "> 0"),
         ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
     ],
 )

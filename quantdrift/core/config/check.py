@@ -7,6 +7,7 @@ from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MOST_STRATA, unlike
 from quantdrift.core.config.tasks import SECTIONS, Interest
+from quantdrift.core.config.vision_check import misfits
 from quantdrift.core.inclusion import MARGIN, MODEL
 
 
@@ -104,6 +105,7 @@ def _models(config: Config) -> Iterator[str]:
             yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
         yield from _tensors(model)
         yield from _task(model)
+        yield from misfits(model)
         yield from unfit(model)
     if config.clusters.least_vectors > config.clusters.most_vectors:
         yield "clusters.least_vectors must not be above clusters.most_vectors"

@@ -14,6 +14,7 @@ from quantdrift.core.config.tasks import (
     Regression,
     Vectors,
 )
+from quantdrift.core.config.vision import Detection
 from quantdrift.core.task import Task
 
 
@@ -273,6 +274,7 @@ class Model(Section, frozen=True, kw_only=True):
     regression: Regression = Regression()
     vectors: Vectors = Vectors()
     ranking: Ranking = Ranking()
+    detection: Detection = Detection()
     tensor: RawTensor = RawTensor()
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
+from quantdrift.core.config.vision import Detection
 from quantdrift.core.task import Task
 
 Interest = tuple[str | int, ...]
@@ -151,6 +152,7 @@ SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
         "regression": (Task.REGRESSION, Regression),
         "vectors": (Task.EMBEDDING, Vectors),
         "ranking": (Task.RANKING, Ranking),
+        "detection": (Task.DETECTION, Detection),
         "tensor": (Task.TENSOR, RawTensor),
     }
 )
