@@ -7,7 +7,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
-from quantdrift.core.config.vision import Detection
+from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import MEASURES, Measure, Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
@@ -87,7 +87,26 @@ def _rows(seed: int) -> Outputs:
     return {"output0": np.concatenate(columns, axis=2).astype(np.float32)}
 
 
+def _planes(seed: int) -> Outputs:
+    return {"masks": np.random.default_rng(seed).normal(size=(N_ITEMS, 4, 9, 11)).astype(np.float32)}
+
+
+def _map(seed: int) -> Outputs:
+    return {"masks": _planes(seed)["masks"].argmax(axis=1).astype(np.float32)}
+
+
+def _mask(seed: int) -> Outputs:
+    return {"masks": _planes(seed)["masks"][:, :1]}
+
+
 CASES = (
+    Case("segmentation-scores", Model(name="m", task=Task.SEGMENTATION), _planes),
+    Case(
+        "segmentation-classes",
+        Model(name="m", task=Task.SEGMENTATION, segmentation=Segmentation(classes_axis=0, ignore=0)),
+        _map,
+    ),
+    Case("segmentation-mask", Model(name="m", task=Task.SEGMENTATION), _mask),
     Case(
         "detection-boxes",
         Model(

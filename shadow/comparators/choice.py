@@ -12,6 +12,7 @@ from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
 from shadow.comparators.ranking import RankingComparator
 from shadow.comparators.regression import RegressionComparator
+from shadow.comparators.segmentation import SegmentationComparator
 from shadow.comparators.tensor import TensorComparator
 
 
@@ -52,6 +53,7 @@ _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
     Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
     Task.DETECTION: _detection,
+    Task.SEGMENTATION: lambda model: Alone(SegmentationComparator(model.segmentation, model.output_kind)),
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
     Task.TENSOR: lambda model: TensorComparator(model.tensor),
 }

@@ -58,7 +58,7 @@ class Example(NamedTuple):
         )
 
 
-@pytest.fixture(params=["detection"])
+@pytest.fixture(params=["detection", "segmentation"])
 def example(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
     """Return an example in a directory of its own."""
     module = importlib.import_module(f"examples.{request.param}.make")

@@ -73,6 +73,7 @@ def _loaded(tmp_path: Path, text: str) -> Config:
             "must be named in `detections`",
         ),
         ('task = "detection"\n[models.detection]\niou = 0', "> 0"),
+        ("[models.segmentation]\nignore = 255", "belongs to task `segmentation`"),
         ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
     ],
 )

@@ -14,7 +14,7 @@ from quantdrift.core.config.tasks import (
     Regression,
     Vectors,
 )
-from quantdrift.core.config.vision import Detection
+from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import Task
 
 
@@ -275,6 +275,7 @@ class Model(Section, frozen=True, kw_only=True):
     vectors: Vectors = Vectors()
     ranking: Ranking = Ranking()
     detection: Detection = Detection()
+    segmentation: Segmentation = Segmentation()
     tensor: RawTensor = RawTensor()
 
 

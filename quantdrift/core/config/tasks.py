@@ -7,7 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
-from quantdrift.core.config.vision import Detection
+from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import Task
 
 Interest = tuple[str | int, ...]
@@ -153,6 +153,7 @@ SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
         "vectors": (Task.EMBEDDING, Vectors),
         "ranking": (Task.RANKING, Ranking),
         "detection": (Task.DETECTION, Detection),
+        "segmentation": (Task.SEGMENTATION, Segmentation),
         "tensor": (Task.TENSOR, RawTensor),
     }
 )

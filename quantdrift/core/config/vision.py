@@ -88,3 +88,31 @@ class Detection(Section, frozen=True, kw_only=True):
     def item_column(self) -> int | None:
         """Which column tells the item of a row, None where the items are the first dimension."""
         return self.columns.index(Column.ITEM) if Column.ITEM in self.columns and not self.boxes else None
+
+
+class Segmentation(Section, frozen=True, kw_only=True):
+    """Of a model that gives a class for each pixel (`task = "segmentation"`)."""
+
+    classes_axis: Annotated[
+        int,
+        about(
+            "Which dimension of the scores counts classes, the items' being 0; -1: the last one. 0: none does, the output "
+            "holds class numbers, whatever its type. Integers (items, rows, columns) always are.",
+            ge=-1,
+            le=3,
+        ),
+    ] = 1
+    ignore: Annotated[
+        int,
+        about(
+            "Class that is no class of its own, such as the background: what both sides give it is not looked at. Negative "
+            "class numbers are the same. -1: only these.",
+            ge=-1,
+        ),
+    ] = -1
+    tolerance: Annotated[
+        float, about("An item flips where more than this share of its pixels has another class.", ge=0, lt=1)
+    ] = 0.02
+    boundary: Annotated[
+        int, about("How far a boundary may be off and still count as found.", "pixels", ge=0, le=20)
+    ] = 2
