@@ -24,6 +24,7 @@ from quantdrift.core.slices import feature_key
 from shadow.runtime import Array
 
 Values = npt.NDArray[np.float64]
+_PART_ELEMENTS = 1 << 16
 
 
 def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dict[str, float]]:
@@ -43,10 +44,18 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
         array = inputs.get(rule.input or first)
         if array is None:
             continue
-        for item, value in zip(found, _FEATURES[rule.feature](array).tolist(), strict=True):
-            if np.isfinite(value):
+        values = np.concatenate([_FEATURES[rule.feature](part) for part in _parts(array)])
+        for item, value, finite in zip(found, values.tolist(), np.isfinite(values).tolist(), strict=True):
+            if finite:
                 item[key] = value
     return found
+
+
+def _parts(array: Array) -> list[Array]:
+    """Return the items in parts that a processor's cache holds: large inputs are read from memory once."""
+    width = max(int(np.prod(array.shape[1:])), 1)
+    step = max(_PART_ELEMENTS // width, 1)
+    return [array[begin : begin + step] for begin in range(0, len(array), step)]
 
 
 def _length(array: Array) -> Values:
@@ -64,47 +73,53 @@ def _size(array: Array) -> Values:
 
 
 def _norm(array: Array) -> Values:
-    elements, present = _elements(array)
-    with np.errstate(over="ignore", invalid="ignore"):
-        norm = np.sqrt(np.sum(elements * elements, axis=1, where=present))
-    return np.where(present.any(axis=1), norm, np.nan)
+    elements = _elements(array)
+    with np.errstate(over="ignore"):
+        elements *= elements
+    total, counts = _total(elements)
+    return np.where(counts > 0, np.sqrt(total), np.nan)
 
 
 def _mean(array: Array) -> Values:
-    elements, present = _elements(array)
-    return _average(elements, present)
+    return _average(_elements(array))
 
 
 def _contrast(array: Array) -> Values:
-    elements, present = _elements(array)
+    elements = _elements(array)
     with np.errstate(over="ignore", invalid="ignore"):
-        apart = elements - _average(elements, present)[:, np.newaxis]
-        contrast: Values = np.sqrt(_average(apart * apart, present))
-    return contrast
+        elements -= _average(elements)[:, np.newaxis]
+        elements *= elements
+    return np.sqrt(_average(elements))
 
 
 def _missing(array: Array) -> Values:
-    elements, present = _elements(array)
+    elements = _elements(array)
     if elements.shape[1] == 0 or array.dtype == np.dtype(object):
         return _same(array, np.nan)
-    share: Values = 1.0 - present.mean(axis=1)
+    share: Values = np.isnan(elements).mean(axis=1)
     return share
 
 
-def _elements(array: Array) -> tuple[Values, npt.NDArray[np.bool_]]:
-    """Return the items : (items, elements), float64, and which elements are numbers."""
+def _elements(array: Array) -> Values:
+    """Return a copy of the items : (items, elements), float64."""
     if array.dtype == np.dtype(object):
-        elements = np.full((len(array), 1), np.nan)
-    else:
-        elements = array.reshape(len(array), int(np.prod(array.shape[1:]))).astype(np.float64)
-    return elements, ~np.isnan(elements)
+        return np.full((len(array), 1), np.nan)
+    return array.reshape(len(array), int(np.prod(array.shape[1:]))).astype(np.float64)
 
 
-def _average(elements: Values, present: npt.NDArray[np.bool_]) -> Values:
-    """Return the mean of the present elements of each item, NaN where there is none."""
-    counts = present.sum(axis=1)
+def _total(elements: Values) -> tuple[Values, npt.NDArray[np.int64]]:
+    """Return the sum of each item's numbers, and how many they are."""
     with np.errstate(over="ignore", invalid="ignore"):
-        total = np.sum(elements, axis=1, where=present)
+        total: Values = elements.sum(axis=1)
+        if not np.isnan(total).any():
+            return total, np.full(len(elements), elements.shape[1])
+        present = ~np.isnan(elements)
+        return np.sum(elements, axis=1, where=present), present.sum(axis=1)
+
+
+def _average(elements: Values) -> Values:
+    """Return the mean of each item's numbers, NaN where there is none."""
+    total, counts = _total(elements)
     average: Values = np.divide(total, counts, out=np.full(len(elements), np.nan), where=counts > 0)
     return average
 
