@@ -1,8 +1,7 @@
 """The deliveries that a worker has in hand: kept alive on the stream while work on them goes on."""
 
-import asyncio
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Delivery
@@ -29,9 +28,16 @@ class Holding:
                 await delivery.in_progress()
 
 
-async def acknowledge(deliveries: Iterable[Delivery]) -> None:
-    """Mark deliveries as done; what the stream does not confirm comes again and is stored once."""
-    await asyncio.gather(*(_quietly(delivery) for delivery in deliveries))
+async def acknowledge(deliveries: Sequence[Delivery]) -> None:
+    """Mark deliveries as done; what the stream does not know of comes again and is stored once.
+
+    Only the last one is confirmed: the server reads what a client sends in order, and has heard of the others then.
+    """
+    with contextlib.suppress(RetryError):
+        for delivery in deliveries[:-1]:
+            await delivery.done()
+        for delivery in deliveries[-1:]:
+            await delivery.ack()
 
 
 async def give_back(deliveries: Iterable[Delivery]) -> None:
@@ -39,8 +45,3 @@ async def give_back(deliveries: Iterable[Delivery]) -> None:
     for delivery in deliveries:
         with contextlib.suppress(RetryError):  # away: they come again after `ack_wait_s`
             await delivery.nak(0.0)
-
-
-async def _quietly(delivery: Delivery) -> None:
-    with contextlib.suppress(RetryError):
-        await delivery.ack()

@@ -2,14 +2,13 @@
 
 import asyncio
 import itertools
+from collections import deque
 from enum import Enum, auto
 from typing import Self
 
 import msgspec
-import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 from nats.js.api import Header
 
 from quantdrift.core.errors import RetryError
@@ -62,6 +61,18 @@ class Delivery:
         async with mapped():
             await self._message.ack_sync(timeout=REQUEST_S)
 
+    async def done(self) -> None:
+        """Mark it as done, without waiting: what is sent after it arrives after it.
+
+        Raises
+        ------
+        RetryError
+            The server is away: it comes again.
+        """
+        self._require_server()
+        async with mapped():
+            await self._message.ack()
+
     async def nak(self, delay_s: float) -> None:
         """Give it back, to be delivered again after `delay_s` seconds; nothing else waits for it.
 
@@ -100,17 +111,16 @@ class Inbox:
 
     Parameters
     ----------
-    client, subscription, prefix
-        The subscription is to everything under the prefix.
+    client, prefix
+        Everything that comes under the prefix is taken.
     stream, durable
         Names of the stream and its consumer.
     """
 
-    def __init__(
-        self, client: Client, subscription: Subscription, prefix: str, stream: str, durable: str
-    ) -> None:
+    def __init__(self, client: Client, prefix: str, stream: str, durable: str) -> None:
         self.client = client
-        self._subscription = subscription
+        self._arrived: deque[Msg] = deque()
+        self._something = asyncio.Event()
         self._prefix = prefix
         self._stream = stream
         self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{durable}"
@@ -125,10 +135,10 @@ class Inbox:
         RetryError
             The server is away.
         """
-        prefix = client.new_inbox()
+        inbox = cls(client, client.new_inbox(), stream, durable)
         async with mapped():
-            subscription = await client.subscribe(f"{prefix}.*")
-        return cls(client, subscription, prefix, stream, durable)
+            await client.subscribe(f"{inbox._prefix}.*", cb=inbox._arrive)
+        return inbox
 
     async def pull(self, n: int, max_bytes: int, timeout_s: float) -> list[Delivery]:
         """Return messages until there are `n` or `max_bytes`, or `timeout_s` has passed.
@@ -148,15 +158,15 @@ class Inbox:
     async def _pull(self, n: int, max_bytes: int, timeout_s: float) -> list[Msg]:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_s
-        taken = await self._leftovers(n)
+        taken = self._leftovers(n)
         n_bytes = sum(len(message.data) for message in taken)
         if len(taken) >= n or n_bytes >= max_bytes:
             return taken
         asked = await self._ask(n - len(taken), max_bytes - n_bytes, timeout_s)
         while len(taken) < n and n_bytes < max_bytes:
             try:
-                message = await self._subscription.next_msg(timeout=max(until - loop.time(), 0) + _SLACK_S)
-            except nats.errors.TimeoutError as error:
+                message = await self._next(until + _SLACK_S)
+            except TimeoutError as error:
                 if taken:
                     break
                 raise RetryError(f"the stream {self._stream} does not answer") from error
@@ -173,11 +183,24 @@ class Inbox:
                 raise RetryError(f"the stream {self._stream} gave the request up: {message.headers}")
         return taken
 
-    async def _leftovers(self, n: int) -> list[Msg]:
+    async def _arrive(self, message: Msg) -> None:
+        # The library's own `next_msg` takes a task and a timer for each message.
+        self._arrived.append(message)
+        self._something.set()
+
+    async def _next(self, until: float) -> Msg:
+        """Return the next message, or fail with `TimeoutError` where none has come by `until`."""
+        if not self._arrived:
+            self._something.clear()
+            async with asyncio.timeout_at(until):
+                await self._something.wait()
+        return self._arrived.popleft()
+
+    def _leftovers(self, n: int) -> list[Msg]:
         """Return up to `n` messages that are here already."""
         found: list[Msg] = []
-        while self._subscription.pending_msgs and len(found) < n:
-            message = await self._subscription.next_msg(timeout=_SLACK_S)
+        while self._arrived and len(found) < n:
+            message = self._arrived.popleft()
             if _read(message, "") is _Answer.MESSAGE:
                 found.append(message)
         return found

@@ -7,6 +7,7 @@ cumulative: only the last one of each sidecar's boot is kept, and older ones mak
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from typing import Literal, Self
 
@@ -20,7 +21,7 @@ from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.delivery import REQUEST_S, Delivery, Inbox
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.nats_errors import StreamFullError, TooLargeError, in_words, mapped
-from quantdrift.core.streams import create_or_update, exchange_stream, subject_token, tally_stream
+from quantdrift.core.streams import create_or_update, exchange_stream, model_of, subject_token, tally_stream
 
 __all__ = ["DURABLE", "Consumer", "Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
 
@@ -34,6 +35,8 @@ _RECONNECT_WAIT_S = 1
 _PING_S = 10  # a server that is silent for three of them is taken for lost
 _UNSENT_BYTES = 8 * MIB  # more than this waits in the client: the server does not read
 _HEADER_BYTES = 512  # headers count towards the payload limit
+_NOT_UNIQUE = 10100  # JetStream's error code: another consumer of a work queue takes the same subject
+_LONGEST_TOKEN = 200  # names of consumers are file names
 _MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
 
 
@@ -118,7 +121,7 @@ class Queue:
         subject = f"{self._stream.name}.tally.{subject_token(source)}.{subject_token(boot)}"
         await self._publish(subject, f"{source}-{boot}-{sequence}", wire)
 
-    async def consumer(self, kind: Kind, *, ack_wait_s: float) -> "Consumer":
+    async def consumer(self, kind: Kind, *, ack_wait_s: float, model: str | None = None) -> "Consumer":
         """Return the pull consumer that all shadow workers share; it is created where it is missing.
 
         Parameters
@@ -127,15 +130,33 @@ class Queue:
             Which stream.
         ack_wait_s
             A delivery that is not acknowledged for so long is delivered again.
+        model
+            Of the exchanges it takes; None takes everything. A work queue gives a message to one consumer alone: one
+            for everything that is there gives way to the first one for a model.
 
         Raises
         ------
         RetryError
             The server is away.
         """
-        consumer = Consumer(self, self.stream_name(kind), ack_wait_s)
+        only = "" if model is None else f"{self._stream.name}.exchange.{subject_token(model)}"
+        consumer = Consumer(self, self.stream_name(kind), ack_wait_s, only)
         await consumer.bind()
         return consumer
+
+    async def models(self) -> frozenset[str]:
+        """Return the models of which exchanges wait, as they were published.
+
+        Raises
+        ------
+        RetryError
+            The server is away, or has no stream yet.
+        """
+        prefix = f"{self._stream.name}.exchange."
+        jetstream = (await self.live()).jetstream(timeout=REQUEST_S)
+        async with mapped():
+            info = await jetstream.stream_info(self._stream.name, subjects_filter=f"{prefix}*")
+        return frozenset(model_of(subject.removeprefix(prefix)) for subject in info.state.subjects or ())
 
     def stream_name(self, kind: Kind) -> str:
         """Return the name of the stream that carries `kind`."""
@@ -267,12 +288,16 @@ class Consumer:
         Name of the stream.
     ack_wait_s
         Time a worker has to acknowledge.
+    subject
+        The one it takes; empty: all.
     """
 
-    def __init__(self, queue: Queue, stream: str, ack_wait_s: float) -> None:
+    def __init__(self, queue: Queue, stream: str, ack_wait_s: float, subject: str = "") -> None:
         self._queue = queue
         self._stream = stream
         self._ack_wait_s = ack_wait_s
+        self._subject = subject
+        self._durable = durable_name(subject)
         self._inbox: Inbox | None = None
         self._exists = False
 
@@ -310,7 +335,7 @@ class Consumer:
         """
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
-            info = await jetstream.consumer_info(self._stream, DURABLE)
+            info = await jetstream.consumer_info(self._stream, self._durable)
         return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
 
     async def bind(self) -> Inbox:
@@ -323,7 +348,7 @@ class Consumer:
         """
         client = await self._queue.live()
         if self._inbox is None or self._inbox.client is not client:
-            self._inbox = await Inbox.open(client, self._stream, DURABLE)
+            self._inbox = await Inbox.open(client, self._stream, self._durable)
         if not self._exists:
             await self._create(client)
             self._exists = True
@@ -331,8 +356,9 @@ class Consumer:
 
     async def _create(self, client: Client) -> None:
         config = ConsumerConfig(
-            durable_name=DURABLE,
-            name=DURABLE,
+            durable_name=self._durable,
+            name=self._durable,
+            filter_subject=self._subject or None,
             ack_policy=AckPolicy.EXPLICIT,
             ack_wait=self._ack_wait_s,
             max_deliver=-1,  # the shadow quarantines what comes too often; the server must never drop it silently
@@ -345,3 +371,19 @@ class Consumer:
             except nats.js.errors.NotFoundError:
                 await self._queue.ensure()
                 await jetstream.add_consumer(self._stream, config)
+            except nats.js.errors.APIError as error:
+                if not self._subject or error.err_code != _NOT_UNIQUE:
+                    raise
+                # One for everything, of an earlier release: what it gave to a worker comes again.
+                await jetstream.delete_consumer(self._stream, DURABLE)
+                await jetstream.add_consumer(self._stream, config)
+
+
+def durable_name(subject: str) -> str:
+    """Return the name of the consumer of a subject; empty: of everything."""
+    if not subject:
+        return DURABLE
+    token = subject.rpartition(".")[2]
+    if len(token) > _LONGEST_TOKEN:
+        token = hashlib.sha256(token.encode()).hexdigest()
+    return f"{DURABLE}-{token}"

@@ -1,6 +1,6 @@
 """What the two streams are: their subjects, limits and what happens when they are full."""
 
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import nats.js.errors
 from nats.js import JetStreamContext
@@ -11,6 +11,7 @@ from quantdrift.core.config.schema import MIB, Stream
 _DUPLICATE_WINDOW_S = 120.0  # far above two publish timeouts: a retried publish is stored once
 _TALLY_AGE_S = 86_400.0
 _TALLY_BYTES = 64 * MIB
+_NAMELESS = "%00"
 _NAME_IN_USE = 10058  # JetStream's error code
 _OURS = (
     "subjects",
@@ -27,7 +28,12 @@ _OURS = (
 
 def subject_token(name: str) -> str:
     """Return `name` as one token of a subject: what has a meaning there is percent-encoded."""
-    return quote(name, safe="").replace(".", "%2E") or "%00"
+    return quote(name, safe="").replace(".", "%2E") or _NAMELESS
+
+
+def model_of(token: str) -> str:
+    """Return the name that `subject_token` made the token of."""
+    return "" if token == _NAMELESS else unquote(token)
 
 
 def exchange_stream(stream: Stream) -> StreamConfig:

@@ -14,6 +14,7 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.streams import subject_token
+from shadow.holding import acknowledge
 
 pytestmark = pytest.mark.integration
 
@@ -161,6 +162,34 @@ async def test_what_is_given_back_comes_again_and_holds_nothing_up(stream: Strea
                 await delivery.ack()
     assert (b"good", 1) in seen[:3]
     assert [n for data, n in seen if data == b"bad"] == list(range(1, 8))
+
+
+async def test_each_model_has_its_own_consumer(stream: Stream, connect: Connect) -> None:
+    """It gets what was published for that model alone, and one for everything, of an earlier release, gives way."""
+    queue = await connect(stream)
+    earlier = await queue.consumer("exchange", ack_wait_s=30)
+    long = "m" * 300
+    for model in ("a.b", "", long):
+        await queue.publish_exchange(model, model or "none", model.encode())
+    assert len(await earlier.fetch(1, max_bytes=10_000, timeout_s=1)) == 1  # in hand, and never acknowledged
+    assert await queue.models() == {"a.b", "", long}
+    for model in ("a.b", "", long):
+        consumer = await queue.consumer("exchange", ack_wait_s=30, model=model)
+        (delivery,) = await consumer.fetch(2, max_bytes=10_000, timeout_s=0.3)
+        assert delivery.data.decode() == model
+        await delivery.ack()
+    assert await queue.models() == set()
+
+
+async def test_a_confirmed_acknowledgement_covers_those_before_it(stream: Stream, connect: Connect) -> None:
+    """Only the last of many is waited for: then the stream has forgotten all of them."""
+    queue = await connect(stream)
+    for number in range(200):
+        await queue.publish_exchange("m", str(number), b"x")
+    consumer = await queue.consumer("exchange", ack_wait_s=30, model="m")
+    deliveries = await consumer.fetch(200, max_bytes=1 << 20, timeout_s=5)
+    await acknowledge(deliveries)
+    assert (len(deliveries), await consumer.pending()) == (200, 0)
 
 
 async def test_only_the_last_tally_of_each_boot_is_kept(stream: Stream, connect: Connect) -> None:
