@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
 import msgspec
-import numpy as np
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
@@ -13,11 +12,12 @@ from shadow.discovered import ByModel
 from shadow.features import features_of
 from shadow.items import items_of
 from shadow.learned import LearnedSlices
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Answer, Assembled, Compared, Outcome, Prepared, assemble, compare, replay
 from shadow.runtime import replayed_by
 from shadow.triage import Case, set_aside
 from storage.rows import (
     ComparedExchange,
+    ComparedItem,
     Quarantined,
     StoreBatch,
     Unreferenced,
@@ -26,8 +26,41 @@ from storage.rows import (
 )
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch on its way through the steps.
+
+    Parameters
+    ----------
+    cases
+        All of it.
+    assembled
+        What is to be replayed, or None where nothing is.
+    features
+        Of each item of that, in order.
+    """
+
+    cases: tuple[Case, ...]
+    assembled: Assembled | None
+    features: tuple[dict[str, float], ...]
+
+    @property
+    def prepared(self) -> tuple[Prepared, ...]:
+        """The exchanges that are to be replayed."""
+        return () if self.assembled is None else self.assembled.batch
+
+
+class _Placed(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange that was compared, with the slices and features of its items."""
+
+    case: Prepared
+    outcome: Compared
+    slices: Sequence[tuple[SliceKey, ...]]
+    features: Sequence[dict[str, float]]
+    clustering: int
+
+
 class Assessor:
-    """Assesses batches. It remembers which slices were met, so one thread uses it.
+    """Assesses batches. It remembers which slices were met, so one thread uses it; only `replay` may have another.
 
     Parameters
     ----------
@@ -64,7 +97,7 @@ class Assessor:
         }
 
     def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
-        """Replay and compare what can be, and return everything that is to be stored.
+        """Replay and compare what can be, and return everything that is to be stored: all steps below.
 
         Parameters
         ----------
@@ -77,54 +110,89 @@ class Assessor:
         ------
         BrokenRuntimeError
             A reference computes nothing any more.
+        RetryError
+            It is away.
         """
-        prepared = [case for case in batch if isinstance(case, Prepared)]
-        quarantined = [case for case in batch if isinstance(case, Quarantined)]
-        compared: list[ComparedExchange] = []
+        begun = self.begin(batch)
+        return self.record(begun, self.compare(begun, self.replay(begun)), at)
+
+    def begin(self, batch: Sequence[Case]) -> Begun:
+        """Return a batch that is ready to be replayed, with the features of its items."""
+        prepared = tuple(case for case in batch if isinstance(case, Prepared))
+        if not prepared:
+            return Begun(cases=tuple(batch), assembled=None, features=())
+        assembled = assemble(prepared)
+        return Begun(cases=tuple(batch), assembled=assembled, features=tuple(self._features(assembled)))
+
+    def replay(self, begun: Begun) -> list[Answer]:
+        """Return what the reference gives for each exchange. It may run beside all other steps.
+
+        Raises
+        ------
+        BrokenRuntimeError
+            The reference computes nothing any more.
+        RetryError
+            It is away.
+        """
+        if begun.assembled is None:
+            return []
+        return replay(begun.assembled, most_items=self._config.shadow.batch_items)
+
+    def compare(self, begun: Begun, outputs: Sequence[Answer]) -> list[Outcome]:
+        """Return what came of each exchange that was replayed."""
+        return compare(begun.prepared, outputs)
+
+    def record(self, begun: Begun, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
+        """Put items into slices, and return everything that is to be stored.
+
+        Parameters
+        ----------
+        begun, outcomes
+            The batch, and what came of it.
+        at
+            When it was read.
+        """
+        quarantined = [case for case in begun.cases if isinstance(case, Quarantined)]
+        placed: list[_Placed] = []
         vectors: list[VectorRow] = []
-        features = self._features(prepared)
-        outcomes = compare_batch(prepared, most_items=self._config.shadow.batch_items)
-        for case, outcome in zip(prepared, outcomes, strict=True):
+        features = iter(begun.features)
+        for case, outcome in zip(begun.prepared, outcomes, strict=True):
             of_items = [next(features) for _ in range(case.n_items)]
             if isinstance(outcome, QuarantineError):
                 quarantined.append(set_aside(case.stream_sequence, case.payload, case.exchange, outcome))
-            else:
-                exchange, kept = self._compared(case, outcome, of_items, at)
-                compared.append(exchange)
-                vectors += kept
-        runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in prepared}
+                continue
+            one, kept = self._placed(case, outcome, of_items, at)
+            placed.append(one)
+            vectors += kept
+        runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in begun.prepared}
         return StoreBatch(
             worker=self._worker,
             at=at,
-            compared=tuple(compared),
+            compared=tuple(_compared(placed)),
             quarantined=tuple(quarantined),
-            unreferenced=tuple(case for case in batch if isinstance(case, Unreferenced)),
+            unreferenced=tuple(case for case in begun.cases if isinstance(case, Unreferenced)),
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
             provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
         )
 
-    def _features(self, prepared: Sequence[Prepared]) -> Iterator[dict[str, float]]:
+    def _features(self, assembled: Assembled) -> list[dict[str, float]]:
         """Return the features of every item of the batch, in order."""
-        if not prepared:
-            return iter(())
-        model = prepared[0].exchange.model
+        model = assembled.batch[0].exchange.model
         rules = [rule for rule in self._config.slices if rule.feature and rule.model in ("", model)]
         if not rules:
-            return iter([{} for case in prepared for _ in range(case.n_items)])
-        names = prepared[0].inputs
-        joined = {name: np.concatenate([case.inputs[name] for case in prepared]) for name in names}
-        return iter(features_of(rules, joined))
+            return [{} for _ in range(assembled.n_items)]
+        return features_of(rules, assembled.inputs)
 
-    def _compared(
+    def _placed(
         self, case: Prepared, outcome: Compared, features: Sequence[dict[str, float]], at: datetime
-    ) -> tuple[ComparedExchange, tuple[VectorRow, ...]]:
+    ) -> tuple[_Placed, tuple[VectorRow, ...]]:
+        """Return an exchange in its slices, and which of its vectors are kept."""
         exchange = case.exchange
-        digest = case.judge.runtime.artefact.digest
         learned = self.learned.learn(
             model=case.judge.model,
             exchange=exchange,
-            digest=digest,
+            digest=case.judge.runtime.artefact.digest,
             embedding=outcome.embedding,
             features=features,
             at=at,
@@ -134,26 +202,42 @@ class Assessor:
             known = tuple(key for key in self._known if key.model == exchange.model)
             assigner = self._assigners[exchange.model] = SliceAssigner(self._config, exchange.model, known)
         assigner.extra = self._discovered.get(exchange.model, ())
-        compared = ComparedExchange(
-            stream_sequence=case.stream_sequence,
-            payload=case.payload,
+        slices = [
+            (*assigner.assign(exchange.attributes, of_item), *of_learned)
+            for of_item, of_learned in zip(features, learned.slices, strict=True)
+        ]
+        placed = _Placed(
+            case=case, outcome=outcome, slices=slices, features=features, clustering=learned.version
+        )
+        return placed, learned.vectors
+
+
+def _compared(placed: Sequence[_Placed]) -> Iterator[ComparedExchange]:
+    """Return what is stored of exchanges; those that were compared together are made into rows together."""
+    together: dict[int, list[_Placed]] = {}
+    for one in placed:
+        together.setdefault(id(one.outcome.everything), []).append(one)
+    items: dict[int, tuple[ComparedItem, ...]] = {}
+    for key, ones in together.items():
+        items[key] = items_of(
+            ones[0].outcome.everything,
+            slices=[of_item for one in ones for of_item in one.slices],
+            features=[of_item for one in ones for of_item in one.features],
+            clusterings=[one.clustering for one in ones for _ in one.features],
+        )
+    for one in placed:
+        exchange, rows = one.case.exchange, one.outcome.rows
+        yield ComparedExchange(
+            stream_sequence=one.case.stream_sequence,
+            payload=one.case.payload,
             exchange=exchange,
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=digest,
+                reference_digest=one.case.judge.runtime.artefact.digest,
             ),
-            items=items_of(
-                outcome.divergences,
-                slices=[
-                    (*assigner.assign(exchange.attributes, of_item), *learned.slices[index])
-                    for index, of_item in enumerate(features)
-                ],
-                features=features,
-                clustering=learned.version,
-            ),
+            items=items[id(one.outcome.everything)][rows.start : rows.stop],
         )
-        return compared, learned.vectors
 
 
 def _json(record: msgspec.Struct) -> str:

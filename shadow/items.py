@@ -20,7 +20,7 @@ def items_of(
     *,
     slices: Sequence[tuple[SliceKey, ...]],
     features: Sequence[dict[str, float]],
-    clustering: int,
+    clusterings: Sequence[int],
 ) -> tuple[ComparedItem, ...]:
     """Return what is stored of each item.
 
@@ -30,8 +30,8 @@ def items_of(
         Divergences of the items.
     slices, features
         Of each item.
-    clustering
-        The version that put the items into learned slices; 0: none did.
+    clusterings
+        The version that put each item into its learned slices; 0: none did.
     """
     columns = zip(
         slices,
@@ -43,7 +43,7 @@ def items_of(
         _numbers(found.margin),
         _numbers(found.candidate_margin),
         _numbers(found.reference_margin),
-        _details(found, clustering),
+        _details(found, clusterings),
         strict=False,  # what a task does not know has no end
     )
     return tuple(
@@ -85,19 +85,18 @@ def _flags(column: Values) -> Iterator[bool | None]:
     return (None if value is None else bool(value) for value in _numbers(column))
 
 
-def _details(found: Divergences, clustering: int) -> Iterator[str]:
+def _details(found: Divergences, clusterings: Sequence[int]) -> Iterator[str]:
     """Return what else is known of each item, as the text of a JSON object; what is undefined is left out."""
     columns: dict[str, list[Any]] = {name: column.tolist() for name, column in found.detail.items()}
-    more = {"clustering": clustering} if clustering else {}
     spoilt = {
         f"{side}_not_finite": _spoilt(finite)
         for side, finite in (("candidate", found.candidate_finite), ("reference", found.reference_finite))
     }
-    for index in range(len(found.flip)):
+    for index, clustering in enumerate(clusterings):
         detail: Mapping[str, Any] = {
             **{name: column[index] for name, column in columns.items() if _is_told(column[index])},
             **{name: True for name, indices in spoilt.items() if index in indices},
-            **more,
+            **({"clustering": clustering} if clustering else {}),
         }
         yield _ENCODER.encode(detail).decode()
 

@@ -2,14 +2,30 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from enum import StrEnum
 
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.telemetry import Telemetry
 from shadow.held import CanaryOutcome
+from shadow.replay import Assembled
 from storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
+
+
+class Step(StrEnum):
+    """What is done with a batch, in this order."""
+
+    PULL = "pull"  # fetched from the stream, waiting for messages included
+    DECODE = "decode"
+    WAIT = "wait"  # for the batch to fill, from its first message on, and for its turn
+    ASSEMBLE = "assemble"  # inputs side by side, and their features
+    REPLAY = "replay"
+    COMPARE = "compare"
+    SLICES = "slices"  # slices, and the rows to be stored
+    STORE = "store"
+    ACKNOWLEDGE = "acknowledge"
 
 
 class Meters:
@@ -28,6 +44,7 @@ class Meters:
         self._compared = meter.counter(telemetry.COMPARED)
         self._skipped = meter.counter(telemetry.SKIPPED)
         self._replay_time = meter.histogram(telemetry.REPLAY_TIME)
+        self._steps = meter.histogram(telemetry.STEP_TIME)
         self._batch_items = meter.histogram(telemetry.BATCH_ITEMS)
         self._staleness = meter.histogram(telemetry.STALENESS)
         self._store_errors = meter.counter(telemetry.STORE_ERRORS)
@@ -37,38 +54,53 @@ class Meters:
         self._overflown: dict[str, int] = {}
         self._over_cap: dict[str, int] = {}
 
-    def replayed(self, batch: StoreBatch, duration_s: float, overflow: dict[str, int]) -> None:
-        """Note a replay; `overflow` counts from the start, per model."""
-        if batch.compared:
-            labels = {"model": batch.compared[0].exchange.model}
-            self._replay_time.record(duration_s, labels)
-            self._batch_items.record(sum(len(compared.items) for compared in batch.compared), labels)
+    def took(self, step: Step, duration_s: float) -> None:
+        """Note how long a batch, or a fetch, was in a step."""
+        self._steps.record(duration_s, {"step": step.value})
+
+    def replayed(self, assembled: Assembled, duration_s: float) -> None:
+        """Note a replay."""
+        labels = {"model": assembled.batch[0].exchange.model}
+        self._replay_time.record(duration_s, labels)
+        self._batch_items.record(assembled.n_items, labels)
+
+    def assessed(self, overflow: dict[str, int], over_cap: dict[str, int]) -> None:
+        """Note what slices and samples did not hold.
+
+        Parameters
+        ----------
+        overflow
+            Per model how many items went to `other`, from the start.
+        over_cap
+            Per model how many vectors a cap kept from the sample, from the start.
+        """
         for model, count in overflow.items():
             self._overflow.add(count - self._overflown.get(model, 0), {"model": model})
         self._overflown = overflow
+        for model, count in over_cap.items():
+            self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
+        self._over_cap = dict(over_cap)
 
     def stored(self, batch: StoreBatch, written: Written) -> None:
         """Note a transaction that has committed."""
         now = self._clock.now()
+        stored: Counter[str] = Counter()
         skipped: Counter[tuple[str, str]] = Counter()
         for index, compared in enumerate(batch.compared):
             exchange = compared.exchange
             if (unplaced := written.unplaced.get(index)) is not None:
                 skipped[exchange.model, unplaced.value] += 1
                 continue
-            labels = {"model": exchange.model}
-            self._compared.add(1, labels)
-            self._staleness.record(max((now - exchange.captured_at).total_seconds(), 0.0), labels)
+            stored[exchange.model] += 1
+            self._staleness.record(
+                max((now - exchange.captured_at).total_seconds(), 0.0), {"model": exchange.model}
+            )
+        for model, count in stored.items():
+            self._compared.add(count, {"model": model})
         skipped.update((case.model, case.reason.value) for case in batch.quarantined)
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
-
-    def kept_back(self, over_cap: dict[str, int]) -> None:
-        """Note the vectors that a cap kept from the sample; they are counted from the start, per model."""
-        for model, count in over_cap.items():
-            self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
-        self._over_cap = dict(over_cap)
 
     def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
         """Note vectors that were stored, or that could not be."""

@@ -99,7 +99,8 @@ class ProvenRuntime:
             raise
         self._waits = False
         if self._good is None or _n_bytes(inputs) < _n_bytes(self._good):
-            self._good = inputs
+            # Copied: it may be a part of a batch, which would stay with it.
+            self._good = {name: array.copy() for name, array in inputs.items()}
         return outputs
 
     def close(self) -> None:

@@ -15,10 +15,11 @@ from quantdrift.core.jetstream import Consumer, Delivery
 from quantdrift.core.process import Stop
 from shadow.batcher import Batcher
 from shadow.holding import Holding, give_back
-from shadow.meters import Health
+from shadow.lanes import Lanes
+from shadow.meters import Health, Meters, Step
 from shadow.references import References
 from shadow.replay import Prepared
-from shadow.stages import Stages, Taken
+from shadow.stages import Taken
 from shadow.triage import triage
 
 _LOG = logging.getLogger(__name__)
@@ -28,21 +29,23 @@ _NOT_REPLAYED = "not replayed"
 
 
 class Reader:
-    """Reads the stream of exchanges. One task calls it.
+    """Reads the exchanges of one model. One task calls it.
 
     Parameters
     ----------
     shadow
         Batch sizes and bounds.
+    lane
+        The model.
     consumer
-        Of the stream of exchanges.
+        Of its exchanges.
     references
         Which reference answers for which version.
-    stages
+    lanes
         Where batches go.
     holding
         What is in hand.
-    health, clock
+    meters, health, clock
         What is told to the outside, and time.
     stop
         Whether the process is to end.
@@ -52,23 +55,27 @@ class Reader:
         self,
         *,
         shadow: Shadow,
+        lane: str,
         consumer: Consumer,
         references: References,
-        stages: Stages,
+        lanes: Lanes[list[Taken]],
         holding: Holding,
+        meters: Meters,
         health: Health,
         clock: Clock,
         stop: Stop,
     ) -> None:
         self._shadow = shadow
+        self._lane = lane
         self._consumer = consumer
         self._references = references
-        self._stages = stages
+        self._lanes = lanes
         self._holding = holding
+        self._meters = meters
         self._health = health
         self._clock = clock
         self._stop = stop
-        self._careful = False
+        self._careful = True  # the one before may have ended over what comes first
         self._batcher: Batcher[Taken] = Batcher(
             max_items=shadow.batch_items, max_bytes=shadow.fetch_bytes, delay_s=shadow.batch_delay_s
         )
@@ -77,6 +84,7 @@ class Reader:
         """Fetch once, and pass on the batches that are full or have waited long enough."""
         wanted = 1 if self._careful else self._shadow.batch_items
         wait_s = min(max(self._batcher.wait_s(self._clock.monotonic_s()), 0.01), _LONGEST_FETCH_S)
+        began_s = self._clock.monotonic_s()
         try:
             deliveries = await self._consumer.fetch(
                 wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s
@@ -87,7 +95,11 @@ class Reader:
             await self._stop.wait(_PAUSE_S)
             return
         self._health.stream_answered()
+        fetched_s = self._clock.monotonic_s()
         taken = [self._taken(delivery) for delivery in deliveries]  # should this fail, they come again, alone
+        if deliveries:
+            self._meters.took(Step.PULL, fetched_s - began_s)
+            self._meters.took(Step.DECODE, self._clock.monotonic_s() - fetched_s)
         for delivery in deliveries:
             self._holding.take(delivery)
         for one in taken:
@@ -121,18 +133,19 @@ class Reader:
         """Pass messages on one by one, each when nothing else is in flight."""
         await self.flush()
         random.SystemRandom().shuffle(again)
-        for one in again:
-            await self._stages.drained()
-            if self._stop.is_set():
-                self._holding.release([one.delivery])
-                await give_back([one.delivery])
-                continue
-            await self._stages.put([one])
-        await self._stages.drained()
+        async with self._lanes.alone(self._lane):
+            for one in again:
+                await self._lanes.drained()
+                if self._stop.is_set():
+                    self._holding.release([one.delivery])
+                    await give_back([one.delivery])
+                    continue
+                await self._lanes.put(self._lane, [one])
+            await self._lanes.drained()
 
     async def _put(self, batches: list[list[Taken]]) -> None:
         for batch in batches:
-            await self._stages.put(batch)
+            await self._lanes.put(self._lane, batch)
 
     def _taken(self, delivery: Delivery) -> Taken:
         case = triage(
@@ -142,4 +155,4 @@ class Reader:
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
         )
-        return Taken(delivery=delivery, case=case)
+        return Taken(delivery=delivery, case=case, at_s=self._clock.monotonic_s())

@@ -1,7 +1,6 @@
 """Replays a batch and compares it: a pure function from captured exchanges to divergences."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from math import ceil
 from typing import TypeVar
 
@@ -63,14 +62,22 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    divergences
-        Of its items.
+    everything
+        Divergences of all items that were compared together: one object for all of these exchanges.
+    rows
+        Those that are its own.
     embedding
         The reference's embedding : (items, ...), or None where it has none with one entry per item.
     """
 
-    divergences: Divergences
+    everything: Divergences
+    rows: range
     embedding: Array | None
+
+    @property
+    def divergences(self) -> Divergences:
+        """Of its own items."""
+        return self.everything.part(self.rows.start, self.rows.stop)
 
 
 Outcome = Compared | QuarantineError
@@ -92,11 +99,91 @@ class _Pair(msgspec.Struct, frozen=True, kw_only=True):
         return tuple((array.dtype.str, array.shape[1:]) for array in arrays)
 
 
-def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
+class Assembled(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that is ready to be replayed.
+
+    Parameters
+    ----------
+    batch
+        Exchanges with one signature; at least one.
+    inputs
+        Name to array : (items of all of them, ...).
+    """
+
+    batch: tuple[Prepared, ...]
+    inputs: dict[str, Array]
+
+    @property
+    def n_items(self) -> int:
+        """Number of items."""
+        return len(next(iter(self.inputs.values())))
+
+
+Answer = dict[str, Array] | QuarantineError
+
+
+def assemble(batch: Sequence[Prepared]) -> Assembled:
+    """Return a batch with its inputs side by side; of a single exchange they are not copied.
+
+    Parameters
+    ----------
+    batch
+        Exchanges with one signature; at least one.
+    """
+    if len(batch) == 1:
+        return Assembled(batch=tuple(batch), inputs=batch[0].inputs)
+    joined = {name: np.concatenate([entry.inputs[name] for entry in batch]) for name in batch[0].inputs}
+    return Assembled(batch=tuple(batch), inputs=joined)
+
+
+def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
+    """Return, per exchange, the reference's outputs, items along the first dimension, or why it is set aside.
+
+    All exchanges are replayed together. Where that fails, halves are tried, down to single exchanges: only those
+    that fail alone are set aside, nothing else pays for them.
+
+    Parameters
+    ----------
+    assembled
+        The batch.
+    most_items
+        Items that are given to the reference at once.
+
+    Raises
+    ------
+    BrokenRuntimeError
+        The reference computes nothing any more.
+    RetryError
+        What computes is away for now.
+    """
+
+    def work(batch: Sequence[Prepared]) -> Sequence[dict[str, Array]]:
+        whole = len(batch) == len(assembled.batch)
+        return _replay(assembled if whole else assemble(batch), most_items=most_items)
+
+    return _together(assembled.batch, work)
+
+
+def compare(batch: Sequence[Prepared], outputs: Sequence[Answer]) -> list[Outcome]:
     """Return, per exchange, the divergences of its items with their embedding, or why it is set aside.
 
-    All exchanges are replayed together, and compared together. Where that fails, halves are tried, down to single
-    exchanges: only those that fail alone are set aside, nothing else pays for them.
+    All exchanges are compared together, and where that fails in halves, as they are replayed.
+
+    Parameters
+    ----------
+    batch
+        Exchanges with one signature.
+    outputs
+        As `replay` returns them.
+    """
+    chosen: dict[tuple[object, ...], tuple[str, str]] = {}
+    pairs = [_pair(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
+    compared = iter(_together([pair for pair in pairs if isinstance(pair, _Pair)], _compare))
+    return [next(compared) if isinstance(pair, _Pair) else pair for pair in pairs]
+
+
+def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
+    """Assemble, replay and compare a batch with one signature.
 
     Parameters
     ----------
@@ -109,11 +196,10 @@ def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome
     ------
     BrokenRuntimeError
         The reference computes nothing any more.
+    RetryError
+        What computes is away for now.
     """
-    replayed = _together(batch, partial(_replay, most_items=most_items))
-    pairs = [_pair(entry, outputs) for entry, outputs in zip(batch, replayed, strict=True)]
-    compared = iter(_together([pair for pair in pairs if isinstance(pair, _Pair)], _compare))
-    return [next(compared) if isinstance(pair, _Pair) else pair for pair in pairs]
+    return compare(batch, replay(assemble(batch), most_items=most_items))
 
 
 def _together(
@@ -131,19 +217,25 @@ def _together(
     return [*_together(entries[:half], work), *_together(entries[half:], work)]
 
 
-def _replay(entries: Sequence[Prepared], *, most_items: int) -> list[dict[str, Array]]:
+def _replay(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
+    entries, joined, n_items = assembled.batch, assembled.inputs, assembled.n_items
     judge = entries[0].judge
     if not judge.model.batched:
         return [_alone(entry) for entry in entries]
-    joined = {name: np.concatenate([entry.inputs[name] for entry in entries]) for name in entries[0].inputs}
-    n_items = sum(entry.n_items for entry in entries)
     # In equal steps, so that hardly an item is computed for nothing.
     size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
     outputs = _in_steps(judge, joined, n_items, size)
-    ends = np.cumsum([entry.n_items for entry in entries])[:-1]
-    parts = {name: np.split(array, ends) for name, array in outputs.items() if len(array) == n_items}
-    return [{name: part[index] for name, part in parts.items()} for index in range(len(entries))]
+    whole = {name: array for name, array in outputs.items() if len(array) == n_items}
+    return [{name: array[begin:end] for name, array in whole.items()} for begin, end in _spans(entries)]
+
+
+def _spans(entries: Sequence[Prepared]) -> Iterator[tuple[int, int]]:
+    """Return where the items of each exchange begin and end among those of all."""
+    end = 0
+    for entry in entries:
+        begin, end = end, end + entry.n_items
+        yield begin, end
 
 
 def _alone(entry: Prepared) -> dict[str, Array]:
@@ -157,8 +249,7 @@ def _in_steps(judge: Judge, inputs: dict[str, Array], n_items: int, size: int) -
     tables = item_columns(judge.model)
     steps: list[dict[str, Array]] = []
     for begin in range(0, n_items, size):
-        rows = np.minimum(np.arange(begin, begin + size), n_items - 1)
-        step = inputs if size == n_items else {name: array[rows] for name, array in inputs.items()}
+        step = {name: _rows(array, begin, size) for name, array in inputs.items()}
         outputs = judge.runtime.run(step)
         steps.append(
             {
@@ -171,17 +262,32 @@ def _in_steps(judge: Judge, inputs: dict[str, Array], n_items: int, size: int) -
     return {name: output[:n_items] for name, output in found.items() if output is not None}
 
 
+def _rows(array: Array, begin: int, size: int) -> Array:
+    """Return `size` items from `begin` on; beyond the end the last one again. Without that they are not copied."""
+    if begin + size <= len(array):
+        return array[begin : begin + size]
+    return array[np.minimum(np.arange(begin, begin + size), len(array) - 1)]
+
+
 def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
     """Return how many items the reference insists on, None where any number will do."""
     return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
 
 
-def _pair(entry: Prepared, outputs: dict[str, Array] | QuarantineError) -> _Pair | QuarantineError:
+def _pair(
+    entry: Prepared, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
+) -> _Pair | QuarantineError:
+    """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
     if isinstance(outputs, QuarantineError):
         return outputs
+    given = tuple(tensor.name for tensor in entry.exchange.outputs)
+    key = (id(entry.judge), *given)
     try:
-        named = entry.judge.comparator.outputs
-        names = {name: name for name in named} or dict([_output_names(entry)])
+        names = {name: name for name in entry.judge.comparator.outputs}
+        if not names:
+            if key not in chosen:
+                chosen[key] = _output_names(entry)
+            names = dict([chosen[key]])
         candidate = {name: _captured(entry, name) for name in names}
         reference = {name: _replayed(entry, own, outputs) for name, own in names.items()}
     except QuarantineError as error:
@@ -272,11 +378,10 @@ def _compare(pairs: Sequence[_Pair]) -> list[Compared]:
         everything = together[0].judge.comparator.compare(
             _joined([pair.candidate for pair in together]), _joined([pair.reference for pair in together])
         )
-        ends = np.cumsum([pair.n_items for pair in together]).tolist()
-        for index, pair, end in zip(indices, together, ends, strict=True):
-            found[index] = Compared(
-                divergences=everything.part(end - pair.n_items, end), embedding=pair.embedding
-            )
+        end = 0
+        for index, pair in zip(indices, together, strict=True):
+            begin, end = end, end + pair.n_items
+            found[index] = Compared(everything=everything, rows=range(begin, end), embedding=pair.embedding)
     return [found[index] for index in range(len(pairs))]
 
 

@@ -1,10 +1,16 @@
-"""The two stages behind the reader: replaying in a thread, and storing. They work at the same time."""
+"""The stages behind the reader: assembling, replaying, comparing and storing. They work at the same time.
+
+While the reference computes one batch, the next is laid out, the one before is compared and put into slices in another
+thread, and the one before that is stored: what computes hardly ever waits for what does not.
+"""
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
+from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import TypeVar
 
 import msgspec
 
@@ -12,14 +18,16 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
-from shadow.assessor import Assessor
+from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding, acknowledge, give_back
-from shadow.meters import Health, Meters
-from shadow.replay import Prepared
+from shadow.lanes import Lanes
+from shadow.meters import Health, Meters, Step
+from shadow.replay import Answer
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import Spans
 from shadow.storing import until_stored
 from shadow.triage import Case
+from shadow.turns import Turn
 from storage.rows import StoreBatch, VectorRow
 from storage.writer import Writer
 
@@ -27,12 +35,31 @@ _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 30.0
 
+Done = TypeVar("Done")
+
 
 class Taken(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the stream with what is to become of it."""
+    """A message of the stream with what is to become of it, and when it was taken."""
 
     delivery: Delivery
     case: Case
+    at_s: float = 0.0
+
+
+class _Ready(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that waits to be replayed."""
+
+    deliveries: tuple[Delivery, ...]
+    begun: Begun
+    turn: Turn
+
+
+class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch that waits to be compared."""
+
+    ready: _Ready
+    outputs: list[Answer]
+    at: datetime
 
 
 class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,15 +72,19 @@ class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
 class Stages:
     """Replays and stores batches in the order they come.
 
-    `replay_one` and `store_one` are each called again and again by one task. Whatever they raise, the batch they
-    had is let go, so that it comes again, and `drained` does not wait for it.
+    `assemble_one`, `replay_one`, `compare_one` and `store_one` are each called again and again by one task. Whatever
+    they raise, the batch they had is let go, so that it comes again, and `drained` does not wait for it.
 
     Parameters
     ----------
+    lanes
+        Where batches come from.
     assessor
-        Replays and compares; called in `thread` only.
+        Replays and compares.
     thread
-        An executor with one thread.
+        An executor with one thread, for the reference.
+    beside
+        Another one with one thread, for what is done before and after.
     writer
         Stores.
     keep
@@ -75,8 +106,10 @@ class Stages:
     def __init__(
         self,
         *,
+        lanes: Lanes[list[Taken]],
         assessor: Assessor,
         thread: Executor,
+        beside: Executor,
         writer: Writer,
         keep: Callable[[Sequence[VectorRow]], Awaitable[None]],
         holding: Holding,
@@ -89,8 +122,10 @@ class Stages:
         replay_limit_s: float,
         broken: Callable[[str], None],
     ) -> None:
+        self._lanes = lanes
         self._assessor = assessor
         self._thread = thread
+        self._beside = beside
         self._writer = writer
         self._keep = keep
         self._holding = holding
@@ -102,41 +137,55 @@ class Stages:
         self._store_limit_s = store_limit_s
         self._replay_limit_s = replay_limit_s
         self._broken = broken
-        self._to_replay: asyncio.Queue[list[Taken]] = asyncio.Queue(maxsize=1)
+        self._to_replay: asyncio.Queue[_Ready] = asyncio.Queue(maxsize=1)
+        self._to_compare: asyncio.Queue[_Replayed] = asyncio.Queue(maxsize=1)
         self._to_store: asyncio.Queue[_Assessed] = asyncio.Queue(maxsize=1)
 
-    async def put(self, batch: list[Taken]) -> None:
-        """Hand in a batch; waits while the one before it is waiting too."""
-        await self._to_replay.put(batch)
-
-    async def drained(self) -> None:
-        """Wait until every batch that was handed in is stored or let go."""
-        await self._to_replay.join()
+    async def assemble_one(self) -> None:
+        """Lay the next batch out and hand it on to be replayed."""
+        turn, taken = await self._lanes.take()
+        deliveries = tuple(one.delivery for one in taken)
+        async with self._in_hand(deliveries):
+            cases = [one.case for one in taken]
+            if taken:
+                self._meters.took(Step.WAIT, self._clock.monotonic_s() - taken[0].at_s)
+            begun = await self._in_thread(self._beside, lambda: self._assessor.begin(cases), Step.ASSEMBLE)
+            await self._to_replay.put(_Ready(deliveries=deliveries, begun=begun, turn=turn))
 
     async def replay_one(self) -> None:
-        """Replay the next batch and hand it on to be stored.
+        """Replay the next batch and hand it on to be compared.
 
         While a reference is away the batch stays in hand, kept alive on the stream; at the end it is given back.
         """
-        taken = await self._to_replay.get()
-        deliveries = tuple(one.delivery for one in taken)
-        try:
-            batch = await self._until_assessed([one.case for one in taken])
-            if batch is None:
-                await give_back(deliveries)
-                self._let_go(deliveries)
+        ready = await self._to_replay.get()
+        async with self._in_hand(ready.deliveries):
+            at = self._clock.now()
+            outputs = await self._until_replayed(ready)
+            if outputs is None:
+                await give_back(ready.deliveries)
+                self._let_go(ready.deliveries)
                 return
+            await self._to_compare.put(_Replayed(ready=ready, outputs=outputs, at=at))
+
+    async def compare_one(self) -> None:
+        """Compare the next batch, put it into slices and hand it on to be stored."""
+        replayed = await self._to_compare.get()
+        begun, deliveries = replayed.ready.begun, replayed.ready.deliveries
+        async with self._in_hand(deliveries):
+            outcomes = await self._in_thread(
+                self._beside, lambda: self._assessor.compare(begun, replayed.outputs), Step.COMPARE
+            )
+            batch = await self._in_thread(
+                self._beside, lambda: self._assessor.record(begun, outcomes, replayed.at), Step.SLICES
+            )
+            self._meters.assessed(self._assessor.overflow(), self._assessor.learned.n_over_cap)
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
-        except BaseException as error:
-            self._let_go(deliveries)
-            if isinstance(error, BrokenRuntimeError):
-                self._broken(str(error))
-            raise
 
     async def store_one(self) -> None:
         """Store the next batch, then acknowledge it."""
         assessed = await self._to_store.get()
         try:
+            began_s = self._clock.monotonic_s()
             written = await until_stored(
                 lambda: self._writer.store(assessed.batch),
                 self._stop,
@@ -146,6 +195,8 @@ class Stages:
             if written is None:
                 await give_back(assessed.deliveries)
                 return
+            stored_s = self._clock.monotonic_s()
+            self._meters.took(Step.STORE, stored_s - began_s)
             self._health.record_answered()
             self._meters.stored(assessed.batch, written)
             if aside := assessed.batch.quarantined:
@@ -156,6 +207,7 @@ class Stages:
                     aside[0].detail,
                 )
             await acknowledge(assessed.deliveries)
+            self._meters.took(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
             await self._keep_vectors(assessed.batch.vectors)
         finally:
             self._let_go(assessed.deliveries)
@@ -173,12 +225,12 @@ class Stages:
         else:
             self._meters.sampled(vectors, stored=True)
 
-    async def _until_assessed(self, cases: Sequence[Case]) -> StoreBatch | None:
-        """Assess a batch, waiting for a reference that is away; None where the end was asked for meanwhile."""
+    async def _until_replayed(self, ready: _Ready) -> list[Answer] | None:
+        """Replay a batch, waiting for a reference that is away; None where the end was asked for meanwhile."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
-                return await self._assess(cases)
+                return await self._replay(ready)
             except RetryError as error:
                 if self._stop.is_set():
                     return None
@@ -186,27 +238,55 @@ class Stages:
             await self._stop.wait(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _assess(self, cases: Sequence[Case]) -> StoreBatch:
-        loop = asyncio.get_running_loop()
+    async def _replay(self, ready: _Ready) -> list[Answer]:
+        begun = ready.begun
         began_s, began = self._clock.monotonic_s(), self._clock.now()
-        work: Callable[[], StoreBatch] = lambda: self._assessor.assess(cases, self._clock.now())  # noqa: E731
+        outputs = await self._in_thread(self._thread, lambda: self._assessor.replay(begun), Step.REPLAY)
+        took_s = self._clock.monotonic_s() - began_s
+        self._lanes.charge(ready.turn, took_s if begun.prepared else 0.0)
+        if begun.assembled is not None:
+            self._meters.replayed(begun.assembled, took_s)
+        self._spans.replayed(begun.prepared, _ns(began), _ns(self._clock.now()))
+        return outputs
+
+    async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: Step) -> Done:
+        """Do `work` in a thread, and note how long it took there.
+
+        Raises
+        ------
+        BrokenRuntimeError
+            It did not end in time.
+        """
+
+        def timed() -> tuple[Done, float]:
+            began_s = self._clock.monotonic_s()
+            done = work()
+            return done, self._clock.monotonic_s() - began_s
+
         try:
             async with asyncio.timeout(self._replay_limit_s):
-                batch = await loop.run_in_executor(self._thread, work)
+                done, took_s = await asyncio.get_running_loop().run_in_executor(thread, timed)
         except TimeoutError as error:
-            n_items = sum(case.n_items for case in cases if isinstance(case, Prepared))
             raise BrokenRuntimeError(
-                f"the replay of {n_items} items did not end within {self._replay_limit_s:g} s"
+                f"the step `{step}` of a batch did not end within {self._replay_limit_s:g} s"
             ) from error
-        self._meters.replayed(batch, self._clock.monotonic_s() - began_s, self._assessor.overflow())
-        prepared = [case for case in cases if isinstance(case, Prepared)]
-        self._spans.replayed(prepared, _ns(began), _ns(self._clock.now()))
-        self._meters.kept_back(self._assessor.learned.n_over_cap)
-        return batch
+        self._meters.took(step, took_s)
+        return done
+
+    @asynccontextmanager
+    async def _in_hand(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:
+        """Let go of a batch where its step fails; a reference that computes nothing any more ends the process."""
+        try:
+            yield
+        except BaseException as error:
+            self._let_go(deliveries)
+            if isinstance(error, BrokenRuntimeError):
+                self._broken(str(error))
+            raise
 
     def _let_go(self, deliveries: Sequence[Delivery]) -> None:
         self._holding.release(deliveries)
-        self._to_replay.task_done()
+        self._lanes.done()
 
 
 def _ns(moment: datetime) -> int:

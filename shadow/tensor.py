@@ -158,25 +158,27 @@ def _told(source: tuple[str, ReferenceInput]) -> str:
 
 def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bool) -> Array:
     array = decode(tensor)
-    sides = (
-        f"`{tensor.name}`: the exchange has {tensor.datatype}{list(tensor.shape)}, the reference takes {spec}"
-    )
     # A fixed number of items is the replay's business, not the exchange's.
     expected = (None, *spec.shape[1:]) if batched and spec.shape else spec.shape
     if len(array.shape) != len(expected) or (batched and not expected):
-        raise _schema(sides)
+        raise _misfit(tensor, spec)
     if any(want is not None and want != have for have, want in zip(array.shape, expected, strict=True)):
-        raise _schema(sides)
+        raise _misfit(tensor, spec)
     if array.dtype == np.dtype(object):
         if spec.dtype != np.dtype(object):
-            raise _schema(sides)
+            raise _misfit(tensor, spec)
         array = _text_array(tensor.name, array)
     else:
         numbers = converted(array, entry, spec)
         if numbers is None:
-            raise _schema(f"{sides}{_advice(entry)}")
+            raise _misfit(tensor, spec, _advice(entry))
         array = numbers
     return array if batched else array[np.newaxis]
+
+
+def _misfit(tensor: Tensor, spec: TensorSpec, advice: str = "") -> QuarantineError:
+    given = f"{tensor.datatype}{list(tensor.shape)}"
+    return _schema(f"`{tensor.name}`: the exchange has {given}, the reference takes {spec}{advice}")
 
 
 def _advice(entry: ReferenceInput) -> str:

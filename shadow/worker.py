@@ -1,8 +1,8 @@
 """The shadow worker: stream, replay, record, acknowledge. Nothing is acknowledged before it is stored.
 
-Reading, replaying and storing go on at once, each with one batch in hand and at most one waiting between them.
-That and `fetch_bytes` bound the memory whatever is down: with Postgres away the stages fill up, the messages in
-hand are kept alive on the stream, and the rest waits there.
+Reading, replaying, comparing and storing go on at once. Of each model one batch fills and one waits for its turn; four
+are in the stages. That and `fetch_bytes` bound the memory whatever is down: with Postgres away the stages fill up, the
+messages in hand are kept alive on the stream, and the rest waits there.
 """
 
 import asyncio
@@ -15,10 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
+import msgspec
+
 from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Reference
+from quantdrift.core.config.schema import MIB, Config, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
@@ -28,15 +30,18 @@ from shadow.discovered import DiscoveredSlices
 from shadow.held import held
 from shadow.holding import Holding
 from shadow.in_force import InForce
+from shadow.lanes import Lanes
 from shadow.meters import Health, Meters
 from shadow.opening import open_reference, opening_of
 from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
+from shadow.readers import Readers
 from shadow.references import References
 from shadow.runtime import ReferenceRuntime
 from shadow.spans import NoSpans, OtlpSpans, Spans
-from shadow.stages import Stages
+from shadow.stages import Stages, Taken
 from shadow.tallies import TallyIntake
+from shadow.turns import Turns, terms_of
 from storage.clustering import keep_vectors
 from storage.database import Database
 from storage.writer import Writer
@@ -46,6 +51,7 @@ _CONNECT_PAUSE_S = 1.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
+_MOST_IN_HAND = 4  # one laid out, one replayed, one compared, one stored
 
 Found = TypeVar("Found")
 
@@ -136,9 +142,8 @@ async def _work(
     shadow = config.shadow
     # A transaction holds a handful of statements, each bounded by the server itself.
     store_limit_s = 2 * config.storage.statement_timeout_s + 10
-    exchanges = await _when_there(lambda: queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s), stop)
     tallies = await _when_there(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
-    if exchanges is None or tallies is None:
+    if tallies is None:
         return
     holding = Holding()
     end = Stop()  # set when the stages are empty
@@ -158,10 +163,18 @@ async def _work(
             health.record_answered()
         await end.wait(_PING_S)
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as thread:
+    with (
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as thread,
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside") as beside,
+    ):
+        lanes: Lanes[list[Taken]] = Lanes(
+            Turns(terms_of(config.models)), clock, stop, most_in_hand=_MOST_IN_HAND
+        )
         stages = Stages(
+            lanes=lanes,
             assessor=assessor,
             thread=thread,
+            beside=beside,
             writer=Writer(database, clock),
             keep=partial(keep_vectors, database),
             holding=holding,
@@ -174,15 +187,27 @@ async def _work(
             replay_limit_s=_WAITS_PER_REPLAY * shadow.ack_wait_s,
             broken=_end,
         )
-        reader = Reader(
-            shadow=shadow,
-            consumer=exchanges,
-            references=references,
-            stages=stages,
-            holding=holding,
-            health=health,
-            clock=clock,
-            stop=stop,
+        # All of them together hold as much as one would.
+        of_each = msgspec.structs.replace(
+            shadow, fetch_bytes=max(shadow.fetch_bytes // max(len(config.models), 1), MIB)
+        )
+
+        async def reader_of(model: str) -> Reader:
+            return Reader(
+                shadow=of_each,
+                lane=model,
+                consumer=await queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s, model=model),
+                references=references,
+                lanes=lanes,
+                holding=holding,
+                meters=meters,
+                health=health,
+                clock=clock,
+                stop=stop,
+            )
+
+        readers = Readers(
+            models=(model.name for model in config.models), found=queue.models, make=reader_of, stop=stop
         )
         intake = TallyIntake(
             consumer=tallies,
@@ -197,7 +222,9 @@ async def _work(
         behind = [
             asyncio.create_task(supervise(title, work, end))
             for title, work in (
+                ("assembling", stages.assemble_one),
                 ("replaying", stages.replay_one),
+                ("comparing", stages.compare_one),
                 ("storing", stages.store_one),
                 ("keeping alive", beat),
                 ("asking Postgres", ping),
@@ -207,11 +234,10 @@ async def _work(
         ]
         try:
             await asyncio.gather(
-                supervise("reading exchanges", reader.read_once, stop),
+                readers.run(),
                 supervise("reading tallies", intake.take_once, stop),
             )
-            await reader.flush()
-            await stages.drained()
+            await lanes.drained()
         finally:
             end.set()
             for task in behind:
@@ -227,17 +253,20 @@ def _load_references(
 ) -> References:
     """Open what is not in `opened` yet; a server that is away is asked again, and the others stay open meanwhile."""
 
+    def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
+        runtime = ProvenRuntime(
+            open_reference(opening_of(config, model, reference, token)), remote=bool(reference.url)
+        )
+        try:
+            return hold(model, reference, runtime)
+        except BaseException:
+            runtime.close()
+            raise
+
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            runtime = ProvenRuntime(
-                open_reference(opening_of(config, model, reference, token)), remote=bool(reference.url)
-            )
-            try:
-                opened[key] = hold(model, reference, runtime)
-            except BaseException:
-                runtime.close()
-                raise
+            opened[key] = open_one(model, reference)
         return opened[key]
 
     return References(config.models, load)

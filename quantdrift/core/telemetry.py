@@ -124,6 +124,12 @@ SKIPPED = Instrument(
     "quantdrift.shadow.skipped", _C, "{exchange}", "Read but not compared, by model and reason."
 )
 REPLAY_TIME = Instrument("quantdrift.shadow.replay.duration", _H, "s", "Time of one replay batch, by model.")
+STEP_TIME = Instrument(
+    "quantdrift.shadow.step.duration",
+    _H,
+    "s",
+    "Time of one batch in each step, from pull to acknowledge, by step.",
+)
 BATCH_ITEMS = Instrument(
     "quantdrift.shadow.batch.items", _H, "{item}", "Items in one replay batch, by model."
 )

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from examples.otlp_receiver import OtlpReceiver
+from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow, Slice, Stream
@@ -120,11 +121,9 @@ async def _fetch(dsn: str, query: str) -> list[Any]:
         await connection.close()
 
 
-async def _until_empty(queue: Queue, config: Config) -> None:
-    consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
-
+async def _until_empty(queue: Queue) -> None:
     async def empty() -> bool:
-        return await consumer.pending() == 0
+        return not (await read_backlog(queue)).n_messages
 
     await _until(empty)
 
@@ -164,7 +163,7 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     async with _serving(config, postgres_dsn) as queue:
         await _publish(queue, changed, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
         await _until_counted(postgres_dsn, "comparison", 23)
-        await _until_empty(queue, config)
+        await _until_empty(queue)
     rows = await _fetch(
         postgres_dsn, f"select * from comparison where exchange_id = '{changed.id}' order by item"
     )
@@ -210,7 +209,7 @@ async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postg
         )
         await _until_counted(postgres_dsn, "quarantine", 4)
         await _until_counted(postgres_dsn, "comparison", 1)
-        await _until_empty(queue, config)
+        await _until_empty(queue)
     aside = await _fetch(postgres_dsn, "select reason, payload from quarantine order by reason")
     assert [row["reason"] for row in aside] == ["decode", "output", "schema", "too_late"]
     assert aside[3]["payload"] == encode(late)
@@ -237,7 +236,7 @@ async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poiso
     await queue.ensure()
     poison, *again = (exchange_of(inputs_of(1, seed)) for seed in range(6))
     await _publish(queue, poison)
-    consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
+    consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s, model="digits")
     for _ in range(config.shadow.max_deliveries):
         (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=10)
         await delivery.nak(0)
@@ -248,7 +247,7 @@ async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poiso
     async with _serving(config, postgres_dsn) as queue:
         await _until_counted(postgres_dsn, "comparison", 5)
         await _until_counted(postgres_dsn, "quarantine", 1)
-        await _until_empty(queue, config)
+        await _until_empty(queue)
     (row,) = await _fetch(postgres_dsn, "select * from quarantine")
     assert (row["reason"], row["payload"], row["exchange_id"]) == ("poison", encode(poison), None)
     batches = await _fetch(postgres_dsn, "select n_rows from batch where n_rows > 0")
@@ -283,7 +282,7 @@ async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
         await queue.publish_exchange("digits", "first", encode(exchange))
         await queue.publish_exchange("digits", "second", encode(exchange))
         await _until_counted(postgres_dsn, "comparison", 2)
-        await _until_empty(queue, config)
+        await _until_empty(queue)
     assert len(await _fetch(postgres_dsn, "select 1 from comparison")) == 2
     assert [row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")] == [2]
 
@@ -316,11 +315,10 @@ async def test_postgres_may_go_and_come_back(config: Config, postgres_server: Po
         await _until_counted(dsn, "comparison", 1)
         postgres_server.kill()
         await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(40)))
-        consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s)
-        assert await consumer.pending() == 40
+        assert (await read_backlog(queue)).n_messages == 40
         postgres_server.start()
         await _until_counted(dsn, "comparison", 41)
-        await _until_empty(queue, config)
+        await _until_empty(queue)
     assert len(await _fetch(dsn, "select 1 from comparison")) == 41
     assert sum(row["n_rows"] for row in await _fetch(dsn, "select n_rows from batch")) == 41
 
@@ -353,7 +351,7 @@ async def test_nats_may_go_and_come_back(config: Config, postgres_dsn: str, tmp_
             server.start()
             await _publish(queue, *(exchange_of(inputs_of(1, seed)) for seed in range(20)))
             await _until_counted(postgres_dsn, "comparison", 40)
-            await _until_empty(queue, config)
+            await _until_empty(queue)
     finally:
         server.stop()
     assert len(await _fetch(postgres_dsn, "select 1 from comparison")) == 40

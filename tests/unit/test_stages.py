@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -16,18 +15,20 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import Telemetry
-from shadow.assessor import Assessor
+from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding
+from shadow.lanes import Lanes
 from shadow.meters import Health, Meters
 from shadow.reader import Reader
 from shadow.references import References
+from shadow.replay import Answer
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import NoSpans
 from shadow.stages import Stages, Taken
 from shadow.storing import until_stored
-from shadow.triage import Case
+from shadow.turns import Turns
 from storage.database import Database
-from storage.rows import Quarantined, StoreBatch, VectorRow, Written
+from storage.rows import Quarantined, VectorRow, Written
 from storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
@@ -80,11 +81,11 @@ class _Failing(Assessor):
         super().__init__(Config(), "test", ())
         self._work = work
 
-    def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
-        """Work, and return an empty batch."""
-        del batch
+    def replay(self, begun: Begun) -> list[Answer]:
+        """Work, and return nothing."""
+        del begun
         self._work()
-        return StoreBatch(worker="test", at=at)
+        return []
 
 
 class _Bench:
@@ -97,14 +98,18 @@ class _Bench:
         self.said: list[str] = []
         clock = SystemClock()
         self.health = Health(clock)
+        self.meters = Meters(Telemetry("test", {}), clock)
         self.stop = Stop()
+        self.lanes: Lanes[list[Taken]] = Lanes(Turns({}), clock, self.stop, most_in_hand=4)
         self.stages = Stages(
+            lanes=self.lanes,
             assessor=_Failing(work),
             thread=thread,
+            beside=thread,
             writer=Writer(Database(NOWHERE, Config().storage), clock),
             keep=self._keep,
             holding=self.holding,
-            meters=Meters(Telemetry("test", {}), clock),
+            meters=self.meters,
             spans=NoSpans(),
             health=self.health,
             clock=clock,
@@ -113,6 +118,11 @@ class _Bench:
             replay_limit_s=replay_limit_s,
             broken=self.said.append,
         )
+
+    async def replay(self) -> None:
+        """Take the batch that was put in as far as its replay."""
+        await asyncio.wait_for(self.stages.assemble_one(), DEADLINE_S)
+        await asyncio.wait_for(self.stages.replay_one(), DEADLINE_S)
 
     @staticmethod
     async def _keep(_: Sequence[VectorRow]) -> None:
@@ -128,13 +138,13 @@ async def test_a_replay_that_hangs_ends_the_worker() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(hang, thread, replay_limit_s=0.05)
-        await bench.stages.put([])
+        await bench.lanes.put("digits", [])
         try:
             with pytest.raises(BrokenRuntimeError):
-                await bench.stages.replay_one()
+                await bench.replay()
         finally:
             released.set()
-        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
     assert len(bench.said) == 1
     assert "did not end within 0.05 s" in bench.said[0]
 
@@ -147,10 +157,10 @@ async def test_a_broken_reference_ends_the_worker() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(die, thread)
-        await bench.stages.put([])
+        await bench.lanes.put("digits", [])
         with pytest.raises(BrokenRuntimeError):
-            await bench.stages.replay_one()
-        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+            await bench.replay()
+        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
     assert bench.said == ["CUDA is gone"]
 
 
@@ -167,8 +177,8 @@ async def test_a_reference_that_is_away_is_waited_for() -> None:
         bench = _Bench(away, thread)
         delivery = _Delivery(b"")
         bench.holding.take(cast("Delivery", delivery))
-        await bench.stages.put([_taken(delivery)])
-        await asyncio.wait_for(bench.stages.replay_one(), DEADLINE_S)
+        await bench.lanes.put("digits", [_taken(delivery)])
+        await bench.replay()
         await bench.holding.beat()
     assert len(tries) == 3
     assert delivery.n_beats == 1  # still in hand: it is to be stored
@@ -186,9 +196,9 @@ async def test_a_batch_whose_reference_stays_away_is_given_back_at_the_end() -> 
         bench = _Bench(away, thread)
         delivery = _Delivery(b"")
         bench.holding.take(cast("Delivery", delivery))
-        await bench.stages.put([_taken(delivery)])
-        await asyncio.wait_for(bench.stages.replay_one(), DEADLINE_S)
-        await asyncio.wait_for(bench.stages.drained(), DEADLINE_S)
+        await bench.lanes.put("digits", [_taken(delivery)])
+        await bench.replay()
+        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
         await bench.holding.beat()
     assert (delivery.n_beats, delivery.n_returned) == (0, 1)
 
@@ -207,8 +217,10 @@ async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
             shadow=Shadow(),
             consumer=_Consumer(deliveries),  # type: ignore[arg-type]
             references=Broken((), lambda *_: pytest.fail("loads nothing")),
-            stages=bench.stages,
+            lane="digits",
+            lanes=bench.lanes,
             holding=bench.holding,
+            meters=bench.meters,
             health=bench.health,
             clock=SystemClock(),
             stop=Stop(),

@@ -166,7 +166,7 @@ def test_the_record_holds_what_is_defined() -> None:
     found = _compared([[1.0, 2.0], [np.nan, 2.0]], [[1.0, 2.0], [1.0, 2.0]])
     details = [
         json.loads(one.detail or "")
-        for one in items_of(found, slices=[(), ()], features=[{}, {}], clustering=0)
+        for one in items_of(found, slices=[(), ()], features=[{}, {}], clusterings=[0, 0])
     ]
     assert details[0] == {"cosine_distance": 0, "max_absolute_error": 0, "max_ulp_error": 0}
     assert details[1] == {"candidate_nan": 1, "candidate_not_finite": True}

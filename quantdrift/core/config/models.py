@@ -267,6 +267,20 @@ class Model(Section, frozen=True, kw_only=True):
         ),
         Meta(pattern=r"^(|bytes|json|scores|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
     ] = ""
+    share: Annotated[
+        float,
+        about(
+            "Its weight among models that wait for the same shadow: replay time is divided by it.",
+            gt=0,
+            le=1000,
+        ),
+    ] = 1.0
+    max_replay_ratio: Annotated[
+        float,
+        about(
+            "Most seconds of replay per second that it may take of a shadow worker. 0: no limit.", ge=0, le=1
+        ),
+    ] = 0.0
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
     classification: Classification = Classification()

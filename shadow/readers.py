@@ -1,0 +1,67 @@
+"""One reader for each model, so that a model with a flood fills its own part of the stream and nobody else's."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+
+from quantdrift.core.errors import RetryError
+from quantdrift.core.process import Stop, supervise
+from shadow.reader import Reader
+
+_LOG = logging.getLogger(__name__)
+_LOOK_S = 2.0
+
+
+class Readers:
+    """Reads the exchanges of every model: of those that are configured, and of others as they appear in the stream.
+
+    What is not configured has no reference; it is read to be counted.
+
+    Parameters
+    ----------
+    models
+        Names of those that are configured.
+    found
+        Tells of which models exchanges wait.
+    make
+        Makes the reader of a model.
+    stop
+        Whether the process is to end.
+    """
+
+    def __init__(
+        self,
+        *,
+        models: Iterable[str],
+        found: Callable[[], Awaitable[Iterable[str]]],
+        make: Callable[[str], Awaitable[Reader]],
+        stop: Stop,
+    ) -> None:
+        self._models = frozenset(models)
+        self._found = found
+        self._make = make
+        self._stop = stop
+        self._readers: dict[str, Reader] = {}
+
+    async def run(self) -> None:
+        """Read until the end is asked for, and pass on what waited for its batch to fill."""
+        async with asyncio.TaskGroup() as group:
+            while not self._stop.is_set():
+                for model in sorted(await self._wanted() - self._readers.keys()):
+                    try:
+                        reader = await self._make(model)
+                    except RetryError as error:
+                        _LOG.warning("exchanges of %s are not read yet: %s", model, error)
+                        continue
+                    self._readers[model] = reader
+                    group.create_task(supervise(f"reading {model}", reader.read_once, self._stop))
+                await self._stop.wait(_LOOK_S)
+        for reader in self._readers.values():
+            await reader.flush()
+
+    async def _wanted(self) -> frozenset[str]:
+        try:
+            return self._models.union(await self._found())
+        except RetryError as error:
+            _LOG.debug("%s", error)
+            return self._models
