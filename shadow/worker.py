@@ -38,6 +38,7 @@ from shadow.reader import Reader
 from shadow.readers import Readers
 from shadow.references import References
 from shadow.runtime import ReferenceRuntime
+from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
 from shadow.spans import NoSpans, OtlpSpans, Spans
 from shadow.stages import Stages, Taken
 from shadow.tallies import TallyIntake
@@ -88,7 +89,8 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     try:
         opened: dict[tuple[str, Reference], ReferenceRuntime] = {}
         hold = partial(held, clock=clock, told=meters.canaries_checked)
-        load = partial(_load_references, config, secrets.reference_token, opened, hold)
+        shelf = Shelf(config.shadow.reference_memory_bytes)
+        load = partial(_load_references, config, secrets.reference_token, shelf, opened, hold)
         references = await _when_there(lambda: asyncio.to_thread(load), stop)
         if references is None:
             return 0
@@ -248,6 +250,7 @@ async def _work(
 def _load_references(
     config: Config,
     token: str,
+    shelf: Shelf,
     opened: dict[tuple[str, Reference], ReferenceRuntime],
     hold: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
 ) -> References:
@@ -266,7 +269,9 @@ def _load_references(
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            opened[key] = open_one(model, reference)
+            opened[key] = ShelvedRuntime(
+                shelf, partial(open_one, model, reference), files_bytes(reference.path)
+            )
         return opened[key]
 
     return References(config.models, load)

@@ -42,6 +42,7 @@ def config(tmp_path: Path, nats_url: str) -> Config:
             nice=0,
             batch_items=8,
             batch_delay_s=0.05,
+            reference_memory_bytes=1,
             admin="127.0.0.1:0",
         ),
         models=tuple(

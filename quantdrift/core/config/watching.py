@@ -55,6 +55,15 @@ class Shadow(Section, frozen=True, kw_only=True):
     fetch_bytes: Annotated[
         int, about("Most taken from the stream at once. NATS disconnects far above 16 MB.", "bytes", gt=0)
     ] = 16_000_000
+    reference_memory_bytes: Annotated[
+        int,
+        about(
+            "Memory for references. Above it the one that was used longest ago is closed, and opened again when it is "
+            "needed. 0: all stay open.",
+            "bytes",
+            ge=0,
+        ),
+    ] = 0
     max_deliveries: Annotated[
         int, about("Tries before an exchange that is never finished is quarantined.", ge=2, le=20)
     ] = 5
