@@ -1,0 +1,351 @@
+"""A real shadow worker on real servers, the bare runtime beside it, and traffic for both."""
+
+import asyncio
+import math
+import multiprocessing
+import os
+import signal
+import socket
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+from uuid import uuid4
+
+import msgspec
+import numpy as np
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.references import Array, Sort
+from quantdrift.core.backlog import read_backlog
+from quantdrift.core.codec import encode
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import (
+    Config,
+    Model,
+    Provider,
+    Reference,
+    Shadow,
+    Slice,
+    Stream,
+)
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import run
+from quantdrift.core.records import Exchange, Sampling, Tensor
+from shadow.opening import open_reference, opening_of
+from shadow.worker import serve
+from sidecar.policy import policy_of
+
+READY_S: Final = 120.0
+_LONGEST_S: Final = 600.0
+_POLL_S: Final = 0.02
+_HZ: Final = os.sysconf("SC_CLK_TCK")
+_SPAWN: Final = multiprocessing.get_context("spawn")
+_SITES: Final = ("north", "east", "south", "west")
+_SLICES: Final = (
+    Slice(name="site", header="x-site"),
+    Slice(name="contrast", feature="contrast", edges=(0.5, 1.0)),
+)
+_AT_ONCE: Final = 128
+_UNSENT_BYTES: Final = 4 << 20
+_NOISE: Final = 0.1  # of the candidate's logits
+
+
+class Servers(msgspec.Struct, frozen=True, kw_only=True):
+    """What the worker needs.
+
+    Parameters
+    ----------
+    nats_url, nats_pid
+        The stream.
+    dsn, postgres_pid
+        The record.
+    """
+
+    nats_url: str
+    nats_pid: int
+    dsn: str
+    postgres_pid: int
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the processor time that each server took so far."""
+        return {"nats": _cpu_s(self.nats_pid), "postgres": _cpu_s(self.postgres_pid, with_children=True)}
+
+
+def config_of(models: Mapping[str, Path], servers: Servers, *, provider: Provider, **shadow: Any) -> Config:
+    """Return the configuration of a worker: defaults, but for where things are and `shadow`.
+
+    Parameters
+    ----------
+    models
+        ONNX file of each model.
+    servers
+        Stream and record.
+    provider
+        Where references run.
+    shadow
+        Options of `[shadow]`.
+    """
+    return Config(
+        stream=Stream(url=servers.nats_url, name=f"b{uuid4().hex[:8]}"),
+        shadow=Shadow(provider=provider, admin=f"127.0.0.1:{_free_port()}", **shadow),
+        models=tuple(
+            Model(name=name, references=(Reference(path=str(path)),)) for name, path in models.items()
+        ),
+        slices=_SLICES,
+    )
+
+
+class Worker:
+    """A shadow worker in a process of its own. Use `running`.
+
+    Parameters
+    ----------
+    config, servers
+        What it works with.
+    process
+        Where it runs.
+    """
+
+    def __init__(self, config: Config, servers: Servers, process: psutil.Process) -> None:
+        self.config = config
+        self._servers = servers
+        self._process = process
+
+    def pause(self) -> None:
+        """Stop it where it stands."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Let it go on."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def rss_mb(self) -> float:
+        """Return its resident memory, in MB."""
+        return float(self._process.memory_info().rss) / 1e6
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return the processor time of its event loop, of its other threads, and of the servers."""
+        threads = {thread.id: thread.user_time + thread.system_time for thread in self._process.threads()}
+        loop_s = threads.get(self._process.pid, 0.0)
+        return {"loop": loop_s, "replay": _cpu_s(self._process.pid) - loop_s, **self._servers.cpu_s()}
+
+    def steps_s(self) -> dict[str, float]:
+        """Return the time that batches spent in each step so far, as its own telemetry has it."""
+        return {labels["step"]: value for labels, value in self._told("step_duration_seconds_sum")}
+
+    def replays(self) -> dict[str, float]:
+        """Return how many batches were replayed so far, of how many items, and for how many seconds."""
+        names = {
+            "batches": "replay_duration_seconds_count",
+            "seconds": "replay_duration_seconds_sum",
+            "items": "batch_items_sum",
+        }
+        return {key: math.fsum(value for _, value in self._told(name)) for key, name in names.items()}
+
+    def _told(self, name: str) -> Iterator[tuple[Mapping[str, str], float]]:
+        for family in text_string_to_metric_families(_get(f"http://{self.config.shadow.admin}/metrics")):
+            for sample in family.samples:
+                if sample.name == f"quantdrift_shadow_{name}":
+                    yield sample.labels, sample.value
+
+
+@asynccontextmanager
+async def running(config: Config, servers: Servers) -> AsyncIterator[Worker]:
+    """Run a worker until it has opened its references, and end it afterwards."""
+    process = _SPAWN.Process(target=_work, args=(config, servers.dsn), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        await _until_ready(config.shadow.admin, process)
+        yield Worker(config, servers, psutil.Process(process.pid))
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+        process.terminate()
+        await asyncio.to_thread(process.join, READY_S)
+        if process.is_alive():
+            process.kill()
+
+
+async def until_empty(queue: Queue, n_near: int) -> None:
+    """Wait until everything in the stream is acknowledged, looking seldom while more than `n_near` wait."""
+    until = time.monotonic() + _LONGEST_S
+    while n := (await read_backlog(queue)).n_messages:
+        if time.monotonic() > until:
+            raise TimeoutError(f"the worker has not finished within {_LONGEST_S:g} s")
+        # Asking costs the server time.
+        await asyncio.sleep(_POLL_S if n <= n_near else 10 * _POLL_S)
+
+
+class Bare:
+    """The runtime alone, with the same options, in a process of its own. Use `bare`.
+
+    Parameters
+    ----------
+    pipe
+        To that process.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+
+    def compute(self, batches: Sequence[Array]) -> list[Array]:
+        """Return the outputs of each batch."""
+        self._pipe.send(("compute", batches))
+        outputs: list[Array] = self._answer()
+        return outputs
+
+    def per_s(self, batch: Array, n: int) -> tuple[float, float]:
+        """Return items per second over `n` batches, and processor time for each item."""
+        self._pipe.send(("time", (batch, n)))
+        per_s, cpu_s = self._answer()
+        return per_s, cpu_s
+
+    def _answer(self) -> Any:
+        if not self._pipe.poll(10 * READY_S):
+            raise TimeoutError("the bare runtime does not answer")
+        return self._pipe.recv()
+
+
+@contextmanager
+def bare(config: Config) -> Iterator[Bare]:
+    """Open the first model's reference as the worker does, niced as the worker is."""
+    ours, theirs = _SPAWN.Pipe()
+    process = _SPAWN.Process(target=_bare, args=(config, theirs), daemon=True)
+    process.start()
+    try:
+        yield Bare(ours)
+    finally:
+        process.terminate()
+        process.join(READY_S)
+
+
+class Traffic:
+    """Exchanges of one item each, made from a few items and the reference's own outputs with noise.
+
+    Parameters
+    ----------
+    queue
+        Where they go.
+    model
+        Name of the model.
+    sort
+        Its kind.
+    items, logits
+        Of the reference : (items, ...).
+    """
+
+    def __init__(self, queue: Queue, model: str, sort: Sort, items: Array, logits: Array) -> None:
+        self._queue = queue
+        self._model = model
+        noisy = logits + _NOISE * np.random.default_rng(1).standard_normal(logits.shape)
+        self._pairs = [
+            (_tensor(sort.input, sort.datatype, item), _tensor("logits", "FP32", one))
+            for item, one in zip(items, noisy.astype(np.float32), strict=True)
+        ]
+        self._at_once = max(1, min(_AT_ONCE, _UNSENT_BYTES // items[0].nbytes))
+        self._sampling = Sampling(
+            policy=policy_of(Config().sampling, "benchmark"),
+            header_stratum="default",
+            body_stratum="default",
+            pi1=1.0,
+            pi2=1.0,
+            u1=0.0,
+            u2=0.0,
+        )
+
+    async def publish(self, n: int) -> None:
+        """Put `n` exchanges into the stream."""
+        for begin in range(0, n, self._at_once):
+            await asyncio.gather(*(self._put(index) for index in range(begin, min(begin + self._at_once, n))))
+
+    async def steady(self, per_s: float, seconds: float) -> None:
+        """Put exchanges into the stream at a constant rate, whatever becomes of them."""
+        began = time.monotonic()
+        for index in range(max(1, round(per_s * seconds))):
+            await asyncio.sleep(max(began + index / per_s - time.monotonic(), 0.0))
+            await self._put(index)
+
+    async def _put(self, index: int) -> None:
+        given, answered = self._pairs[index % len(self._pairs)]
+        exchange = Exchange(
+            id=uuid4().hex,
+            captured_at=datetime.now(UTC),
+            source="benchmark",
+            model=self._model,
+            version="int8",
+            protocol="oip-v2-rest",
+            inputs=(given,),
+            outputs=(answered,),
+            attributes={"header.x-site": _SITES[index % len(_SITES)]},
+            sampling=self._sampling,
+        )
+        await self._queue.publish_exchange(self._model, exchange.id, encode(exchange))
+
+
+def _tensor(name: str, datatype: str, item: Array) -> Tensor:
+    return Tensor(name=name, datatype=datatype, shape=(1, *item.shape), data=item.tobytes())
+
+
+def _work(config: Config, dsn: str) -> None:
+    raise SystemExit(run(lambda stop: serve(config, Secrets(dsn=dsn), stop), grace_s=config.shadow.grace_s))
+
+
+def _bare(config: Config, pipe: Connection) -> None:
+    os.nice(config.shadow.nice)
+    model = config.models[0]
+    runtime = open_reference(opening_of(config, model, model.references[0]))
+    name = runtime.inputs[0].name
+    while True:
+        what, given = pipe.recv()
+        if what == "compute":
+            pipe.send([runtime.run({name: batch})["logits"] for batch in given])
+            continue
+        batch, n = given
+        runtime.run({name: batch})
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        for _ in range(n):
+            runtime.run({name: batch})
+        n_items = n * len(batch)
+        pipe.send((n_items / (time.perf_counter() - began_s), (time.process_time() - began_cpu_s) / n_items))
+
+
+async def _until_ready(admin: str, process: Any) -> None:
+    until = time.monotonic() + READY_S
+    while True:
+        try:
+            await asyncio.to_thread(_get, f"http://{admin}/readyz")
+        except OSError:
+            if not process.is_alive() or time.monotonic() > until:
+                raise SystemExit("the shadow worker does not start") from None
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+def _get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=READY_S) as answer:  # noqa: S310 - our own port
+        text: str = answer.read().decode()
+        return text
+
+
+def _cpu_s(pid: int, *, with_children: bool = False) -> float:
+    """Return the processor time of a process so far, with that of children that live and that are gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    own = sum(int(field) for field in fields[11 : 15 if with_children else 13]) / _HZ
+    children = psutil.Process(pid).children() if with_children else []
+    return own + math.fsum(_cpu_s(child.pid, with_children=True) for child in children)
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
