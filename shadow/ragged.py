@@ -71,6 +71,8 @@ def joined_steps(steps: Sequence[Array], model: Model) -> Array | None:
     if model.task is Task.DETECTION and all(step.ndim > 1 for step in steps):
         most = max(step.shape[1] for step in steps)
         steps = [_padded(step, most) for step in steps]
+    if len(steps) == 1:
+        return steps[0]
     if len({step.shape[1:] for step in steps}) > 1:
         return None
     return np.concatenate(steps)

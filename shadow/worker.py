@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -55,6 +55,29 @@ _WAITS_PER_REPLAY = 10
 _MOST_IN_HAND = 4  # one laid out, one replayed, one compared, one stored
 
 Found = TypeVar("Found")
+
+
+class Track(msgspec.Struct, frozen=True, kw_only=True):
+    """Stages with the lanes that feed them; what holds one track up holds up no other."""
+
+    lanes: Lanes[list[Taken]]
+    stages: Stages
+
+    @property
+    def steps(self) -> tuple[tuple[str, Callable[[], Awaitable[None]]], ...]:
+        """Return what is called again and again, with what it is called."""
+        stages = self.stages
+        return (
+            ("assembling", stages.assemble_one),
+            ("replaying", stages.replay_one),
+            ("comparing", stages.compare_one),
+            ("storing", stages.store_one),
+        )
+
+
+def at_a_server(model: Model) -> bool:
+    """Return whether a reference of `model` is at a server."""
+    return any(reference.url for reference in model.references)
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
@@ -165,30 +188,36 @@ async def _work(
             health.record_answered()
         await end.wait(_PING_S)
 
-    with (
-        ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay") as thread,
-        ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside") as beside,
-    ):
-        lanes: Lanes[list[Taken]] = Lanes(
-            Turns(terms_of(config.models)), clock, stop, most_in_hand=_MOST_IN_HAND
-        )
-        stages = Stages(
-            lanes=lanes,
-            assessor=assessor,
-            thread=thread,
-            beside=beside,
-            writer=Writer(database, clock),
-            keep=partial(keep_vectors, database),
-            holding=holding,
-            meters=meters,
-            spans=spans,
-            health=health,
-            clock=clock,
-            stop=stop,
-            store_limit_s=store_limit_s,
-            replay_limit_s=_WAITS_PER_REPLAY * shadow.ack_wait_s,
-            broken=_end,
-        )
+    with contextlib.ExitStack() as threads:
+        beside = threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside"))
+
+        def track_of(models: Sequence[Model]) -> Track:
+            lanes: Lanes[list[Taken]] = Lanes(
+                Turns(terms_of(models)), clock, stop, most_in_hand=_MOST_IN_HAND
+            )
+            stages = Stages(
+                lanes=lanes,
+                assessor=assessor,
+                thread=threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")),
+                beside=beside,
+                writer=Writer(database, clock),
+                keep=partial(keep_vectors, database),
+                holding=holding,
+                meters=meters,
+                spans=spans,
+                health=health,
+                clock=clock,
+                stop=stop,
+                store_limit_s=store_limit_s,
+                replay_limit_s=_WAITS_PER_REPLAY * shadow.ack_wait_s,
+                broken=_end,
+            )
+            return Track(lanes=lanes, stages=stages)
+
+        # A server that is away, or hangs, holds up its own model alone.
+        apart = {model.name: track_of([model]) for model in config.models if at_a_server(model)}
+        here = track_of([model for model in config.models if model.name not in apart])
+        tracks = [here, *apart.values()]
         # All of them together hold as much as one would.
         of_each = msgspec.structs.replace(
             shadow, fetch_bytes=max(shadow.fetch_bytes // max(len(config.models), 1), MIB)
@@ -200,7 +229,7 @@ async def _work(
                 lane=model,
                 consumer=await queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s, model=model),
                 references=references,
-                lanes=lanes,
+                lanes=apart.get(model, here).lanes,
                 holding=holding,
                 meters=meters,
                 health=health,
@@ -224,10 +253,7 @@ async def _work(
         behind = [
             asyncio.create_task(supervise(title, work, end))
             for title, work in (
-                ("assembling", stages.assemble_one),
-                ("replaying", stages.replay_one),
-                ("comparing", stages.compare_one),
-                ("storing", stages.store_one),
+                *(step for track in tracks for step in track.steps),
                 ("keeping alive", beat),
                 ("asking Postgres", ping),
                 ("reading clusterings", clusterings.turn),
@@ -239,7 +265,8 @@ async def _work(
                 readers.run(),
                 supervise("reading tallies", intake.take_once, stop),
             )
-            await lanes.drained()
+            for track in tracks:
+                await track.lanes.drained()
         finally:
             end.set()
             for task in behind:
@@ -269,9 +296,12 @@ def _load_references(
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            opened[key] = ShelvedRuntime(
-                shelf, partial(open_one, model, reference), files_bytes(reference.path)
-            )
+            if reference.url:  # it takes no memory here, and is used in a thread of its own
+                opened[key] = open_one(model, reference)
+            else:
+                opened[key] = ShelvedRuntime(
+                    shelf, partial(open_one, model, reference), files_bytes(reference.path)
+                )
         return opened[key]
 
     return References(config.models, load)

@@ -129,3 +129,34 @@ async def test_a_server_that_hangs_costs_no_exchange_and_no_worker(
     assert await _value(postgres_dsn, "select sum(n_rows) from batch") == 25
     provenance = msgspec.json.decode(await _value(postgres_dsn, "select provenance from batch limit 1"))
     assert provenance["precision"] == "unverified"
+
+
+async def test_other_models_go_on_while_a_server_hangs(
+    server: tuple[subprocess.Popen[str], int], config: Config, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Far more of the one than may wait in the worker; none of either is lost when the server goes on."""
+    here = Model(
+        name="here", top_k=2, references=(Reference(path=str(saved(linear_model(), tmp_path / "here.onnx"))),)
+    )
+    config = msgspec.structs.replace(config, models=(*config.models, here))
+    queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
+    await queue.close()
+
+    async def stored(model: str, count: int) -> bool:
+        of_model = f"join model_version v on v.id = c.model_version_id where v.model = '{model}'"
+        return bool(await _value(postgres_dsn, f"select count(*) from comparison c {of_model}") == count)
+
+    async with _serving(config, postgres_dsn) as queue:
+        await _publish(queue, 1, first_seed=0)
+        await _until(lambda: stored("digits", 1), "the server answers")
+        os.kill(server[0].pid, signal.SIGSTOP)
+        await _publish(queue, 200, first_seed=1)
+        for turn in range(3):
+            await _publish(queue, 40, first_seed=1000 + 40 * turn, model="here")
+            await _until(lambda turn=turn: stored("here", 40 * (turn + 1)), "the other model goes on")  # type: ignore[misc]
+        assert await stored("digits", 1)
+        os.kill(server[0].pid, signal.SIGCONT)
+        await _until(lambda: stored("digits", 201), "the first model goes on")
+    assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
+    assert await _value(postgres_dsn, "select sum(n_rows) from batch") == 321
