@@ -78,9 +78,9 @@ async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
         assert await asyncio.wait_for(worker, DEADLINE_S) == 0
 
 
-async def _publish(queue: Queue, n_exchanges: int, first_seed: int) -> None:
+async def _publish(queue: Queue, n_exchanges: int, first_seed: int, model: str = "digits") -> None:
     for seed in range(first_seed, first_seed + n_exchanges):
-        exchange = exchange_of(inputs_of(1, seed))
+        exchange = exchange_of(inputs_of(1, seed), model=model)
         await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
 
 

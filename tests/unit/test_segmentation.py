@@ -169,7 +169,7 @@ def test_the_record_can_hold_it() -> None:
     candidate[0, 0, 0] = 9
     comparator = SegmentationComparator(Segmentation(), OutputKind.LOGITS)
     found = comparator.compare(candidate, reference)
-    (item,) = items_of(found, slices=[()], features=[{}], clustering=0)
+    (item,) = items_of(found, slices=[()], features=[{}], clusterings=[0])
     assert item.detail is not None
     detail = msgspec.json.decode(item.detail)
     assert detail["gained"] == [9]
