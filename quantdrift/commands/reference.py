@@ -155,7 +155,8 @@ def record_(
         emit(recorded)
         return
     click.echo(f"recorded {recorded.where}: {_listed(recorded.inputs)} -> {_listed(recorded.outputs)}")
-    click.echo(f'To hold a reference to them: canaries = "{out}" in its [[models.references]]')
+    named = os.path.relpath(out, config_path.parent)  # as the configuration names its files
+    click.echo(f'To hold a reference to them: canaries = "{named}" in its [[models.references]]')
 
 
 @reference_.command("check")
