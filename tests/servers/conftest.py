@@ -3,8 +3,6 @@
 import json
 import shutil
 import subprocess
-import sys
-import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from tests.relay_process import free_port
 from tests.servers.environment import Environment, environ, environment
-from tests.servers.server import Server, kserve_at, serving
+from tests.servers.server import Server, kserve_at, serving, triton_at
 
 _MODELS = ("linear", "words", "steps", "reference")
 
@@ -23,23 +21,7 @@ def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     made = environment("triton")
     directory = tmp_path_factory.mktemp("triton")
     server = Server(environment=made, http_port=free_port(), grpc_port=free_port())
-    shipped = made.packages / "pytriton" / "tritonserver"
-    command: list[str | Path] = [
-        shipped / "bin" / "tritonserver",
-        f"--model-repository={_repository(made, directory / 'models')}",
-        f"--backend-directory={_backends(shipped, directory / 'backends')}",
-        *("--http-address=127.0.0.1", f"--http-port={server.http_port}"),
-        *("--grpc-address=127.0.0.1", f"--grpc-port={server.grpc_port}"),
-        *("--grpc-infer-response-compression-level=high", "--allow-metrics=false", "--exit-timeout-secs=2"),
-    ]
-    libraries = f"{made.packages / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
-    with serving(
-        server,
-        command,
-        health="/v2/health/ready",
-        directory=directory,
-        variables={"LD_LIBRARY_PATH": libraries},
-    ):
+    with triton_at(server, directory, _repository(made, directory / "models")):
         yield server
 
 
@@ -151,12 +133,4 @@ def _repository(made: Environment, path: Path) -> Path:
         shutil.copy(made.script(f"{name}.py"), path / name / "1" / "model.py")
         shutil.copy(made.script(f"{name}.pbtxt"), path / name / "config.pbtxt")
     shutil.copy(made.script("labels.txt"), path / "linear" / "labels.txt")
-    return path
-
-
-def _backends(shipped: Path, path: Path) -> Path:
-    """Put the Python backend together: the wheel has its stubs, one for each Python, in a directory apart."""
-    shutil.copytree(shipped / "backends" / "python", path / "python")
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    shutil.copy(shipped / "python_backend_stubs" / version / "triton_python_backend_stub", path / "python")
     return path

@@ -2,9 +2,11 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
@@ -90,6 +92,36 @@ def kserve_at(server: Server, directory: Path) -> contextlib.AbstractContextMana
     ports = (f"--http_port={server.http_port}", f"--grpc_port={server.grpc_port}")
     command: list[str | Path] = [made.python, made.script("serve.py"), *ports]
     return serving(server, command, health="/v2/health/ready", directory=directory)
+
+
+def triton_at(server: Server, directory: Path, repository: Path) -> contextlib.AbstractContextManager[Server]:
+    """Run Triton with a model repository inside the block, at the ports of `server`."""
+    made = server.environment
+    shipped = made.packages / "pytriton" / "tritonserver"
+    command: list[str | Path] = [
+        shipped / "bin" / "tritonserver",
+        f"--model-repository={repository}",
+        f"--backend-directory={_backends(shipped, directory / 'backends')}",
+        *("--http-address=127.0.0.1", f"--http-port={server.http_port}"),
+        *("--grpc-address=127.0.0.1", f"--grpc-port={server.grpc_port}"),
+        *("--grpc-infer-response-compression-level=high", "--allow-metrics=false", "--exit-timeout-secs=2"),
+    ]
+    libraries = f"{made.packages / 'nvidia_pytriton.libs'}:{sysconfig.get_config_var('LIBDIR')}"
+    return serving(
+        server,
+        command,
+        health="/v2/health/ready",
+        directory=directory,
+        variables={"LD_LIBRARY_PATH": libraries},
+    )
+
+
+def _backends(shipped: Path, path: Path) -> Path:
+    """Put the Python backend together: the wheel has its stubs, one for each Python, in a directory apart."""
+    shutil.copytree(shipped / "backends" / "python", path / "python")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    shutil.copy(shipped / "python_backend_stubs" / version / "triton_python_backend_stub", path / "python")
+    return path
 
 
 def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
