@@ -10,7 +10,7 @@ from quantdrift.cli import main
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIGS = sorted(ROOT.glob("deploy/**/config.toml"))
+CONFIGS = sorted([*ROOT.glob("deploy/**/config.toml"), *ROOT.glob("examples/**/*.toml")])
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))

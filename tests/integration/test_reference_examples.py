@@ -1,0 +1,150 @@
+"""The example of references in every form, as a reader of its page runs it."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.load import load
+from quantdrift.core.records import Tensor
+from shadow.onnx_runtime import OnnxRuntime
+from shadow.opening import open_reference, opening_of
+from shadow.references import References
+from shadow.replay import Compared, Prepared, compare_batch
+from shadow.triage import triage
+from tests.onnx_models import exchange_of, inputs_of
+from tests.reference_examples import EXAMPLE, ROOT, commands, made, typed, works
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+CONFIGS = sorted(EXAMPLE.glob("*.toml"))
+FORMS = ("exported-program", "factory", "torchscript", "mapped")
+HTTP = "open-inference-http"
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return what `make.py` makes, with canaries of the ONNX file."""
+    return made(tmp_path_factory.mktemp("references"))
+
+
+def shown(form: str) -> list[str]:
+    """Return the page's commands for one configuration."""
+    return [command for command in commands() if f"/{form}.toml" in command]
+
+
+def test_the_page_names_every_configuration_and_checks_each() -> None:
+    """Both ways: nothing that is shown is missing, and nothing that is there is not shown."""
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"\]\(([\w-]+\.toml)\)", page)) == [path.name for path in CONFIGS]
+    for path in CONFIGS:
+        assert any("config check --references" in command for command in shown(path.stem)), path.name
+        assert any(
+            "reference check" in command or "reference record" in command for command in shown(path.stem)
+        )
+
+
+def test_only_the_directory_that_was_named_is_written_to(directory: Path) -> None:
+    """Copies of the configurations lie there, with the digests of what lies beside them."""
+    left = {path.name for path in EXAMPLE.rglob("*") if "__pycache__" not in path.parts and path.is_file()}
+    assert left == {
+        *("README.md", "make.py", "digits_reference.py", "config.pbtxt"),
+        *(path.name for path in CONFIGS),
+    }
+    for path in CONFIGS:
+        (reference,) = load(directory / path.name, {}).models[0].references
+        assert not reference.path or Path(reference.path).is_file()
+        assert "sha256:000" not in (directory / path.name).read_text()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_computes_what_the_onnx_file_gave(form: str, directory: Path) -> None:
+    """It opens, is FP32, and reproduces the canaries."""
+    for command in shown(form):
+        works(command, directory)
+
+
+@pytest.mark.parametrize("form", ["exported-program", "torchscript"])
+def test_what_is_code_and_not_pinned_rightly_is_not_loaded(form: str, directory: Path) -> None:
+    """The configuration as it stands in the example has no digest yet: the message tells which one it is."""
+    copied = directory / f"{form}-unmade.toml"
+    copied.write_text((EXAMPLE / f"{form}.toml").read_text())
+    done = typed(f"quantdrift config check --references -c out/references/{copied.name}", directory)
+    assert done.returncode == 2
+    (reference,) = load(directory / f"{form}.toml", {}).models[0].references
+    assert reference.digest in done.stderr
+
+
+def test_a_server_is_held_to_the_same_canaries(directory: Path, tmp_path: Path) -> None:
+    """The server of the demo, in place of Triton; one that holds another model is told from it."""
+    other = onnx.load(directory / "digits-fp32.onnx")
+    for stored in other.graph.initializer:
+        if stored.data_type == onnx.TensorProto.FLOAT:
+            values = onnx.numpy_helper.to_array(stored).astype(np.float16).astype(np.float32)
+            stored.CopyFrom(onnx.numpy_helper.from_array(values, stored.name))
+    onnx.save(other, tmp_path / "halves.onnx")
+    with _served(directory / "digits-fp32.onnx") as port:
+        _at(directory, port)
+        for command in shown(HTTP):
+            works(command, directory)
+    with _served(tmp_path / "halves.onnx", port):
+        check = next(command for command in shown(HTTP) if "reference check" in command)
+        done = typed(check, directory)
+    assert (done.returncode, "failed" in done.stdout) == (2, True), done.stdout + done.stderr
+
+
+def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Path) -> None:
+    """As `mapped.toml` says: what is compared differs by what rounding to INT8 makes of it, and no more."""
+    config = load(directory / "mapped.toml", {})
+    references = References(
+        config.models, lambda model, reference: open_reference(opening_of(config, model, reference))
+    )
+    rng = np.random.default_rng(3)
+    image = rng.integers(-128, 128, size=(40, 1, 8, 8), dtype=np.int8)
+    scanner = rng.integers(0, 5, size=40, dtype=np.int64)
+    plain = OnnxRuntime(directory / "digits-fp32.onnx")
+    pixels = ((image.astype(np.float64) + 128) / 255).astype(np.float32)
+    logits = plain.run({"pixels": pixels, "scanner": scanner.astype(np.int32)})["logits"]
+    scores = np.clip(np.round(logits / 0.0625) + 7, -128, 127).astype(np.int8)
+    exchange = msgspec.structs.replace(
+        exchange_of(inputs_of(40), version="int8-1"),
+        inputs=(
+            Tensor(name="image", datatype="INT8", shape=image.shape, data=image.tobytes()),
+            Tensor(name="scanner", datatype="INT64", shape=scanner.shape, data=scanner.tobytes()),
+        ),
+        outputs=(Tensor(name="scores", datatype="INT8", shape=scores.shape, data=scores.tobytes()),),
+    )
+    case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
+    assert isinstance(case, Prepared), case
+    (outcome,) = compare_batch([case], most_items=64)
+    assert isinstance(outcome, Compared), outcome
+    # An INT8 step of 1/16 moves a logit by 1/32 at most, and KL by no more than the square of it.
+    assert 0 < outcome.divergences.divergence.max() < (1 / 32) ** 2
+    references.close()
+    plain.close()
+
+
+@contextmanager
+def _served(path: Path, port: int = 0) -> Iterator[int]:
+    command = [sys.executable, "-m", "examples.oip_server", "--model", f"digits={path}"]
+    with subprocess.Popen(
+        [*command, "--listen", f"127.0.0.1:{port}"], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as server:
+        try:
+            assert server.stdout is not None
+            yield int(server.stdout.readline().rpartition(" ")[2])
+        finally:
+            server.terminate()
+
+
+def _at(directory: Path, port: int) -> None:
+    path = directory / f"{HTTP}.toml"
+    path.write_text(path.read_text().replace("127.0.0.1:8020", f"127.0.0.1:{port}"))
