@@ -36,7 +36,7 @@ from shadow.opening import open_reference, opening_of
 from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
 from shadow.readers import Readers
-from shadow.references import References
+from shadow.references import References, at_a_server
 from shadow.runtime import ReferenceRuntime
 from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
 from shadow.spans import NoSpans, OtlpSpans, Spans
@@ -73,11 +73,6 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
             ("comparing", stages.compare_one),
             ("storing", stages.store_one),
         )
-
-
-def at_a_server(model: Model) -> bool:
-    """Return whether a reference of `model` is at a server."""
-    return any(reference.url for reference in model.references)
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
@@ -296,7 +291,7 @@ def _load_references(
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         key = (model.name, reference)
         if key not in opened:
-            if reference.url:  # it takes no memory here, and is used in a thread of its own
+            if at_a_server(model):  # in a thread of its own: another one must not close it
                 opened[key] = open_one(model, reference)
             else:
                 opened[key] = ShelvedRuntime(
