@@ -12,7 +12,7 @@ _INTEGERS = "iu"
 
 
 def check_mapping(
-    model: Model, reference: Reference, runtime: ReferenceRuntime, compared: Sequence[str] = ()
+    model: Model, reference: Reference, runtime: ReferenceRuntime, compared: Sequence[str]
 ) -> None:
     """Check that what the configuration says of a reference's tensors fits those it has.
 

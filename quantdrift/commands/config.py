@@ -76,6 +76,7 @@ def _said(artefact: "Artefact") -> str:
 
 def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
     """Return what a reference is, having checked what the shadow checks; an ONNX graph is loaded only for an embedding."""
+    from shadow.comparators.choice import comparator_of
     from shadow.held import canaries_of
     from shadow.mapping import check_mapping
     from shadow.onnx_runtime import inspect
@@ -94,7 +95,7 @@ def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
         return artefact
     runtime = open_reference(opening)
     try:
-        check_mapping(model, reference, runtime)
+        check_mapping(model, reference, runtime, comparator_of(model).outputs)
         canaries_of(model, reference, runtime)
     finally:
         runtime.close()
