@@ -136,7 +136,9 @@ def test_what_is_dequantised_is_floating_point() -> None:
     runtime = LinearRuntime(WEIGHT, BIAS)
     runtime.inputs = (TensorSpec(name="x", dtype=np.dtype(np.int8), shape=(None, 4)),)
     with pytest.raises(OperatorError, match=r"x: int8\[\?, 4\]"):
-        check_mapping(Model(name="digits"), Reference(inputs=(ReferenceInput(name="x", scale=1.0),)), runtime, ())
+        check_mapping(
+            Model(name="digits"), Reference(inputs=(ReferenceInput(name="x", scale=1.0),)), runtime, ()
+        )
 
 
 def test_a_quantised_candidate_is_compared_with_what_its_integers_stand_for() -> None:
