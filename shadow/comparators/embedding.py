@@ -8,7 +8,7 @@ With p the reference's and q the candidate's vector:
 In `detail`:
 
 - `norm_ratio` = |q| / |p|, above 0: 1 where the length is kept, which no angle tells.
-- `neighbour_overlap`: of the k vectors nearest to p (by cosine to five decimals, exactly searched) among the last vectors that the
+- `neighbour_overlap`: of the k vectors nearest to p (by cosine to five decimals, exactly searched) among the last different vectors that the
   reference gave, the share that is also among the k nearest to q, in [0, 1]; 1 where a search would find the same. The
   local measure of how well an embedding is kept (Venna et al., Information retrieval perspective to nonlinear
   dimensionality reduction, Journal of Machine Learning Research, 2010, on neighbourhood recall and precision, which are

@@ -1,4 +1,4 @@
-"""The directions that a reference gave of late, in which the neighbours of a vector are looked up."""
+"""The different directions that a reference gave of late, in which the neighbours of a vector are looked up."""
 
 import numpy as np
 
@@ -6,6 +6,7 @@ from shadow.comparators.comparator import Flags, Values
 from shadow.comparators.top import top_set
 
 _DECIMALS = 5  # what a float32 product of another number of rows may round otherwise is beyond these
+_SAME = 1.0 - 1e-5  # cosine from which on two directions are one: that of a text that many people send
 
 
 class Reservoir:
@@ -32,13 +33,19 @@ class Reservoir:
         return bool(directions.shape[1] == self._ring.shape[1])
 
     def add(self, directions: Values) -> None:
-        """Add directions : (items, dimensions), of length 1; the oldest make room. Those of other dimensions go."""
+        """Add directions : (items, dimensions), of length 1; the oldest make room. Those of other dimensions go.
+
+        One that is there already is not added: of many equal ones, rounding alone would say which are the nearest.
+        """
         if not self.fits(directions):
             self._ring, self._n_added = np.empty((self._size, directions.shape[1]), np.float32), 0
-        skipped = max(len(directions) - self._size, 0)
-        places = (self._n_added + np.arange(skipped, len(directions))) % self._size
-        self._ring[places] = directions[skipped:]
-        self._n_added += len(directions)
+        new = directions.astype(np.float32)
+        new = new[~(new @ self._ring[: len(self)].T >= _SAME).any(axis=1)]
+        new = new[~np.tril(new @ new.T >= _SAME, -1).any(axis=1)]
+        skipped = max(len(new) - self._size, 0)
+        places = (self._n_added + np.arange(skipped, len(new))) % self._size
+        self._ring[places] = new[skipped:]
+        self._n_added += len(new)
 
     def nearest(self, directions: Values, k: int) -> Flags:
         """Return which of those that are kept are the k nearest to each direction : (items, kept), by cosine.
