@@ -51,7 +51,9 @@ PUBLISHED = Instrument(
 LOST = Instrument(
     "quantdrift.sidecar.lost", _OC, "{request}", "Taken but lost, by stratum, model and reason."
 )
-IGNORED = Instrument("quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference.")
+IGNORED = Instrument(
+    "quantdrift.sidecar.ignored", _OC, "{request}", "Requests that are no inference, or quantdrift's own."
+)
 EARLY = Instrument(
     "quantdrift.sidecar.early", _OC, "{request}", "Calls of taps before they knew any rates: not taken in."
 )

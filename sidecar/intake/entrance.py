@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.composed import request_head, response_head
 from sidecar.counters import Count, Gauge
@@ -79,11 +80,13 @@ class Entrance:
         Returns
         -------
         Ticket or None
-            None where it is no inference, or the first phase does not take it: nothing else is to be done with it.
+            None where it is no inference, or quantdrift's own, or the first phase does not take it: nothing else is to
+            be done with it.
         """
         scope = self._scope
         asked, where = method.encode(errors="replace"), target.encode(errors="replace")
-        path = scope.routes.find(asked, where)
+        ours = any(name.lower() == MARK for name in headers)
+        path = None if ours else scope.routes.find(asked, where)
         if path is None:
             scope.slot.note(Gauge.IGNORED)
             return None

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
+from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge, Slot
 from sidecar.gate import Gate
@@ -25,6 +26,7 @@ _PLACE_BYTES = 1024  # longest target and fields that are remembered
 _HELD_BYTES = 500  # what a held exchange costs beside its buffers
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_MARK = MARK.encode()
 
 Offer = Callable[[int, Sequence[bytes | memoryview]], None]
 
@@ -55,6 +57,8 @@ class Scope:
         Held for unfinished exchanges by all observers together.
     parts : Parts
         Bounds what observers hold to follow their connections.
+    names : frozenset of bytes
+        Header fields that are looked for, in lower case: the sampler's, and the mark of what is not captured.
     lines : Lines
         What was seen of heads so far.
     asks, tells : Habits
@@ -75,6 +79,7 @@ class Scope:
         "max_exchange_bytes",
         "max_header_bytes",
         "max_held_bytes",
+        "names",
         "offer",
         "parts",
         "routes",
@@ -113,18 +118,22 @@ class Scope:
         self.routes = routes
         self.sampler = sampler
         self.generation += 1
-        self.lines = Lines(sampler.names)
+        self.names = sampler.names | {_MARK}
+        self.lines = Lines(self.names)
         self.asks: Habits[RequestHead] = Habits()
         self.tells: Habits[ResponseHead] = Habits()
         self._places: dict[tuple[bytes, bytes, tuple[bytes, ...]], Place | None] = {}
 
     def place(self, head: RequestHead, data: bytes, start: int, stop: int) -> Place | None:
-        """Return what decides on the request whose head is `data[start:stop]`, or None where it is no inference."""
+        """Return what decides on the request whose head is `data[start:stop]`.
+
+        None where it is no inference, or quantdrift's own.
+        """
         key = head.method, head.target, head.wanted
         try:
             return self._places[key]
         except KeyError:
-            path = self.routes.find(head.method, head.target)
+            path = None if _is_marked(head.wanted) else self.routes.find(head.method, head.target)
             place = None if path is None else self.sampler.place(head.method, path, data, start, stop)
             if len(head.target) + sum(map(len, head.wanted)) <= _PLACE_BYTES:
                 remember(self._places, key, place)
@@ -307,3 +316,8 @@ class Holder(ABC):
         )
         self._scope.offer(held.draw.stratum, frame(meta, [*held.request, *held.response]))
         self._release(held)
+
+
+def _is_marked(wanted: Sequence[bytes]) -> bool:
+    """Return whether one of the lines that were looked for is the mark of what is not captured."""
+    return any(line.partition(b":")[0].lower() == _MARK for line in wanted)

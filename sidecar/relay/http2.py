@@ -5,6 +5,7 @@ What is taken is handed over as HTTP/1.1 would have it: a head, trailers in it, 
 
 import re
 
+from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.composed import field_lines, request_head
 from sidecar.counters import Count, Gauge
@@ -20,6 +21,7 @@ _STREAMS_AT_ONCE = 100  # what servers mostly allow
 _STREAM_BYTES = 200
 _HEAD_BYTES = 1024  # longest head that is remembered
 _VERSION = b"HTTP/2"
+_MARK = MARK.encode()
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
 # They speak of an HTTP/1.1 connection. Who writes them here all the same must not have a body read by them.
 _OF_CONNECTION = frozenset(
@@ -41,7 +43,7 @@ class _Asked:
         method = target = b""
         has_authority = False
         headers: dict[bytes, bytes] = {}
-        names = scope.sampler.names
+        names = scope.names
         for name, value, _ in block.fields:
             field = text(name)
             if field == b":method":
@@ -59,7 +61,8 @@ class _Asked:
         self._head = b""
         self._method = method
         self._target = target
-        path = None if _NO_TARGET.search(target) else scope.routes.find(method, target)
+        passed = _MARK in headers or _NO_TARGET.search(target)
+        path = None if passed else scope.routes.find(method, target)
         self.place = None if path is None else scope.sampler.locate(method, path, headers)
 
     @property

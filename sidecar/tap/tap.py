@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.composed import request_head, response_head
 from sidecar.handoff import RawMeta, frame
@@ -94,6 +95,8 @@ class Tap:
                 cells.early += 1
                 sender.start()  # a child of the process that made the tap has no thread yet
                 return
+            if headers and MARK in headers:
+                return  # what quantdrift asks again is no traffic
             stratum = chooser.stratum(headers) if headers else chooser.bare
             cells.offered[stratum] += 1
             if chooser.strata_rates[stratum] > 0.0:
