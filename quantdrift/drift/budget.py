@@ -94,12 +94,26 @@ class BudgetDetector:
         state = np.zeros(SIZE)
         smallest = SMALLEST_RATE_WEIGHTED if weighted else SMALLEST_RATE
         state[M], state[SCALE] = budget, scale
-        largest = LARGEST_BET / budget
-        state[RATES] = np.linspace(smallest**_CROWDING, largest**_CROWDING, N_BETS) ** (1.0 / _CROWDING)
-        state[RATES.stop - 1] = largest
+        state[RATES] = _rates(budget, smallest)
         signal.opened(state, mass=mass, at_us=at_us)
         self.arm(state, mass=mass, at_us=at_us)
         return state
+
+    def lower(self, state: FloatArray, budget: float) -> None:
+        """Test against a smaller mean from here on, in place; the evidence stays.
+
+        What was won against a larger mean was won against every smaller one too: H0 "mean <= m" holds the smaller one's.
+        Not while an alert lasts: that a mean lies below the larger one says nothing of the smaller.
+
+        Raises
+        ------
+        ValueError
+            The mean is not smaller, is none, or an alert lasts.
+        """
+        if not 0 < budget <= state[M] or state[ALERTING]:
+            raise ValueError(f"{budget} does not go on from {state[M]} with the evidence that there is")
+        state[M] = budget
+        state[RATES] = _rates(budget, state[RATES.start])
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let both copies begin anew at this mass and time, in place."""
@@ -170,6 +184,14 @@ class BudgetDetector:
         if not _follow(states, trail, course):
             raise ValueError("a weight above 1 would break the false-alarm bound")
         return Flow(course=course, states=states)
+
+
+def _rates(budget: float, smallest: float) -> FloatArray:
+    """Return the bets against a budget, (N_BETS,), from the smallest up."""
+    largest = LARGEST_BET / budget
+    rates: FloatArray = np.linspace(smallest**_CROWDING, largest**_CROWDING, N_BETS) ** (1.0 / _CROWDING)
+    rates[-1] = largest
+    return rates
 
 
 @compiled
