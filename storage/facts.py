@@ -154,6 +154,8 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
         In words.
     budgets
         Accepted mean by metric, as the monitor wrote it; may lack some.
+    noise
+        What it added to that for noise, where it added something.
     """
 
     version_id: int
@@ -162,6 +164,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     reason: str
     since: datetime
     budgets: dict[Metric, float]
+    noise: dict[Metric, float] = {}
 
 
 class Episode(_Fact, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from storage.fold_rows import (
     from_us,
     to_us,
 )
+from storage.noise import floors, noise_of
 
 _HOUR: Final = timedelta(hours=1)
 
@@ -147,6 +148,7 @@ async def resume(connection: AsyncConnection) -> Snapshot:
         sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
         imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
         retired=await retired(connection),
+        floors=await floors(connection),
     )
 
 
@@ -272,6 +274,7 @@ async def _batches(
         batches = [row["id"] for row in compared]
         for row in (await connection.execute(_COMPARISONS, {**window, "batches": batches})).mappings():
             comparisons.setdefault(row["batch_id"], []).append(comparison_row(row))
+    noise = await noise_of(connection, [row["id"] for row in compared])
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
@@ -284,6 +287,7 @@ async def _batches(
             decisions=tuple(decisions.get(row["fold_seq"], ())),
             slices=changed.get(row["fold_seq"], ()),
             unreferenced=tuple(row["unreferenced"]),
+            noise=noise.get(row["id"], ()),
         )
         for row in sorted(numbered, key=lambda row: row["fold_seq"])
     ]
@@ -348,6 +352,7 @@ def detector_row(row: RowMapping) -> DetectorRow:
         created_us=to_us(row["created_at"]),
         last_us=to_us(row["last_at"]),
         retired_us=None if row["retired_at"] is None else to_us(row["retired_at"]),
+        noise=row["noise"],
     )
 
 

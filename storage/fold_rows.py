@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quantdrift.core.records import Metric, Policy, Predicate, Verdict
+from quantdrift.core.records import Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
 
 RETIRED_AFTER: Final = timedelta(days=30)  # of silence: a signal, or a version without a reference
@@ -130,12 +130,59 @@ class SessionRow(_Row, frozen=True, kw_only=True):
         return self.model_version_id, self.policy_id, self.group_key
 
 
+class NoiseRow(_Row, frozen=True, kw_only=True):
+    """An item that was computed again; columns as in `noise`, `pi` the total inclusion probability."""
+
+    exchange_id: str
+    side: Side
+    captured_us: int
+    model_version_id: int
+    policy_id: int
+    pi: float
+    flip: float | None
+    divergence: float | None
+
+
+class FloorRow(_Row, frozen=True, kw_only=True):
+    """What is known of the noise of one side; columns as in `noise_floor`."""
+
+    model_version_id: int
+    side: Side
+    metric: str
+    scale: float
+    older_n: int
+    older_weight: float
+    older_total: float
+    newer_n: int
+    newer_weight: float
+    newer_total: float
+    low: float
+    high: float
+    added: float
+    budget: float
+    exceeds: bool
+    updated_us: int
+    fold_seq: int
+
+
+class NoiseChangeRow(_Row, frozen=True, kw_only=True):
+    """Noise became too much, or is no longer; columns as in `noise_change`."""
+
+    model_version_id: int
+    side: Side
+    metric: str
+    exceeds: bool
+    at_us: int
+    fold_seq: int
+    details: dict[str, Any]
+
+
 class BatchRows(_Row, frozen=True, kw_only=True):
     """One batch in its place in the fold; comparisons by (exchange_id, item), tallies by source and stratum.
 
     `decisions` are the baselines that people decided on since the batch before, `slices` the discovered slices that
     were confirmed, retired or restored; they hold from this one on. `unreferenced` are versions without a reference
-    whose exchanges the workers met.
+    whose exchanges the workers met, `noise` items that were computed again.
     """
 
     fold_seq: int
@@ -145,6 +192,7 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     decisions: tuple[BaselineRow, ...] = ()
     slices: tuple[SliceChange, ...] = ()
     unreferenced: tuple[int, ...] = ()
+    noise: tuple[NoiseRow, ...] = ()
 
 
 class VersionRow(_Row, frozen=True, kw_only=True):
@@ -181,7 +229,7 @@ class Catalog(_Row, frozen=True, kw_only=True):
 
 
 class DetectorRow(_Row, frozen=True, kw_only=True):
-    """A detector's state with what is shown of it."""
+    """A detector's state with what is shown of it; `noise` is the part of `budget` that was added for noise."""
 
     model_version_id: int
     slice_id: int
@@ -195,6 +243,7 @@ class DetectorRow(_Row, frozen=True, kw_only=True):
     created_us: int
     last_us: int
     retired_us: int | None
+    noise: float = 0.0
 
 
 class VerdictRow(_Row, frozen=True, kw_only=True):
@@ -302,6 +351,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         The newest imported budgets.
     retired
         Slices that are retired: what still comes in for them is not watched.
+    floors
+        What is known of noise.
     """
 
     position: Position
@@ -312,6 +363,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     sessions: tuple[SessionRow, ...] = ()
     imported: tuple[BaselineRow, ...] = ()
     retired: tuple[int, ...] = ()
+    floors: tuple[FloorRow, ...] = ()
 
 
 class AlertNote(_Row, frozen=True, kw_only=True):
@@ -334,3 +386,5 @@ class Outcome(_Row, frozen=True, kw_only=True):
     sessions: tuple[SessionRow, ...] = ()
     closed: tuple[tuple[int, int, str], ...] = ()
     notes: tuple[AlertNote, ...] = ()
+    floors: tuple[FloorRow, ...] = ()
+    noise_changes: tuple[NoiseChangeRow, ...] = ()

@@ -38,6 +38,10 @@ class Detector(Base):
     created_at: Mapped[Time] = mapped_column(comment="Event time of its first group.")
     last_at: Mapped[Time] = mapped_column(comment="Event time of its last group.")
     retired_at: Mapped[Time | None] = mapped_column(comment="Not counted as live from here on.")
+    noise: Mapped[Float] = mapped_column(
+        server_default=text("0"),
+        comment="Part of `budget` that is noise: what the owner accepts is the rest.",
+    )
 
 
 class Alert(Base):
@@ -131,16 +135,22 @@ class Outbox(Base):
     __tablename__ = "outbox"
     __table_args__ = (
         Index("ix_outbox_unsent", "id", postgresql_where=text("sent_at is null")),
+        CheckConstraint("num_nonnulls(transition_id, noise_change_id) = 1", name="event"),
         {"comment": "Events to be exported by OTLP at least once; written with the transition."},
     )
     id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
-    transition_id: Mapped[BigInt] = mapped_column(ForeignKey("transition.id"), comment="What it tells of.")
+    transition_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("transition.id"), comment="What it tells of."
+    )
     created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
     attempts: Mapped[Int] = mapped_column(
         server_default=text("0"), comment="How often the collector refused it while it took others."
     )
     last_error: Mapped[Str | None] = mapped_column(comment="Why the last one failed.")
     sent_at: Mapped[Time | None] = mapped_column(comment="When the collector took it; null until then.")
+    noise_change_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("noise_change.id"), comment="Or this, where a reference is noisy."
+    )
 
 
 class Fold(Base):

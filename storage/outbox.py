@@ -14,8 +14,11 @@ from quantdrift.core.records import Verdict
 from storage.fold_rows import to_us
 
 _UNSENT: Final = text("""
-    select o.id, o.attempts, t.at, t.from_verdict, t.to_verdict, t.details
-    from outbox o join transition t on t.id = o.transition_id
+    select o.id, o.attempts, coalesce(t.at, n.at) as at, t.from_verdict, t.to_verdict,
+        coalesce(t.details, n.details) as details, n.exceeds
+    from outbox o
+    left join transition t on t.id = o.transition_id
+    left join noise_change n on n.id = o.noise_change_id
     where o.sent_at is null order by o.attempts, o.id limit :most
 """)
 _SENT: Final = text("update outbox set sent_at = now(), last_error = null where id = :id")
@@ -24,7 +27,7 @@ _UNREACHED: Final = text("update outbox set last_error = :error where id = :id")
 
 
 class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A transition that the collector has not taken yet.
+    """A transition, or a change of noise, that the collector has not taken yet.
 
     Parameters
     ----------
@@ -35,17 +38,20 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     at_us
         Event time, microseconds since 1970.
     from_verdict, to_verdict
-        What changed.
+        What changed; None where noise did.
     details
         Its attributes, without their prefix.
+    exceeds
+        Whether noise is too much from here on; None where a verdict changed.
     """
 
     id: int
     attempts: int
     at_us: int
-    from_verdict: Verdict
-    to_verdict: Verdict
+    from_verdict: Verdict | None
+    to_verdict: Verdict | None
     details: dict[str, Any]
+    exceeds: bool | None = None
 
 
 async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
@@ -55,9 +61,10 @@ async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
             id=row["id"],
             attempts=row["attempts"],
             at_us=to_us(row["at"]),
-            from_verdict=Verdict(row["from_verdict"]),
-            to_verdict=Verdict(row["to_verdict"]),
+            from_verdict=Verdict(row["from_verdict"]) if row["from_verdict"] else None,
+            to_verdict=Verdict(row["to_verdict"]) if row["to_verdict"] else None,
             details=row["details"],
+            exceeds=row["exceeds"],
         )
         for row in (await connection.execute(_UNSENT, {"most": most})).mappings()
     ]

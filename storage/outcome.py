@@ -22,6 +22,7 @@ from storage.fold_rows import (
     VerdictRow,
     from_us,
 )
+from storage.noise import floor_values, write_noise_change
 
 _HOUR: Final = timedelta(hours=1)
 _ALARMS: Final = (Episode.OPEN, Episode.ESCALATE)
@@ -105,6 +106,9 @@ async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -
     await _write_rollups(connection, outcome.rollups)
     if outcome.learned:
         await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
+    await _upsert(connection, tables.NoiseFloor, [floor_values(row) for row in outcome.floors])
+    for change in outcome.noise_changes:
+        await write_noise_change(connection, change)
     await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
     if outcome.closed:
         closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
@@ -204,6 +208,7 @@ def _detector_values(row: DetectorRow) -> dict[str, Any]:
         "created_at": from_us(row.created_us),
         "last_at": from_us(row.last_us),
         "retired_at": None if row.retired_us is None else from_us(row.retired_us),
+        "noise": row.noise,
     }
 
 

@@ -106,7 +106,8 @@ class Reader:
                 verdict=Verdict(row["verdict"]),
                 reason=row["reason"],
                 since=row["since"],
-                budgets=_budgets(row["estimate"]),
+                budgets=_of_estimate(row["estimate"], "budget"),
+                noise=_of_estimate(row["estimate"], "noise"),
             )
             for row in await self._rows(_VERDICTS, end=end, versions=list(versions))
         ]
@@ -175,10 +176,10 @@ async def record_run(
         return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
 
 
-def _budgets(estimate: Mapping[str, Any]) -> dict[Metric, float]:
-    """Return the budgets in `verdict.estimate`: per metric an object with `budget` among its members."""
+def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:
+    """Return a member of the objects that `verdict.estimate` has per metric, where there is one."""
     return {
-        Metric(name): float(entry["budget"])
+        Metric(name): float(entry[member])
         for name, entry in estimate.items()
-        if name in set(Metric) and isinstance(entry, Mapping) and entry.get("budget") is not None
+        if name in set(Metric) and isinstance(entry, Mapping) and entry.get(member) is not None
     }

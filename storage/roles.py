@@ -15,7 +15,7 @@ REPORT: Final = "quantdrift_report"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
 
 # What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun.
-_WRITTEN: Final = ("model_version", "slice", "policy", "batch", "comparison", "tally", "quarantine")
+_WRITTEN: Final = ("model_version", "slice", "policy", "batch", "comparison", "tally", "quarantine", "noise")
 # What the monitor alone writes.
 _DERIVED: Final = (
     "detector",
@@ -27,6 +27,8 @@ _DERIVED: Final = (
     "rollup_day",
     "fold",
     "baseline",
+    "noise_floor",
+    "noise_change",
     "session",
     "discovery",
     "discovery_change",

@@ -5,7 +5,7 @@ from datetime import datetime
 import msgspec
 
 from quantdrift.core.errors import QuarantineReason
-from quantdrift.core.records import Exchange
+from quantdrift.core.records import Exchange, Policy, Side
 from quantdrift.core.slices import SliceKey
 
 
@@ -139,6 +139,33 @@ class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
     vector: bytes
 
 
+class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
+    """The divergence of an item from itself, computed again; None where it is undefined.
+
+    Parameters
+    ----------
+    captured_at, exchange_id, item
+        The item, as in `comparison`.
+    side
+        Whose output was computed again.
+    version, policy, pi1, pi2
+        As of its comparison.
+    flip, divergence
+        Of the second output from the first.
+    """
+
+    captured_at: datetime
+    exchange_id: str
+    item: int
+    side: Side
+    version: VersionKey
+    policy: Policy
+    pi1: float
+    pi2: float
+    flip: bool | None
+    divergence: float | None
+
+
 class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What one transaction stores.
 
@@ -156,6 +183,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         What replayed it, as the text of a JSON object.
     vectors
         Some of its items' vectors. They are stored after the transaction, and may be lost.
+    noise
+        Items of earlier batches that were computed again meanwhile.
     """
 
     worker: str
@@ -166,6 +195,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     references: dict[str, str] = {}
     provenance: str = "{}"
     vectors: tuple[VectorRow, ...] = ()
+    noise: tuple[NoiseItem, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ from storage.clusterings import Clustering, Embedding
 from storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch
 from storage.judgements import Alert, Detector, Fold, Outbox, Transition, Verdict
+from storage.noises import Noise, NoiseChange, NoiseFloor
 from storage.rollups import RollupDay, RollupHour
 from storage.sessions import Session
 
@@ -41,6 +42,9 @@ __all__ = [
     "Embedding",
     "Fold",
     "ModelVersion",
+    "Noise",
+    "NoiseChange",
+    "NoiseFloor",
     "Outbox",
     "Policy",
     "Quarantine",

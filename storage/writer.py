@@ -24,6 +24,7 @@ from quantdrift.core.slices import SliceKey
 from storage import tables
 from storage.bulk import comparison_rows, day_of, insert_comparisons
 from storage.database import Database
+from storage.noise import insert_noise
 from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
 
 PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
@@ -124,8 +125,9 @@ class Writer:
                 if day_of(compared.exchange.captured_at) in days
             }
             skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
-            if n_rows != expected or not (n_rows or skipped):
-                await _correct_batch(connection, batch_id, n_rows, skipped)
+            n_noise = await insert_noise(connection, batch.noise, batch_id, versions, policies)
+            if n_rows != expected or not (n_rows or skipped or n_noise):
+                await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
         return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
 
     async def store_tallies(self, worker: str, tallies: Sequence[Tally]) -> Written:
@@ -171,7 +173,11 @@ async def _ids(
     They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
     out again for something else.
     """
-    keys = {*(c.version for c in batch.compared), *(u.version for u in batch.unreferenced)}
+    keys = {
+        *(c.version for c in batch.compared),
+        *(u.version for u in batch.unreferenced),
+        *(n.version for n in batch.noise),
+    }
     versions = await _ids_of(
         connection,
         tables.ModelVersion.__table__,
@@ -189,7 +195,10 @@ async def _ids(
         ("epoch",),
         {
             (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
-            for policy in (compared.exchange.sampling.policy for compared in batch.compared)
+            for policy in (
+                *(compared.exchange.sampling.policy for compared in batch.compared),
+                *(one.policy for one in batch.noise),
+            )
         },
     )
     met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
@@ -311,11 +320,11 @@ async def _open_batch(
 
 
 async def _correct_batch(
-    connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str]
+    connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str], *, keep: bool = False
 ) -> None:
     """State what the batch really holds, or take its row back where that is nothing."""
     same = tables.Batch.id == batch_id
-    if n_rows or skipped:
+    if n_rows or skipped or keep:
         await connection.execute(
             update(tables.Batch).where(same).values(n_rows=n_rows, skipped=dict(skipped))
         )

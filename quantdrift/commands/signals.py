@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quantdrift.monitor.vitals import Quantile, Vital
+    from storage.fold_rows import FloorRow
 
+_NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
 _HEAD = ("signal", "held against", "evidence", "recent mean, or tail")
 
 
@@ -40,11 +42,44 @@ def signal_lines(signals: Sequence[Vital], *, verdict: str | None, unit: str) ->
     return ["", *(f"  {line}" for line in columns(_HEAD, rows).splitlines())]
 
 
+def noise_lines(floors: Sequence[FloorRow], *, unit: str) -> list[str]:
+    """Return how far reference and candidate differ from themselves, and what of that is added to budgets.
+
+    Parameters
+    ----------
+    floors
+        Those of one version.
+    unit
+        Of the model's graded divergence.
+    """
+    from quantdrift.report.interval import Estimate
+    from quantdrift.report.wording import amount, measured
+
+    if not floors:
+        return []
+    rows = []
+    for one in floors:
+        metric = Metric(one.metric)
+        mean = one.older_total / one.older_weight * one.scale
+        seen = Estimate(mean=mean, low=one.low * one.scale, high=one.high * one.scale)
+        state = f"{amount(metric, one.added * one.scale, unit)}" if one.added else "nothing"
+        rows.append(
+            (
+                f"{one.metric} {one.side.value}",
+                measured(metric, seen, unit),
+                f"{one.older_n:,}",
+                state + (", too much" if one.exceeds else ""),
+            )
+        )
+    return ["", *(f"  {line}" for line in columns(_NOISE_HEAD, rows).splitlines())]
+
+
 def _against(one: Vital, unit: str) -> str:
     from quantdrift.report.wording import amount
 
     if one.budget is not None:
-        return f"a budget of {amount(Metric(one.metric), one.budget, unit)}"
+        noise = f" and noise of {amount(Metric(one.metric), one.noise, unit)}" if one.noise else ""
+        return f"a budget of {amount(Metric(one.metric), one.budget, unit)}{noise}"
     if one.missing:
         return f"learns, needs some {one.missing:,} more exchanges"
     return f"a baseline of {one.n_learned or 0:,} exchanges"

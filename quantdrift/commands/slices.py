@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.commands.signals import signal_lines
+from quantdrift.commands.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.terminal import Steps, columns
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from quantdrift.monitor.round import Round, VersionSearch
     from quantdrift.monitor.vitals import Vital
     from storage.discovery_changes import Change
+    from storage.fold_rows import FloorRow
     from storage.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
@@ -118,16 +119,19 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history = asyncio.run(_more(config, secrets, found))
+    signals, history, floors = asyncio.run(_more(config, secrets, found))
+    unit = config.measure(found.model).unit
     if as_json:
-        emit(msgspec.structs.asdict(found) | {"signals": signals, "history": history})
+        more = {"signals": signals, "history": history, "noise": floors}
+        emit(msgspec.structs.asdict(found) | more)
     else:
         click.echo(
             "\n".join(
                 [
                     _shown(found),
                     *_history_lines(history),
-                    *signal_lines(signals, verdict=found.verdict, unit=config.measure(found.model).unit),
+                    *signal_lines(signals, verdict=found.verdict, unit=unit),
+                    *noise_lines(floors, unit=unit),
                 ]
             )
         )
@@ -193,17 +197,21 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
         return found
 
 
-async def _more(config: Config, secrets: Secrets, one: ListedSlice) -> tuple[list[Vital], list[Change]]:
-    """Return what each signal has seen, and what became of a discovered slice."""
+async def _more(
+    config: Config, secrets: Secrets, one: ListedSlice
+) -> tuple[list[Vital], list[Change], tuple[FloorRow, ...]]:
+    """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.vitals import vitals
     from storage.database import Database
     from storage.discovery_changes import changes_of
+    from storage.noise import floors
     from storage.slice_list import signals_of
 
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
-        signals = [] if one.id is None else vitals(await signals_of(connection, one.id))
+        rows = [] if one.id is None else await signals_of(connection, one.id)
         history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
-        return signals, history
+        noise = await floors(connection, rows[0].model_version_id) if rows else ()
+        return vitals(rows), history, noise
 
 
 def _history_lines(history: list[Change]) -> list[str]:

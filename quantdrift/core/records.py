@@ -31,6 +31,13 @@ class Metric(StrEnum):
     MARGIN = "margin"  # absolute change of the gap between the two top probabilities, in [0, 1]
 
 
+class Side(StrEnum):
+    """Whose noise it is: what differs when the same is computed again."""
+
+    REFERENCE = "reference"
+    CANDIDATE = "candidate"
+
+
 class Protocol(StrEnum):
     """What is spoken between clients and an inference server, as far as it is understood."""
 

@@ -158,6 +158,12 @@ VECTORS = Instrument(
     "{vector}",
     "Vectors chosen for learned slices, by model and outcome: stored, over_cap or failed.",
 )
+NOISE_ITEMS = Instrument(
+    "quantdrift.shadow.noise",
+    _C,
+    "{item}",
+    "Items chosen to be computed again, by model, side and outcome: measured, failed or left_out.",
+)
 
 # The monitor.
 FOLDED = Instrument("quantdrift.monitor.folded", _C, "{batch}", "Batches folded.")
@@ -197,6 +203,18 @@ DIVERGENCE = Instrument(
     _OG,
     "{divergence}",
     "Mean divergence of the recent window, by model, version, slice, metric.",
+)
+NOISE = Instrument(
+    "quantdrift.noise.high",
+    _OG,
+    "{budget}",
+    "Upper bound of the mean noise over the budget, by model, version, side (reference or candidate) and metric.",
+)
+NOISY = Instrument(
+    "quantdrift.noise.exceeded",
+    _OG,
+    "{side}",
+    "1 while noise is shown to be above monitor.noise_bound of the budget, by model, version, side and metric.",
 )
 SLICES_LEFT_OUT = Instrument(
     "quantdrift.slice.left_out", _OG, "{slice}", "Slices not exported because of telemetry.max_slices."

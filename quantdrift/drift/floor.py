@@ -11,14 +11,15 @@ definition. The same holds on the candidate's side.
 
 Bounds: of groups with weights s = v in [0, 1] and values y = vx the mean E[y] / E[s] lies in [low, high] at all times of
 its window at once, each end with probability at least 1 - DELTA (`quantdrift.drift.bound`). Assumption: given the past a
-group's noise has the mean that is bounded, through the window. A window begins anew after `WINDOW` groups, so that a reference whose noise changes is seen; what is shown rests on the last `WINDOW` to
-2 `WINDOW` of them, and each window may be wrong with probability DELTA at either end.
+group's noise has the mean that is bounded, through the window. A window begins anew after a weight of `window_of` the
+budget, so that a reference whose noise changes is seen; what is shown rests on the last one to two of these, and each
+window may be wrong with probability DELTA at either end.
 
-What is added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.05 m, and its upper bound from then
+What is added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.1 m, and its upper bound from then
 on. It stands still between a few changes, each a function of noise that was folded before:
 
 - up to `high`, where low has passed what is added;
-- down to `high`, where that has fallen to 2/3 of what is added; to 0, where high < 0.05 m.
+- down to `high`, where that has fallen to 2/3 of what is added; to 0, where high < 0.1 m.
 
 Why not from the first group on: nothing that takes values in [0, 1] can be bounded below 13 / n from n groups at
 DELTA = 1e-5, however exact they were. A bound that is added before it means something would double a budget of 1 % for
@@ -34,8 +35,9 @@ import msgspec
 from quantdrift.drift.bound import lower_bound, upper_bound
 
 DELTA: Final = 1e-5
-WINDOW: Final = 10_000
-MATERIAL: Final = 0.05  # of the budget: less is not worth a change
+WINDOW: Final = 10_000.0
+WINDOW_BUDGETS: Final = 40.0  # accepted events that a window must have room for
+MATERIAL: Final = 0.1  # of the budget: less is not worth a change
 _LOOSE: Final = 1.5
 
 
@@ -71,12 +73,12 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     older: Sums = Sums()
     newer: Sums = Sums()
 
-    def seen(self, vx: float, v: float) -> "Noise":
-        """Return it with one more group, of values `vx` <= `v` in [0, 1]."""
+    def seen(self, vx: float, v: float, window: float) -> "Noise":
+        """Return it with one more group, of values `vx` <= `v` in [0, 1], windows being so long."""
         if not 0.0 <= vx <= v <= 1.0:
             raise ValueError(f"a group of value {vx} and weight {v} is none")
         older, newer = self.older.seen(vx, v), self.newer.seen(vx, v)
-        return Noise(older=newer, newer=Sums()) if newer.n >= WINDOW else Noise(older=older, newer=newer)
+        return Noise(older=newer, newer=Sums()) if newer.weight >= window else Noise(older=older, newer=newer)
 
     def bounds(self, delta: float = DELTA) -> tuple[float, float]:
         """Return the lower and the upper bound of the mean, each missed with a probability of at most `delta`."""
@@ -87,6 +89,11 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     def mean(self) -> float | None:
         """The weighted mean, None where nothing was seen."""
         return self.older.total / self.older.weight if self.older.weight > 0 else None
+
+
+def window_of(budget: float) -> float:
+    """Return the weight of a window: long enough to show that there is less noise than a part of the budget."""
+    return max(WINDOW, WINDOW_BUDGETS / budget)
 
 
 def added(before: float, low: float, high: float, budget: float) -> float:

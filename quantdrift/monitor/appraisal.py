@@ -11,6 +11,7 @@ from quantdrift.drift.watch import Phase, Thresholds
 from quantdrift.monitor.entry import Entry, Key
 from quantdrift.monitor.judge import ALERTS, Limits, Standing, judge
 from quantdrift.monitor.ledger import Counts, Ledger
+from quantdrift.monitor.noise import NoiseFloors
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.succession import Succession
 from storage.fold_rows import Catalog
@@ -25,8 +26,8 @@ class Appraisal:
     ----------
     monitor
         Limits and thresholds.
-    ledger, rates, succession
-        What is known of loss, of sampling and of the versions.
+    ledger, rates, succession, noise
+        What is known of loss, of sampling, of the versions and of their noise.
 
     Attributes
     ----------
@@ -36,7 +37,9 @@ class Appraisal:
         When evidence is an alarm.
     """
 
-    def __init__(self, monitor: Monitor, ledger: Ledger, rates: Rates, succession: Succession) -> None:
+    def __init__(
+        self, monitor: Monitor, ledger: Ledger, rates: Rates, succession: Succession, noise: NoiseFloors
+    ) -> None:
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.thresholds = Thresholds(
             page=1.0 / monitor.pages_per_30_days, ticket=1.0 / monitor.tickets_per_30_days
@@ -49,6 +52,7 @@ class Appraisal:
         self._ledger = ledger
         self._rates = rates
         self._succession = succession
+        self._noise = noise
 
     def superseded(self, key: Key) -> bool:
         """Return whether another version has replaced that of `key`."""
@@ -69,6 +73,7 @@ class Appraisal:
             counts=counts,
             superseded=self._succession.superseded(entry.verdict.model_version_id, self.catalog),
             n_missing=entry.missing,
+            noise=self._noise.too_much(entry.verdict.model_version_id),
             alarm=entry.verdict.reason if entry.verdict.verdict is ALERTS.get(phase) else "",
         )
         return judge(standing, self._limits)

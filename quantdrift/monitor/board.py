@@ -10,6 +10,8 @@ from quantdrift.core.telemetry import (
     DIVERGENCE,
     EVIDENCE,
     LEADER,
+    NOISE,
+    NOISY,
     OUTBOX,
     PROGRESS_AGE,
     SLICES_LEFT_OUT,
@@ -17,7 +19,7 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from storage.fold_rows import Catalog, VerdictRow
+from storage.fold_rows import Catalog, FloorRow, VerdictRow
 
 _NUMBERS = {Verdict.OK: 0, Verdict.UNKNOWN: 1, Verdict.WARNING: 2, Verdict.FIRING: 3}
 Readings = tuple[tuple[float, Labels], ...]
@@ -27,6 +29,8 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     verdicts: Readings = ()
     evidence: Readings = ()
     divergence: Readings = ()
+    noise: Readings = ()
+    noisy: Readings = ()
     left_out: int = 0
     last_us: dict[str, int] = {}
 
@@ -54,13 +58,15 @@ class Board:
         telemetry.observe(VERDICT, lambda: self._shown.verdicts)
         telemetry.observe(EVIDENCE, lambda: self._shown.evidence)
         telemetry.observe(DIVERGENCE, lambda: self._shown.divergence)
+        telemetry.observe(NOISE, lambda: self._shown.noise)
+        telemetry.observe(NOISY, lambda: self._shown.noisy)
         telemetry.observe(SLICES_LEFT_OUT, lambda: self._leading(self._shown.left_out))
         telemetry.observe(OUTBOX, lambda: self._leading(self.n_waiting))
         telemetry.observe(LEADER, lambda: [(float(self.leads), {})])
         telemetry.observe(PROGRESS_AGE, self._ages)
 
-    def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog) -> None:
-        """Take over the verdicts of a leader."""
+    def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog, floors: Iterable[FloorRow] = ()) -> None:
+        """Take over the verdicts of a leader, and what it knows of noise."""
         rows = list(verdicts)
         rows.sort(key=lambda row: (-max(_NUMBERS[row.verdict], 1), -row.evidence, row.slice_id))
         # A version measured against two references is one series, and the worse of the two is what it says.
@@ -74,7 +80,11 @@ class Board:
             if row.n_groups:
                 model = catalog.versions[row.model_version_id].model
                 last_us[model] = max(last_us.get(model, 0), row.last_us)
+        shown_versions = {row.model_version_id for row in rows}
+        noise = [(row, _of_floor(row, catalog)) for row in floors if row.model_version_id in shown_versions]
         self._shown = _Shown(
+            noise=tuple((row.high / row.budget, labels) for row, labels in noise),
+            noisy=tuple((float(row.exceeds), labels) for row, labels in noise),
             verdicts=tuple((_NUMBERS[row.verdict], labels) for row, labels in labelled),
             evidence=tuple((row.evidence / row.threshold, labels) for row, labels in labelled),
             divergence=tuple(
@@ -106,4 +116,14 @@ def _labels(row: VerdictRow, catalog: Catalog) -> Labels:
         "model": version.model,
         "version": version.candidate_version,
         "slice": catalog.slices[row.slice_id].name,
+    }
+
+
+def _of_floor(row: FloorRow, catalog: Catalog) -> Labels:
+    version = catalog.versions[row.model_version_id]
+    return {
+        "model": version.model,
+        "version": version.candidate_version,
+        "side": row.side.value,
+        "metric": row.metric,
     }

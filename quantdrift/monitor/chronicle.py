@@ -135,7 +135,8 @@ class Chronicle:
         threshold: float,
     ) -> None:
         entry, metric = self._entries[key], Metric(signal.metric)
-        accepted = states.get(SignalKey(signal.metric, BUDGET.kind))
+        against = SignalKey(signal.metric, BUDGET.kind)
+        accepted, noise = states.get(against), entry.noise.get(against, 0.0)
         version = self._appraisal.catalog.versions[key[0]]
         row = tell(
             task=self._roster.task(version.model),
@@ -146,7 +147,8 @@ class Chronicle:
             metric=metric,
             kind=signal.kind,
             state=states[signal],
-            budget=None if accepted is None else float(accepted[M] * accepted[SCALE]),
+            budget=None if accepted is None else float((accepted[M] - noise) * accepted[SCALE]),
+            noise=0.0 if accepted is None else float(noise * accepted[SCALE]),
             n_groups=max(int(state[N_TOTAL]) for state in states.values()),
             moved=moved,
             evidence=evidence,

@@ -32,9 +32,12 @@ class Entry:
     ----------
     last_us
         Capture time of its last comparison, at most that of storing it; the row follows.
+    noise
+        Per signal the part of the mean it tests against that was added for noise, over the cap.
     """
 
     def __init__(self, watch: Watch, verdict: VerdictRow) -> None:
+        self.noise: dict[SignalKey, float] = {}
         self.watch = watch
         self.verdict = verdict
         self.last_us = verdict.last_us
@@ -73,7 +76,7 @@ class Entry:
         return None if state is None else BUDGET.recent(state)
 
     def estimates(self) -> dict[str, dict[str, float]]:
-        """Return per metric the recent mean with its interval, and the budget; while alerting the severity too.
+        """Return per metric the recent mean with its interval, the budget and the noise added to it; the severity of alerts.
 
         What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
         """
@@ -83,7 +86,10 @@ class Entry:
                 if missing := DETECTORS[signal.kind].missing(state):
                     found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
                 continue
-            shown = {"budget": float(state[fields.M] * state[fields.SCALE])}
+            noise = self.noise.get(signal, 0.0)
+            shown = {"budget": float((state[fields.M] - noise) * state[fields.SCALE])}
+            if noise:
+                shown["noise"] = float(noise * state[fields.SCALE])
             recent, since = BUDGET.recent(state), BUDGET.since_change(state)
             if recent:
                 shown |= {"mean": recent.mean, "low": recent.low, "high": recent.high, "n": recent.n}
@@ -126,6 +132,7 @@ class Entry:
         ]
         for signal in signals:
             del self.watch.states[signal]
+            self.noise.pop(signal, None)
         return rows
 
     def rows(self) -> Iterator[DetectorRow]:
@@ -145,6 +152,7 @@ class Entry:
                 created_us=int(state[fields.CREATED_AT]),
                 last_us=last_us,
                 retired_us=None,
+                noise=self.noise.get(signal, 0.0),
             )
 
 

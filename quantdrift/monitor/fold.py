@@ -18,6 +18,7 @@ from quantdrift.monitor.entry import RETIRED_AFTER_US, Entry, Key
 from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
 from quantdrift.monitor.judge import NO_REFERENCE, RETIRED
 from quantdrift.monitor.ledger import Ledger
+from quantdrift.monitor.noise import Subject, by_version
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.rollup import HOUR_US, Rollup
 from quantdrift.monitor.roster import Roster
@@ -28,6 +29,7 @@ from storage.fold_rows import (
     Catalog,
     ComparisonRow,
     DetectorRow,
+    FloorRow,
     Outcome,
     Position,
     SliceChange,
@@ -60,7 +62,9 @@ class Fold:
         self._sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
         self._ledger = Ledger(snapshot.baselines, snapshot.tallies)
         self._rates = Rates()
-        self._appraisal = Appraisal(monitor, self._ledger, self._rates, self._roster.succession)
+        self._appraisal = Appraisal(
+            monitor, self._ledger, self._rates, self._roster.succession, self._roster.noise
+        )
         self._chronicle = Chronicle(self._roster, self._appraisal)
         self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
         self._gone_verdicts: dict[Key, VerdictRow] = {}
@@ -101,6 +105,10 @@ class Fold:
             if not self._roster.succession.superseded(row.model_version_id, self.catalog)
         ]
 
+    def floors(self) -> list[FloorRow]:
+        """Return what is known of the noise of every version."""
+        return self._roster.noise.rows()
+
     def learn(self, catalog: Catalog) -> None:
         """Take over versions, slices and policies; a version without a reference gets its `unknown` here."""
         self._appraisal.catalog = catalog
@@ -129,6 +137,7 @@ class Fold:
             self._ledger.add(tally)
         if self._roster.clock.at_us is None:
             return
+        self._see_noise(rows)  # after the comparisons: what they are held against knows the past alone
         now_us = self._roster.now_us
         self._ledger.forget(now_us)
         self._roster.tend(sorted(touched), self._fold_seq)
@@ -155,6 +164,7 @@ class Fold:
         self._chronicle.dirty = set()
         rollups, self._rollup = self._rollup.rows(), Rollup()
         sessions, closed = self._sessions.take(self._fold_seq)
+        floors, noise_changes = self._roster.noise.take()
         return Outcome(
             position=self.position,
             detectors=tuple(detectors[key] for key in sorted(detectors)),
@@ -164,6 +174,8 @@ class Fold:
             learned=self._roster.take(),
             sessions=sessions,
             closed=closed,
+            floors=floors,
+            noise_changes=noise_changes,
         )
 
     # --- comparisons
@@ -219,6 +231,25 @@ class Fold:
             )
             groups = collected.setdefault(key, SliceGroups())
             groups.add(order, roster.clock.mass, roster.now_us, values)
+
+    def _see_noise(self, rows: BatchRows) -> None:
+        """Take in what was computed again."""
+        roster, catalog = self._roster, self.catalog
+        for version_id, items in by_version(rows.noise):
+            version = catalog.versions[version_id]
+            everything = self._everything[version.model]
+            roster.noise.see(
+                Subject(
+                    version=version, task=roster.task(version.model), budget=roster.budget(version.model)
+                ),
+                items,
+                {
+                    policy_id: self._rates.of(catalog, everything, policy_id).smallest
+                    for policy_id in {item.policy_id for item in items}
+                },
+                at_us=roster.now_us,
+                fold_seq=self._fold_seq,
+            )
 
     def _see(self, event_us: int) -> None:
         self._roster.clock = self._roster.clock.seen(event_us)

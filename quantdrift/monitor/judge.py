@@ -46,6 +46,8 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         Exchanges that its learned baselines lack; 0 where they are complete.
     alarm
         Why it alerts, as was said at the alarm; empty where that is not known.
+    noise
+        Why noise is too much to say anything; empty where it is not.
     """
 
     phase: Phase
@@ -56,6 +58,7 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     superseded: bool = False
     alarm: str = ""
     n_missing: int = 0
+    noise: str = ""
 
 
 def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
@@ -88,9 +91,9 @@ def _doubt(standing: Standing, limits: Limits) -> str:
         return "loss: too many of its samples were lost in the last hour"
     if standing.silent_s > limits.stale_after_s and counts.offered > 0:
         return "stale: there is traffic and no comparison"
-    if standing.evidence_ratio >= UNDECIDED_FROM:
+    if not standing.noise and standing.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
-    return ""
+    return standing.noise
 
 
 def _round(n: int) -> str:

@@ -25,11 +25,13 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import grpc_headers
+from quantdrift.monitor.noise import noise_summary
 from quantdrift.monitor.story import Story, summary
 from storage.database import Database
 from storage.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
 EVENT_NAME = "quantdrift.slice.transition"
+NOISE_EVENT_NAME = "quantdrift.noise"
 TIMEOUT_S = 5.0
 _AT_ONCE = 64
 _SEVERITY = {Verdict.FIRING: SeverityNumber.ERROR, Verdict.WARNING: SeverityNumber.WARN}
@@ -153,18 +155,24 @@ class Sender:
 
 def log_record(event: WaitingEvent) -> LogRecord:
     """Return the OpenTelemetry event: a name without dynamic parts, flat attributes, the text for display only."""
-    severity = _SEVERITY.get(event.to_verdict, SeverityNumber.INFO)
+    if event.exceeds is not None:
+        severity = SeverityNumber.WARN if event.exceeds else SeverityNumber.INFO
+    else:
+        assert event.to_verdict is not None
+        severity = _SEVERITY.get(event.to_verdict, SeverityNumber.INFO)
     return LogRecord(
         timestamp=event.at_us * 1000,
         severity_number=severity,
         severity_text=severity.name,
         body=_text(event),
         attributes={f"quantdrift.{name}": value for name, value in event.details.items()},
-        event_name=EVENT_NAME,
+        event_name=EVENT_NAME if event.exceeds is None else NOISE_EVENT_NAME,
     )
 
 
 def _text(event: WaitingEvent) -> str:
+    if event.exceeds is not None:
+        return noise_summary(event.details)
     try:
         return summary(msgspec.convert(event.details, Story))
     except msgspec.ValidationError:  # written by a release that told less: its attributes say what they say

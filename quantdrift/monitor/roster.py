@@ -16,6 +16,7 @@ from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, Watch
 from quantdrift.monitor.entry import Entry, Key, new_entry
+from quantdrift.monitor.noise import NoiseFloors
 from quantdrift.monitor.signals import budget_of, cap_of, scale_of
 from quantdrift.monitor.succession import Succession
 from storage.fold_rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
@@ -42,6 +43,8 @@ class Roster:
         The fold's time.
     succession
         When each version was last compared.
+    noise
+        What is added to budgets for noise.
     """
 
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
@@ -56,8 +59,12 @@ class Roster:
         }
         for stored in snapshot.detectors:
             states = self.entries[stored.model_version_id, stored.slice_id].watch.states
-            states[SignalKey(stored.metric, stored.kind)] = _state(stored)
+            signal = SignalKey(stored.metric, stored.kind)
+            states[signal] = _state(stored)
+            if stored.noise:
+                self.entries[stored.model_version_id, stored.slice_id].noise[signal] = stored.noise
         self.succession = Succession(config.monitor.stale_after_s, self.entries.values())
+        self.noise = NoiseFloors(config.monitor.noise_bound, snapshot.floors)
         self._imported: dict[tuple[int, int, str], float] = {}
         for row in snapshot.imported:
             self._import(row)
@@ -184,16 +191,23 @@ class Roster:
         return found.task if found else Task.CLASSIFICATION
 
     def _budget_state(self, key: Key, signal: SignalKey, budget: Budget, *, weighted: bool) -> FloatArray:
-        watch, metric = self.entries[key].watch, Metric(signal.metric)
-        state = watch.states.get(signal)
+        entry, metric = self.entries[key], Metric(signal.metric)
+        state = entry.watch.states.get(signal)
         m, cap = budget_of(metric, budget), cap_of(metric, budget)
         imported = self._imported.get((*key, signal.metric))
         # A cap that was lowered since may leave no room for it: then the configuration's budget holds.
         if imported is not None and imported < cap:
             m = imported / cap
+        held, wanted = entry.noise.get(signal, 0.0), self.noise.added(key[0], signal.metric, m)
         if state is None:
             self._grow(1)
-        if state is None or (state[header.M], state[header.SCALE]) != (m, cap):
+        # More noise is another null, for which the evidence begins anew; with less it stays, or, where an alert lasts,
+        # the null does: what has recovered from the larger one has not yet from the smaller.
+        same = state is not None and (state[header.M], state[header.SCALE]) == (m + held, cap)
+        if state is not None and same and wanted < held and not state[header.ALERTING]:
+            BUDGET.lower(state, m + wanted)
+            entry.noise[signal] = wanted
+        elif state is None or not same or wanted > held:
             if imported is not None and imported >= cap:
                 _LOG.warning(
                     "slice %d: the imported budget of %s, %g, is not below its cap of %g and does not hold: "
@@ -205,10 +219,11 @@ class Roster:
                 )
             n_total = 0.0 if state is None else state[header.N_TOTAL]
             state = BUDGET.fresh(
-                budget=m, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
+                budget=m + wanted, scale=cap, weighted=weighted, mass=self.clock.mass, at_us=self.now_us
             )
             state[header.N_TOTAL] = n_total
-            watch.add(signal, state)
+            entry.noise[signal] = wanted
+            entry.watch.add(signal, state)
         return state
 
     def _learner_state(

@@ -15,7 +15,7 @@ from quantdrift.drift.margin import N_BINS, margin_bin
 from quantdrift.drift.quantile import bin_of
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import SliceRates
-from storage.fold_rows import ComparisonRow
+from storage.fold_rows import ComparisonRow, NoiseRow
 
 WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
 LEARNED = (
@@ -65,7 +65,7 @@ def shown(
     found: dict[SignalKey, FloatArray] = {}
     for metric in WATCHED:
         cap = cap_of(metric, budget)
-        seen = [(item, x / cap) for item in items if (x := _value(metric, item, cap)) is not None]
+        seen = [(item, x / cap) for item in items if (x := clipped(metric, item, cap)) is not None]
         if not seen:
             continue
         value = _weighted(slice_id, seen, 1.0 if session else rates.smallest, session=session)
@@ -81,7 +81,7 @@ def _learned(
     """Return what the detectors without weights see: items thinned to a constant probability."""
     kept = items if session else [item for item in items if rates.keeps(item)]
     found = {}
-    flips = [(item, x) for item in kept if (x := _value(Metric.FLIP, item, 1.0)) is not None]
+    flips = [(item, x) for item in kept if (x := clipped(Metric.FLIP, item, 1.0)) is not None]
     if flips:
         value = np.zeros(CHANGE.width)
         for item, x in flips:
@@ -89,7 +89,7 @@ def _learned(
             value[place] += 1.0 / len(flips)
             value[N_BINS + place] += x / len(flips)
         found[_CHANGE] = value
-    tail = [x for item in kept if (x := _value(Metric.DIVERGENCE, item, math.inf)) is not None]
+    tail = [x for item in kept if (x := clipped(Metric.DIVERGENCE, item, math.inf)) is not None]
     if tail:
         value = np.zeros(TAIL.width)
         for x in tail:
@@ -98,7 +98,8 @@ def _learned(
     return found
 
 
-def _value(metric: Metric, item: ComparisonRow, cap: float) -> float | None:
+def clipped(metric: Metric, item: ComparisonRow | NoiseRow, cap: float) -> float | None:
+    """Return a metric of an item, at most `cap`; None where it is undefined."""
     value = item.divergence if metric is Metric.DIVERGENCE else item.flip
     return None if value is None or math.isnan(value) else min(max(value, 0.0), cap)
 

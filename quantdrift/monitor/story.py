@@ -34,6 +34,8 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
         What the model gives: it tells what a flip is, and the graded divergence.
     metric, measure, unit, budget
         The metric with the most evidence, what people call it, its unit (empty: none) and the accepted mean.
+    noise
+        What was added to that mean because reference or candidate differ from themselves.
     before, after
         Its mean before and since the estimated onset; `after` is biased upwards, the onset having been chosen by
         looking.
@@ -73,6 +75,7 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     measure: str = ""
     unit: str
     budget: float
+    noise: float | None = None
     before: float | None = None
     after: float | None = None
     mean: float | None = None
@@ -121,6 +124,7 @@ def tell(
     fold_seq: int,
     kind: str = BUDGET.kind,
     budget: float | None = None,
+    noise: float = 0.0,
 ) -> TransitionRow:
     """Return a change of verdict with its story.
 
@@ -144,6 +148,8 @@ def tell(
         As in the row.
     budget
         The accepted mean, in the metric's unit; None: what `state` tests against.
+    noise
+        What was added to it for noise, in the same unit.
     """
     recent = DETECTORS[kind].recent(state)
     tail = exceedance(state) if moved and kind == TAIL.kind else None
@@ -163,6 +169,7 @@ def tell(
         measure=measure_of(metric, task),
         unit=unit_of(metric, task),
         budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
+        noise=noise or None,
         before=moved.before if moved else None,
         after=moved.after if moved else None,
         mean=mean,
@@ -238,6 +245,7 @@ def summary(story: Story) -> str:
     return (
         f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "
         f"[{story.low:.3g}, {story.high:.3g}] against a budget of {story.budget:g}"
+        + (f" and noise of {story.noise:.3g}" if story.noise else "")
     )
 
 

@@ -48,7 +48,9 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
     n_learned
         Groups in its baseline; None for a detector that learns nothing.
     budget
-        What it accepts, in the metric's unit; None for a detector that learns instead.
+        What its owner accepts, in the metric's unit; None for a detector that learns instead.
+    noise
+        What is added to that for noise.
     evidence
         For paging; the signals of a slice are summed.
     recent
@@ -63,6 +65,7 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
     missing: int
     n_learned: int | None
     budget: float | None
+    noise: float
     evidence: float
     recent: Estimate | None
     tail: tuple[Quantile, ...]
@@ -82,7 +85,8 @@ def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:
                 n_groups=int(state[N_TOTAL]),
                 missing=detector.missing(state),
                 n_learned=None if learner is None else learner.learned(state),
-                budget=float(state[M] * state[SCALE]) if learner is None else None,
+                budget=float((state[M] - row.noise) * state[SCALE]) if learner is None else None,
+                noise=float(row.noise * state[SCALE]),
                 evidence=detector.evidence(state),
                 recent=detector.recent(state),
                 tail=_tail(state) if row.kind == TAIL.kind else (),

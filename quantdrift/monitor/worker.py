@@ -215,6 +215,7 @@ class Monitor:
             fold = self._fold
             batches = await claim(connection, fold.position.fold_seq, BATCHES_AT_ONCE)
             wanted = fold.policies() | {row.policy_id for rows in batches for row in rows.comparisons}
+            wanted |= {row.policy_id for rows in batches for row in rows.noise}
             fold.learn(await load_catalog(connection, wanted=wanted, known=fold.catalog))
             for batch in batches:
                 fold.batch(batch)
@@ -224,7 +225,7 @@ class Monitor:
             outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
             if batches or outcome.verdicts:
                 await write(connection, outcome, self._config.telemetry.trace_url)
-        self._board.show(fold.current(), fold.catalog)
+        self._board.show(fold.current(), fold.catalog, fold.floors())
         for transition in outcome.transitions:
             _LOG.info(
                 "%s -> %s: %s",

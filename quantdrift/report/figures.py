@@ -35,6 +35,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         Mean of the model's graded divergence, capped per item, and of a classifier's JS in nats.
     flip_budget, divergence_budget
         What the owner accepts.
+    flip_noise, divergence_noise
+        What is added to that because reference or candidate differ from themselves.
     n_infinite
         Items whose divergence was infinite.
     tail
@@ -60,6 +62,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     n_infinite: int
     tail: tuple[Quantile | None, ...]
     shortfall: Quantile | None = None
+    flip_noise: float = 0.0
+    divergence_noise: float = 0.0
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):

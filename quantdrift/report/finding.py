@@ -235,7 +235,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
     elif not sums.n_groups and verdict is Verdict.OK:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
     name = facts.slices[key[1]]
-    budgets = said.budgets if said else {}
+    budgets, noise = (said.budgets, said.noise) if said else ({}, {})
     n_divergence = sums.n_effective_of(Metric.DIVERGENCE)
     return SliceFigures(
         slice_id=key[1],
@@ -255,6 +255,8 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
         n_infinite=sums.n_infinite,
         tail=tuple(quantile(bins, p, n_divergence) for p in QUANTILES),
         shortfall=shortfall(bins, SHORTFALL, n_divergence),
+        flip_noise=noise.get(Metric.FLIP, 0.0),
+        divergence_noise=noise.get(Metric.DIVERGENCE, 0.0),
     )
 
 

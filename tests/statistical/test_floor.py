@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.floor import Noise, Sums, added
+from quantdrift.drift.floor import WINDOW, Noise, Sums, added
 from tests.statistical.test_budget import block
 
 pytestmark = pytest.mark.statistical
@@ -60,7 +60,7 @@ def alarms(*, compensate: bool) -> tuple[int, float]:
                 hit |= bool((path.page >= 25 * steps * length).any())
                 state = path.stopped(np.array([steps - 1]))[0]
             for value in rng.random(steps // 4) < floor:
-                noise = noise.seen(float(value), 1.0)
+                noise = noise.seen(float(value), 1.0, WINDOW)
             after = added(more, *noise.bounds(), budget)
             if after > more:  # as the monitor does: upwards from nothing, downwards in place
                 state = None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.drift.floor import MATERIAL, WINDOW, Noise, added, exceeds
+from quantdrift.drift.floor import MATERIAL, WINDOW, Noise, added, exceeds, window_of
 
 pytestmark = pytest.mark.unit
 
@@ -13,7 +13,7 @@ def noise(n: int, every: int = 0) -> Noise:
     """Return what is known after `n` groups, of which each `every`-th differs."""
     found = Noise()
     for number in range(1, n + 1):
-        found = found.seen(float(bool(every) and number % every == 0), 1.0)
+        found = found.seen(float(bool(every) and number % every == 0), 1.0, WINDOW)
     return found
 
 
@@ -63,16 +63,18 @@ def test_an_excess_ends_when_it_is_shown_to_be_over() -> None:
 def test_what_was_seen_long_ago_is_forgotten() -> None:
     """After two windows a reference that was mended is a new one."""
     found = noise(500, 2)
-    for _ in range(2 * WINDOW - 500 + 1):
-        found = found.seen(0.0, 1.0)
+    window = window_of(0.001)
+    for _ in range(int(2 * window) - 500 + 1):
+        found = found.seen(0.0, 1.0, window)
     assert found.mean == 0.0
-    assert WINDOW <= found.older.n < 2 * WINDOW
+    assert window <= found.older.n < 2 * window
+    assert found.bounds()[1] < 0.5 * 0.001
 
 
 def test_a_group_that_is_none_is_refused() -> None:
     """A value above its weight would break the bounds."""
     with pytest.raises(ValueError, match="is none"):
-        Noise().seen(0.6, 0.5)
+        Noise().seen(0.6, 0.5, WINDOW)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=60))
@@ -80,7 +82,7 @@ def test_bounds_hold_the_mean_and_each_other(groups: list[tuple[float, float]]) 
     """Whatever the weights: 0 <= low <= mean <= high <= 1."""
     found = Noise()
     for share, v in groups:
-        found = found.seen(share * v, v)
+        found = found.seen(share * v, v, WINDOW)
     low, high = found.bounds()
     mean = found.mean
     assert 0.0 <= low <= high <= 1.0

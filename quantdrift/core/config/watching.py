@@ -75,6 +75,14 @@ class Shadow(Section, frozen=True, kw_only=True):
             gt=1,
         ),
     ] = 60.0
+    noise_share: Annotated[
+        float,
+        about(
+            "Share of exchanges that are replayed again in another batch, for the noise of the reference. 0: none.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.01
     grace_s: Annotated[float, about("From SIGTERM to the end: the batch in hand is finished.", "s", gt=0)] = (
         25.0
     )
@@ -113,6 +121,14 @@ class Monitor(Section, frozen=True, kw_only=True):
             le=4,
         ),
     ] = 0.25
+    noise_bound: Annotated[
+        float,
+        about(
+            "Above this share of the budget the noise of a reference is an event, and its slices are `unknown`.",
+            gt=0,
+            le=10,
+        ),
+    ] = 0.5
     stale_after_s: Annotated[
         float, about("A slice without a comparison for so long is `unknown`.", "s", gt=0)
     ] = 21_600.0

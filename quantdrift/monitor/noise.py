@@ -1,0 +1,266 @@
+"""The noise of every version, as the fold keeps it: what is added to budgets for it, and when it is too much."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.schema import Budget
+from quantdrift.core.records import Metric, Side
+from quantdrift.core.task import Task
+from quantdrift.drift.floor import Noise, Sums, added, exceeds, window_of
+from quantdrift.drift.group import group_value
+from quantdrift.monitor.signals import WATCHED, budget_of, cap_of, clipped
+from quantdrift.monitor.story import measure_of, unit_of
+from storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
+
+_MOST_TESTED = 0.9  # of the room above a budget: a detector tests against something below 1
+_Key = tuple[int, Side, str]
+
+
+class Subject(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose noise it is: a version, what its model gives, and what its owner accepts."""
+
+    version: VersionRow
+    task: Task
+    budget: Budget
+
+
+class NoiseFloors:
+    """Keeps the noise of reference and candidate, by version and metric, and says what follows.
+
+    Parameters
+    ----------
+    bound
+        `monitor.noise_bound`: share of the budget from which on noise is too much.
+    rows
+        As the record has them.
+    """
+
+    def __init__(self, bound: float, rows: Iterable[FloorRow]) -> None:
+        self._bound = bound
+        self._rows: dict[_Key, FloorRow] = {_key(row): row for row in rows}
+        self._dirty: set[_Key] = set()
+        self._changes: list[NoiseChangeRow] = []
+
+    def see(
+        self,
+        subject: Subject,
+        rows: Sequence[NoiseRow],
+        smallest: Mapping[int, float],
+        *,
+        at_us: int,
+        fold_seq: int,
+    ) -> None:
+        """Take in what of one version was computed again.
+
+        Parameters
+        ----------
+        subject
+            Whose it is.
+        rows
+            Its items, those of an exchange and side together.
+        smallest
+            Per policy the smallest inclusion probability that it gives any of the model's traffic.
+        at_us, fold_seq
+            The fold's time and place.
+        """
+        touched: dict[_Key, Noise] = {}
+        for (_, side), group in groupby(rows, key=lambda row: (row.exchange_id, row.side)):
+            items = list(group)
+            for metric in WATCHED:
+                cap = cap_of(metric, subject.budget)
+                seen = [(row.pi, x / cap) for row in items if (x := clipped(metric, row, cap)) is not None]
+                if not seen:
+                    continue
+                try:
+                    value = group_value(
+                        [x for _, x in seen], [pi for pi, _ in seen], smallest[items[0].policy_id], len(seen)
+                    )
+                except ValueError:
+                    continue  # its comparison was no observation either, and the log says why
+                key = (subject.version.id, side, metric.value)
+                window = window_of(budget_of(metric, subject.budget))
+                before = touched.get(key) or _noise(self._rows.get(key), cap)
+                touched[key] = before.seen(min(value.vx, value.v), value.v, window)
+        for key in sorted(touched):
+            self._settle(key, touched[key], subject, at_us=at_us, fold_seq=fold_seq)
+
+    def added(self, version_id: int, metric: str, budget: float) -> float:
+        """Return what is added to a budget of a version, over the cap; what is tested against stays below 1."""
+        total = sum(
+            row.added for side in Side if (row := self._rows.get((version_id, side, metric))) is not None
+        )
+        return min(total, _MOST_TESTED * (1.0 - budget))
+
+    def too_much(self, version_id: int) -> str:
+        """Return in words whose noise is too much to say anything of a version's slices, empty: nobody's."""
+        for side in Side:
+            for metric in WATCHED:
+                row = self._rows.get((version_id, side, metric.value))
+                if row is not None and row.exceeds:
+                    return f"noise: the {side.value} differs from itself by too much of the budget of {metric.value}"
+        return ""
+
+    def rows(self) -> list[FloorRow]:
+        """Return what is known, in the order of the keys."""
+        return [self._rows[key] for key in sorted(self._rows)]
+
+    def take(self) -> tuple[tuple[FloorRow, ...], tuple[NoiseChangeRow, ...]]:
+        """Return what is to be written since the last call."""
+        rows = tuple(self._rows[key] for key in sorted(self._dirty))
+        changes = tuple(self._changes)
+        self._dirty, self._changes = set(), []
+        return rows, changes
+
+    def _settle(self, key: _Key, noise: Noise, subject: Subject, *, at_us: int, fold_seq: int) -> None:
+        version, budget = subject.version, subject.budget
+        before, metric = self._rows.get(key), Metric(key[2])
+        accepted, cap = budget_of(metric, budget), cap_of(metric, budget)
+        low, high = noise.bounds()
+        known = before is not None and before.scale == cap
+        after = FloorRow(
+            model_version_id=version.id,
+            side=key[1],
+            metric=key[2],
+            scale=cap,
+            older_n=noise.older.n,
+            older_weight=noise.older.weight,
+            older_total=noise.older.total,
+            newer_n=noise.newer.n,
+            newer_weight=noise.newer.weight,
+            newer_total=noise.newer.total,
+            low=low,
+            high=high,
+            added=added(before.added if before and known else 0.0, low, high, accepted),
+            budget=accepted,
+            exceeds=exceeds(before is not None and before.exceeds, low, high, self._bound * accepted),
+            updated_us=at_us,
+            fold_seq=fold_seq,
+        )
+        self._rows[key] = after
+        self._dirty.add(key)
+        if after.exceeds is not (before is not None and before.exceeds):
+            self._changes.append(
+                NoiseChangeRow(
+                    model_version_id=version.id,
+                    side=key[1],
+                    metric=key[2],
+                    exceeds=after.exceeds,
+                    at_us=at_us,
+                    fold_seq=fold_seq,
+                    details=_told(after, subject, noise, self._bound),
+                )
+            )
+
+
+class NoiseStory(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of noise, flat, as it is stored and sent.
+
+    Parameters
+    ----------
+    model, version, reference
+        Candidate, its version, the digest of its reference.
+    side
+        Whose noise it is: `reference` or `candidate`.
+    metric, measure, unit
+        The metric, what people call it, and its unit (empty: none).
+    exceeds
+        Whether it is too much from here on; false: it was shown to be below the limit again.
+    mean, low, high, n_recent
+        Mean divergence of the side from itself, its time-uniform bounds, and the exchanges they rest on.
+    budget, limit
+        The accepted mean, and the part of it that noise may take.
+    added
+        What is added to every budget of the version for it.
+    advice
+        What to do next.
+    """
+
+    model: str
+    version: str
+    reference: str
+    side: Side
+    metric: Metric
+    measure: str
+    unit: str
+    exceeds: bool
+    mean: float
+    low: float
+    high: float
+    n_recent: int
+    budget: float
+    limit: float
+    added: float
+    advice: str
+
+
+def noise_summary(details: Mapping[str, Any]) -> str:
+    """Return one line for people."""
+    story = msgspec.convert(details, NoiseStory)
+    what = "differs from itself too much" if story.exceeds else "differs from itself little enough again"
+    return (
+        f"{story.model} {story.version}: the {story.side.value} {what}: {story.measure} {story.mean:.3g} "
+        f"[{story.low:.3g}, {story.high:.3g}] where {story.limit:.3g} is the limit"
+    )
+
+
+def _told(row: FloorRow, subject: Subject, noise: Noise, bound: float) -> dict[str, Any]:
+    version, task = subject.version, subject.task
+    metric, scale = Metric(row.metric), row.scale
+    story = NoiseStory(
+        model=version.model,
+        version=version.candidate_version,
+        reference=version.reference_digest,
+        side=row.side,
+        metric=metric,
+        measure=measure_of(metric, task),
+        unit=unit_of(metric, task),
+        exceeds=row.exceeds,
+        mean=(noise.mean or 0.0) * scale,
+        low=row.low * scale,
+        high=row.high * scale,
+        n_recent=row.older_n,
+        budget=row.budget * scale,
+        limit=bound * row.budget * scale,
+        added=row.added * scale,
+        advice=_ADVICE[row.side] if row.exceeds else "Nothing: its slices are judged again.",
+    )
+    plain: dict[str, Any] = msgspec.to_builtins(story)
+    return plain
+
+
+_ADVICE = {
+    Side.REFERENCE: (
+        "Its slices are unknown while it lasts. See whether the reference depends on the batch it is in (batch "
+        "statistics, dropout that is not off, sampling), on the device or on random numbers; then make it "
+        "deterministic, or accept a larger budget."
+    ),
+    Side.CANDIDATE: (
+        "Its slices are unknown while it lasts. Asked again the candidate answers otherwise: see whether it samples, "
+        "or whether the replica serves another version."
+    ),
+}
+
+
+def _key(row: FloorRow) -> _Key:
+    return row.model_version_id, row.side, row.metric
+
+
+def _noise(row: FloorRow | None, cap: float) -> Noise:
+    """Return the sums of a row; nothing where there is none, or where the cap was another."""
+    if row is None or row.scale != cap:
+        return Noise()
+    return Noise(
+        older=Sums(row.older_n, row.older_weight, row.older_total),
+        newer=Sums(row.newer_n, row.newer_weight, row.newer_total),
+    )
+
+
+def by_version(rows: Iterable[NoiseRow]) -> Iterator[tuple[int, list[NoiseRow]]]:
+    """Yield versions with their items, in order."""
+    found: dict[int, list[NoiseRow]] = {}
+    for row in rows:
+        found.setdefault(row.model_version_id, []).append(row)
+    yield from sorted(found.items())
