@@ -5,6 +5,7 @@ from datetime import datetime
 
 import msgspec
 
+from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
@@ -12,6 +13,7 @@ from shadow.discovered import ByModel
 from shadow.features import features_of
 from shadow.items import items_of
 from shadow.learned import LearnedSlices
+from shadow.noise import Noise
 from shadow.replay import Answer, Assembled, Compared, Outcome, Prepared, assemble, compare, replay
 from shadow.runtime import replayed_by
 from shadow.triage import Case, set_aside
@@ -70,15 +72,22 @@ class Assessor:
         Name of this worker in the record.
     known
         Slices met before, from the record.
+    noise
+        Measures the noise of references and candidates; without it nobody does.
 
     Attributes
     ----------
     learned
         Puts items into learned slices.
+    noise
+        As given.
     """
 
-    def __init__(self, config: Config, worker: str, known: Iterable[SliceKey]) -> None:
+    def __init__(
+        self, config: Config, worker: str, known: Iterable[SliceKey], noise: Noise | None = None
+    ) -> None:
         self.learned = LearnedSlices(config)
+        self.noise = noise or Noise(0.0, SystemClock())
         self._config = config
         self._worker = worker
         self._known = tuple(known)
@@ -136,11 +145,14 @@ class Assessor:
         """
         if begun.assembled is None:
             return []
-        return replay(begun.assembled, most_items=self._config.shadow.batch_items)
+        with self.noise.timed():
+            return replay(begun.assembled, most_items=self._config.shadow.batch_items)
 
     def compare(self, begun: Begun, outputs: Sequence[Answer]) -> list[Outcome]:
         """Return what came of each exchange that was replayed."""
-        return compare(begun.prepared, outputs)
+        outcomes = compare(begun.prepared, outputs)
+        self.noise.choose(begun.prepared, outputs, outcomes)
+        return outcomes
 
     def record(self, begun: Begun, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
         """Put items into slices, and return everything that is to be stored.
@@ -174,6 +186,7 @@ class Assessor:
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
             provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
+            noise=self.noise.take(),
         )
 
     def _features(self, assembled: Assembled) -> list[dict[str, float]]:

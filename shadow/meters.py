@@ -1,11 +1,12 @@
 """What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
 from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
+from quantdrift.core.records import Side
 from quantdrift.core.telemetry import Telemetry
 from shadow.held import CanaryOutcome
 from shadow.replay import Assembled
@@ -22,6 +23,7 @@ class Step(StrEnum):
     WAIT = "wait"  # for the batch to fill, from its first message on, and for its turn
     ASSEMBLE = "assemble"  # inputs side by side, and their features
     REPLAY = "replay"
+    NOISE = "noise"  # some of earlier batches, replayed again
     COMPARE = "compare"
     SLICES = "slices"  # slices, and the rows to be stored
     STORE = "store"
@@ -53,6 +55,8 @@ class Meters:
         self._vectors = meter.counter(telemetry.VECTORS)
         self._overflown: dict[str, int] = {}
         self._over_cap: dict[str, int] = {}
+        self._noise_items = meter.counter(telemetry.NOISE_ITEMS)
+        self._measured: Mapping[tuple[str, Side, str], int] = {}
 
     def took(self, step: Step, duration_s: float) -> None:
         """Note how long a batch, or a fetch, was in a step."""
@@ -110,6 +114,15 @@ class Meters:
     def canaries_checked(self, model: str, outcome: CanaryOutcome) -> None:
         """Note that a reference was held to its canaries; called from any thread."""
         self._canaries.add(1, {"model": model, "outcome": outcome.value})
+
+    def measured(self, counts: Mapping[tuple[str, Side, str], int]) -> None:
+        """Note items that were to be computed again, by model, side and outcome; they are counted from the start."""
+        now = dict(counts)
+        for (model, side, outcome), count in now.items():
+            labels = {"model": model, "side": side.value, "outcome": outcome}
+            if more := count - self._measured.get((model, side, outcome), 0):
+                self._noise_items.add(more, labels)
+        self._measured = now
 
     def store_failed(self) -> None:
         """Note a transaction that will be tried again."""

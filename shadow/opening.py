@@ -41,6 +41,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         As configured.
     token
         Bearer token for a server, where `reference.token_file` names none.
+    headers
+        More headers of every request to a server, in small letters.
     """
 
     model: Model
@@ -52,6 +54,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     engine_cache: str = ""
     allow_fallback: bool = False
     token: str = ""
+    headers: Mapping[str, str] = MappingProxyType({})
 
     def __repr__(self) -> str:
         return f"Opening({self.reference.where(self.model.name)})"

@@ -113,7 +113,7 @@ class Transport(Protocol):
 
 
 class Token:
-    """A bearer token, read anew each time: tokens that are mounted change.
+    """The headers of every request: what was asked for, and a bearer token, read anew since tokens that are mounted change.
 
     Parameters
     ----------
@@ -124,6 +124,7 @@ class Token:
     def __init__(self, opening: Opening) -> None:
         self._file = opening.reference.token_file
         self._token = opening.token
+        self._headers = dict(opening.headers)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request, in small letters.
@@ -139,7 +140,7 @@ class Token:
             raise OperatorError(
                 f"models.references.token_file {self._file} cannot be read: {error.strerror}"
             ) from error
-        return {"authorization": f"Bearer {token}"} if token else {}
+        return {**self._headers, "authorization": f"Bearer {token}"} if token else self._headers
 
 
 class RemoteRuntime:

@@ -1,6 +1,7 @@
 """Replays a batch and compares it: a pure function from captured exchanges to divergences."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import ceil
 from typing import TypeVar
 
@@ -83,11 +84,24 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Compared | QuarantineError
 
 
-class _Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs that are compared, by name : (items, ...) each, and the embedding."""
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs of both sides that are compared.
+
+    Parameters
+    ----------
+    judge, n_items
+        Of the exchange.
+    names
+        Of the outputs, and what the reference calls them.
+    candidate, reference
+        By name : (items, ...) each. They may be views of those of a whole batch.
+    embedding
+        As in `Compared`.
+    """
 
     judge: Judge
     n_items: int
+    names: Mapping[str, str]
     candidate: Outputs
     reference: Outputs
     embedding: Array | None
@@ -177,9 +191,9 @@ def compare(batch: Sequence[Prepared], outputs: Sequence[Answer]) -> list[Outcom
         As `replay` returns them.
     """
     chosen: dict[tuple[object, ...], tuple[str, str]] = {}
-    pairs = [_pair(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
-    compared = iter(_together([pair for pair in pairs if isinstance(pair, _Pair)], _compare))
-    return [next(compared) if isinstance(pair, _Pair) else pair for pair in pairs]
+    pairs = [pair_of(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
+    compared = iter(_together([pair for pair in pairs if isinstance(pair, Pair)], _compare))
+    return [next(compared) if isinstance(pair, Pair) else pair for pair in pairs]
 
 
 def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
@@ -200,6 +214,49 @@ def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome
         What computes is away for now.
     """
     return compare(batch, replay(assemble(batch), most_items=most_items))
+
+
+def replay_again(
+    batch: Sequence[Prepared], names: Sequence[Mapping[str, str]], *, most_items: int
+) -> list[Outputs | QuarantineError]:
+    """Return, per exchange, the reference's outputs by the names under which they are compared, or why there are none.
+
+    Parameters
+    ----------
+    batch, most_items
+        As for `compare_batch`.
+    names
+        Of each exchange, as in `Pair`.
+
+    Raises
+    ------
+    BrokenRuntimeError
+        The reference computes nothing any more.
+    RetryError
+        What computes is away for now.
+    """
+    return [
+        answer if isinstance(answer, QuarantineError) else _outputs(partial(_replayed, entry, answer), wanted)
+        for entry, answer, wanted in zip(
+            batch, replay(assemble(batch), most_items=most_items), names, strict=True
+        )
+    ]
+
+
+def answered_again(
+    entry: Prepared, answer: Sequence[Tensor], names: Sequence[str]
+) -> Outputs | QuarantineError:
+    """Return the outputs `names` of a second answer of the candidate as those of the first are read, or why not."""
+    exchange = msgspec.structs.replace(entry.exchange, outputs=tuple(answer))
+    again = msgspec.structs.replace(entry, exchange=exchange)
+    return _outputs(partial(_captured, again), {name: name for name in names})
+
+
+def _outputs(find: Callable[[str], Array], names: Mapping[str, str]) -> Outputs | QuarantineError:
+    try:
+        return {name: find(own) for name, own in names.items()}
+    except QuarantineError as error:
+        return error
 
 
 def _together(
@@ -274,9 +331,9 @@ def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
     return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
 
 
-def _pair(
+def pair_of(
     entry: Prepared, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
-) -> _Pair | QuarantineError:
+) -> Pair | QuarantineError:
     """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
     if isinstance(outputs, QuarantineError):
         return outputs
@@ -289,15 +346,16 @@ def _pair(
                 chosen[key] = _output_names(entry)
             names = dict([chosen[key]])
         candidate = {name: _captured(entry, name) for name in names}
-        reference = {name: _replayed(entry, own, outputs) for name, own in names.items()}
+        reference = {name: _replayed(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:
         return uncomparable(error.detail)
     embedding = outputs.get(entry.judge.runtime.embedding)
     if embedding is not None and not entry.judge.model.batched:
         embedding = _one_row(embedding)
-    return _Pair(
+    return Pair(
         judge=entry.judge,
         n_items=entry.n_items,
+        names=names,
         candidate=candidate,
         reference=reference,
         embedding=embedding,
@@ -323,7 +381,7 @@ def _captured(entry: Prepared, name: str) -> Array:
     return candidate if entry.judge.model.batched else _one_row(candidate)
 
 
-def _replayed(entry: Prepared, name: str, outputs: dict[str, Array]) -> Array:
+def _replayed(entry: Prepared, outputs: Mapping[str, Array], name: str) -> Array:
     """Return what the reference gave : (items, ...)."""
     if name not in outputs:
         raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
@@ -367,7 +425,7 @@ def _output_names(entry: Prepared) -> tuple[str, str]:
     return common[0]
 
 
-def _compare(pairs: Sequence[_Pair]) -> list[Compared]:
+def _compare(pairs: Sequence[Pair]) -> list[Compared]:
     """Compare all items of like outputs at once and hand each exchange its own."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, pair in enumerate(pairs):

@@ -166,6 +166,7 @@ class Stages:
                 self._let_go(ready.deliveries)
                 return
             await self._to_compare.put(_Replayed(ready=ready, outputs=outputs, at=at))
+        await self._replay_again(ready.begun)
 
     async def compare_one(self) -> None:
         """Compare the next batch, put it into slices and hand it on to be stored."""
@@ -248,6 +249,17 @@ class Stages:
             self._meters.replayed(begun.assembled, took_s)
         self._spans.replayed(begun.prepared, _ns(began), _ns(self._clock.now()))
         return outputs
+
+    async def _replay_again(self, begun: Begun) -> None:
+        """Replay some of what went before again, if it is its turn; the batch that was just replayed is on its way."""
+        noise = self._assessor.noise
+        if begun.prepared and noise.is_due(begun.prepared[0]):
+            try:
+                await self._in_thread(self._thread, lambda: noise.again(begun.prepared[0]), Step.NOISE)
+            except BrokenRuntimeError as error:
+                self._broken(str(error))
+                raise
+        self._meters.measured(noise.counts)
 
     async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: Step) -> Done:
         """Do `work` in a thread, and note how long it took there.

@@ -32,10 +32,12 @@ from shadow.holding import Holding
 from shadow.in_force import InForce
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters
+from shadow.noise import Noise
 from shadow.opening import open_reference, opening_of
 from shadow.proven import ProvenRuntime
 from shadow.reader import Reader
 from shadow.readers import Readers
+from shadow.recheck import Rechecks
 from shadow.references import References, at_a_server
 from shadow.runtime import ReferenceRuntime
 from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
@@ -121,11 +123,12 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             if known is None or queue is None:
                 return 0
             health.record_answered()
+            rechecks = Rechecks(config.models, clock)
             try:
                 await _work(
                     config=config,
                     references=references,
-                    assessor=Assessor(config, name, known),
+                    assessor=Assessor(config, name, known, Noise(config.shadow.noise_share, clock, rechecks)),
                     database=database,
                     queue=queue,
                     meters=meters,
@@ -136,6 +139,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                     name=name,
                 )
             finally:
+                rechecks.close()
                 await queue.close()
                 await asyncio.to_thread(references.close)
     finally:

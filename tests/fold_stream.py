@@ -8,11 +8,12 @@ import asyncpg
 import msgspec
 
 from quantdrift.core.config.schema import Config, Model, Monitor
-from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Side
 from storage.fold_rows import (
     BatchRows,
     Catalog,
     ComparisonRow,
+    NoiseRow,
     SliceRow,
     TallyRow,
     VersionRow,
@@ -237,3 +238,45 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
                 for row in rows.tallies
             ],
         )
+        await connection.executemany(
+            "insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2,"
+            " flip, divergence) values ($1, 0, $2, $3, $4, $5, $6, $7, 1.0, $8, $9)",
+            [
+                (
+                    row.exchange_id,
+                    row.side.value,
+                    from_us(row.captured_us),
+                    batch_id,
+                    row.model_version_id,
+                    row.policy_id,
+                    row.pi,
+                    None if row.flip is None else bool(row.flip),
+                    row.divergence,
+                )
+                for row in rows.noise
+            ],
+        )
+
+
+def with_noise(
+    stream: list[BatchRows], rate: float, *, per_batch: int = 40, side: Side = Side.REFERENCE, seed: int = 3
+) -> list[BatchRows]:
+    """Return the stream with items that were computed again, of which the share `rate` flips."""
+    rng = random.Random(seed)
+    found = []
+    for rows in stream:
+        items = tuple(
+            NoiseRow(
+                exchange_id=f"{rng.getrandbits(128):032x}",
+                side=side,
+                captured_us=rows.stored_us,
+                model_version_id=WITH_REFERENCE,
+                policy_id=1,
+                pi=0.25 if rng.random() < 0.9 else 1.0,
+                flip=float(rng.random() < rate),
+                divergence=0.0,
+            )
+            for _ in range(per_batch if rows.comparisons else 0)
+        )
+        found.append(msgspec.structs.replace(rows, noise=items))
+    return found

@@ -1,7 +1,5 @@
 """Noise in the fold: what is added to budgets, what becomes unknown, what is told, and that all of it resumes."""
 
-import random
-
 import msgspec
 import pytest
 
@@ -12,37 +10,13 @@ from quantdrift.drift.signal import ALERTING, M
 from quantdrift.drift.state import load_state
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.noise import noise_summary
-from storage.fold_rows import BatchRows, DetectorRow, FloorRow, NoiseRow, Outcome, Snapshot, VerdictRow
-from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, WITH_REFERENCE, batches
+from storage.fold_rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
+from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
 from tests.folds import EMPTY, fold_all
 
 pytestmark = pytest.mark.unit
 
 CALM = 0.001
-
-
-def with_noise(
-    stream: list[BatchRows], rate: float, *, per_batch: int = 40, side: Side = Side.REFERENCE, seed: int = 3
-) -> list[BatchRows]:
-    """Return the stream with items that were computed again, of which the share `rate` flips."""
-    rng = random.Random(seed)
-    found = []
-    for rows in stream:
-        items = tuple(
-            NoiseRow(
-                exchange_id=f"{rng.getrandbits(128):032x}",
-                side=side,
-                captured_us=rows.stored_us,
-                model_version_id=WITH_REFERENCE,
-                policy_id=1,
-                pi=0.25 if rng.random() < 0.9 else 1.0,
-                flip=float(rng.random() < rate),
-                divergence=0.0,
-            )
-            for _ in range(per_batch if rows.comparisons else 0)
-        )
-        found.append(msgspec.structs.replace(rows, noise=items))
-    return found
 
 
 def floor_of(outcome: Outcome, metric: str = "flip") -> FloorRow:

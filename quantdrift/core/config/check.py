@@ -103,6 +103,11 @@ def _models(config: Config) -> Iterator[str]:
             rule.feature and rule.model in {"", model.name} for rule in config.slices
         ):
             yield f"models `{model.name}`: embedding is `features`, but no [[slices]] names a feature"
+        if model.recheck.url and not model.recheck.versions:
+            yield (
+                f"models `{model.name}`: recheck.versions is empty: name the candidate versions that {model.recheck.url} "
+                "serves, or the difference between two versions would be taken for noise"
+            )
         yield from _tensors(model)
         yield from _task(model)
         yield from misfits(model)

@@ -175,6 +175,7 @@ def _resolve(config: Config, base: Path) -> Config:
                 )
                 for r in model.references
             ),
+            recheck=msgspec.structs.replace(model.recheck, token_file=absolute(model.recheck.token_file)),
         )
         for model in config.models
     )

@@ -221,6 +221,32 @@ class Budget(Section, frozen=True, kw_only=True):
     ] = 2.0
 
 
+class Recheck(Section, frozen=True, kw_only=True):
+    """A replica of the candidate that serves nobody, asked again for some exchanges: the candidate's own noise."""
+
+    url: Annotated[
+        str,
+        about(
+            "Where it is: `http://HOST:PORT` or `https://...` for the Open Inference Protocol over HTTP, `grpc://HOST:PORT` "
+            "or `grpcs://...`. Empty: the candidate is not asked. Payloads are sent there."
+        ),
+        Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
+    ] = ""
+    versions: Annotated[
+        tuple[str, ...],
+        about(
+            "Candidate versions that it serves, with shell wildcards: another one's answers would be taken for noise."
+        ),
+    ] = ()
+    max_per_s: Annotated[
+        float, about("Most requests per second, whatever `shadow.noise_share` chooses.", "1/s", gt=0, le=100)
+    ] = 0.2
+    model: Annotated[str, about("Its name there. Empty: as models.name.")] = ""
+    model_version: Annotated[str, about("Its version there. Empty: the server chooses.")] = ""
+    timeout_s: Annotated[float, about("Longest wait for an answer.", "s", gt=0, le=600)] = 10.0
+    token_file: Annotated[str, about("File with a bearer token, read anew each time. Empty: none.")] = ""
+
+
 class Model(Section, frozen=True, kw_only=True):
     """A served model, its references and its budget."""
 
@@ -283,6 +309,7 @@ class Model(Section, frozen=True, kw_only=True):
     ] = 0.0
     references: tuple[Reference, ...] = ()
     budget: Budget = Budget()
+    recheck: Recheck = Recheck()
     classification: Classification = Classification()
     multilabel: Multilabel = Multilabel()
     regression: Regression = Regression()

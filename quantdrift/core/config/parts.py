@@ -20,7 +20,7 @@ Signature = tuple[tuple[str, int, int, int], ...]
 def read_parts(path: Path) -> dict[str, Any]:
     """Return the document of the main file with the lists of the parts appended, in the order of their names.
 
-    Files of references in a part are relative to that part's directory.
+    Files of references and rechecks in a part are relative to that part's directory.
 
     Raises
     ------
@@ -79,7 +79,7 @@ def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
         raise OperatorError(f"{part}: write [[{name}]], a list")
     for one in more:
         references = one.get("references")
-        for reference in references if isinstance(references, list) else ():
+        for reference in (*(references if isinstance(references, list) else ()), one.get("recheck")):
             for file in _FILES if isinstance(reference, dict) else ():
                 if isinstance(reference.get(file), str) and reference[file]:
                     reference[file] = str(part.resolve().parent / reference[file])

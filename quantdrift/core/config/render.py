@@ -9,7 +9,16 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.load import PREFIX
-from quantdrift.core.config.schema import Budget, Config, Model, ModelTensor, Reference, ReferenceInput, Slice
+from quantdrift.core.config.schema import (
+    Budget,
+    Config,
+    Model,
+    ModelTensor,
+    Recheck,
+    Reference,
+    ReferenceInput,
+    Slice,
+)
 from quantdrift.core.config.tasks import SECTIONS
 from quantdrift.core.records import BodyStratum, HeaderStratum
 
@@ -114,6 +123,7 @@ def reference_markdown() -> str:
         lines += _page(f"`[{section}]`", section, kind)
     lines += _page("`[[models]]`", "models", Model)
     lines += _page("`[models.budget]`", "models.budget", Budget)
+    lines += _page("`[models.recheck]`", "models.recheck", Recheck)
     for name, (_, kind) in SECTIONS.items():
         lines += _page(f"`[models.{name}]`", f"models.{name}", kind)
     lines += _page("`[[models.references]]`", "models.references", Reference)
@@ -166,7 +176,7 @@ def _options(section: str, kind: type[msgspec.Struct]) -> Iterator[Option]:
 
 def _is_table(kind: Any) -> bool:
     inner = typing.get_args(kind)[0] if typing.get_origin(kind) is tuple else kind
-    tables = {Budget, Reference, *(kind for _, kind in SECTIONS.values())}
+    tables = {Budget, Recheck, Reference, *(kind for _, kind in SECTIONS.values())}
     return isinstance(inner, type) and issubclass(inner, msgspec.Struct) and inner in tables
 
 

@@ -1,0 +1,224 @@
+"""Noise from end to end: a reference that looks at its batch, a replica that is asked again, and what the monitor says."""
+
+import asyncio
+import json
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import asyncpg
+import numpy as np
+import numpy.typing as npt
+import onnx
+import pytest
+from click.testing import CliRunner
+from onnx import TensorProto, helper, numpy_helper
+
+from examples.oip_server import InferenceServer
+from examples.oip_server import Model as Served
+from examples.otlp_receiver import OtlpReceiver
+from quantdrift.cli import main
+from quantdrift.core.codec import encode
+from quantdrift.core.config.load import Secrets
+from quantdrift.core.config.schema import Config, Model, Provider, Recheck, Reference, Shadow, Stream
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import Stop
+from shadow.worker import serve
+from tests.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
+from tests.monitors import connected, folded, running_monitor, stop_monitor, until
+from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, exchange_of, inputs_of, model_of, saved
+
+pytestmark = pytest.mark.integration
+
+N_EXCHANGES = 120
+
+
+def linear(*, batch_statistics: bool) -> onnx.ModelProto:
+    """Return a linear model that adds up each item by itself, after taking away the mean of its batch if asked to."""
+    inputs = [helper.make_node("Identity", ["x"], ["centred"])]
+    if batch_statistics:
+        inputs = [
+            helper.make_node("ReduceMean", ["x", "items"], ["mean"], keepdims=1),
+            helper.make_node("Sub", ["x", "mean"], ["centred"]),
+        ]
+    graph = helper.make_graph(
+        [
+            *inputs,
+            helper.make_node("Unsqueeze", ["centred", "last"], ["column"]),
+            helper.make_node("Mul", ["column", "w"], ["products"]),
+            helper.make_node("ReduceSum", ["products", "features"], ["sums"], keepdims=0),
+            helper.make_node("Add", ["sums", "b"], ["logits"]),
+        ],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", N_FEATURES])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", N_CLASSES])],
+        [
+            numpy_helper.from_array(WEIGHT, "w"),
+            numpy_helper.from_array(BIAS, "b"),
+            numpy_helper.from_array(np.array([0]), "items"),
+            numpy_helper.from_array(np.array([1]), "features"),
+            numpy_helper.from_array(np.array([2]), "last"),
+        ],
+    )
+    return model_of(graph)
+
+
+def config_of(url: str, path: Path, recheck: Recheck | None = None) -> Config:
+    """Return a configuration that has every exchange computed again."""
+    return Config(
+        stream=Stream(url=url, name=f"t{uuid.uuid4().hex[:8]}"),
+        shadow=Shadow(
+            provider=Provider.CPU,
+            threads=1,
+            nice=0,
+            batch_items=8,
+            batch_delay_s=0.05,
+            noise_share=1.0,
+            admin="127.0.0.1:0",
+        ),
+        models=(
+            Model(
+                name="digits",
+                top_k=2,
+                references=(Reference(path=str(path), versions=("int8*",)),),
+                recheck=recheck or Recheck(),
+            ),
+        ),
+    )
+
+
+@asynccontextmanager
+async def traffic(
+    config: Config, dsn: str, outputs: npt.NDArray[np.float32] | None = None
+) -> AsyncIterator[asyncpg.Connection]:
+    """Run a worker and publish exchanges; yield a connection to the record."""
+    queue = await Queue.connect(config.stream, client_name="test")
+    stop = Stop()
+    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
+    try:
+        await until(lambda: _has_stream(queue), "the worker is there")
+        for seed in range(N_EXCHANGES):
+            exchange = exchange_of(inputs_of(1, seed), outputs)
+            await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+        async with connected(dsn) as connection:
+            yield connection
+    finally:
+        stop.set()
+        await queue.close()
+        assert await asyncio.wait_for(worker, 30) == 0
+
+
+async def _has_stream(queue: Queue) -> bool:
+    await queue.consumer("exchange", ack_wait_s=60)
+    return True
+
+
+async def _n_noise(connection: asyncpg.Connection, side: str) -> int:
+    return int(await connection.fetchval("select count(*) from noise where side = $1", side))
+
+
+@pytest.mark.parametrize("batch_statistics", [False, True])
+async def test_noise_of_the_reference_is_stored(
+    postgres_dsn: str, nats_url: str, tmp_path: Path, *, batch_statistics: bool
+) -> None:
+    """Exactly none where items do not see each other, and some nearly everywhere where they do."""
+    path = saved(linear(batch_statistics=batch_statistics), tmp_path / "reference.onnx")
+    async with traffic(config_of(nats_url, path), postgres_dsn) as record:
+
+        async def measured() -> bool:
+            return await _n_noise(record, "reference") >= 32
+
+        await until(measured, "items are replayed again")
+        rows = await record.fetch(
+            "select n.*, c.captured_at = n.captured_at as same, c.policy_id = n.policy_id as same_policy,"
+            " b.kind from noise n join comparison c using (exchange_id, item) join batch b on b.id = n.batch_id"
+        )
+    assert len(rows) >= 32
+    assert all(row["same"] and row["same_policy"] and row["kind"] == "comparison" for row in rows)
+    assert {(row["side"], row["pi1"], row["pi2"]) for row in rows} == {("reference", 0.5, 1.0)}
+    differing = np.mean([row["divergence"] > 0 for row in rows])
+    if batch_statistics:
+        assert differing > 0.9
+        assert any(row["flip"] for row in rows)
+    else:
+        assert differing == 0.0
+        assert not any(row["flip"] for row in rows)
+
+
+@pytest.mark.parametrize("same", [True, False])
+async def test_noise_of_the_candidate_is_stored_where_its_operator_allows_it(
+    postgres_dsn: str, nats_url: str, tmp_path: Path, *, same: bool
+) -> None:
+    """A replica that answers as the candidate did, or otherwise."""
+    path = saved(linear(batch_statistics=False), tmp_path / "reference.onnx")
+    replica = InferenceServer([Served("digits", "int8", path)])
+    await replica.start()
+    recheck = Recheck(url=f"http://127.0.0.1:{replica.port}", versions=("int8",), max_per_s=100)
+    outputs = None if same else np.array([[3, 0, 0]], dtype=np.float32)
+    try:
+        async with traffic(config_of(nats_url, path, recheck), postgres_dsn, outputs) as record:
+
+            async def measured() -> bool:
+                return await _n_noise(record, "candidate") > 0
+
+            await until(measured, "the replica is asked")
+            divergences = await record.fetch("select divergence from noise where side = 'candidate'")
+    finally:
+        await replica.stop()
+    assert all((row["divergence"] < 1e-9) is same for row in divergences)
+
+
+async def test_too_much_noise_is_an_event_a_gauge_and_no_verdict(
+    postgres_dsn: str, tmp_path: Path, otlp_receiver: OtlpReceiver
+) -> None:
+    """Through the outbox like every alert; `slices show` tells what is added."""
+    stream = with_noise(batches(50, faint_flips=0.001), 0.05)
+    async with connected(postgres_dsn) as record:
+        await store_catalog(record)
+        for rows in stream:
+            await store_batch(record, rows)
+
+        def told(receiver: OtlpReceiver) -> bool:
+            return any(event.name == "quantdrift.noise" for event in receiver.events)
+
+        def gauged(receiver: OtlpReceiver) -> bool:
+            labels = {"model": "digits", "version": "1", "side": "reference", "metric": "flip"}
+            shown = {
+                point.name: point.value for point in receiver.metrics if dict(point.attributes) == labels
+            }
+            return shown.get("quantdrift.noise.exceeded") == 1 and shown["quantdrift.noise.high"] > 5
+
+        async def all_folded() -> bool:
+            return await folded(record) == len(stream)
+
+        async with running_monitor(postgres_dsn, tmp_path, otlp_receiver.endpoint) as process:
+            await until(all_folded, "everything is folded")
+            assert await asyncio.to_thread(otlp_receiver.wait_for, told, 30)
+            assert await asyncio.to_thread(otlp_receiver.wait_for, gauged, 30)
+            assert await stop_monitor(process) == 0
+        (event,) = [event for event in otlp_receiver.events if event.name == "quantdrift.noise"]
+        assert event.severity == 13
+        assert event.attributes["quantdrift.side"] == "reference"
+        assert event.attributes["quantdrift.exceeds"] is True
+        assert event.attributes["quantdrift.low"] > event.attributes["quantdrift.limit"] == 0.005
+        reasons = await record.fetch("select distinct verdict, reason from verdict where n_groups > 0")
+        assert [(row["verdict"], row["reason"][:20]) for row in reasons] == [
+            ("unknown", "noise: the reference")
+        ]
+        estimate = json.loads(
+            await record.fetchval("select estimate from verdict where slice_id = $1", ALL_ID)
+        )
+        assert estimate["flip"]["budget"] == pytest.approx(0.01)
+        assert estimate["flip"]["noise"] > 0.05
+    shown = await asyncio.to_thread(_shown, postgres_dsn, tmp_path)
+    assert " and noise of " in shown
+    assert "flip reference" in shown
+    assert "too much" in shown
+
+
+def _shown(dsn: str, directory: Path) -> str:
+    arguments = ["slices", "show", "all", "--model", "digits", "-c", str(directory / "config.toml")]
+    result = CliRunner(env={"QUANTDRIFT_DSN": dsn}).invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return str(result.output)

@@ -1,0 +1,224 @@
+"""Replaying again: what is chosen, in which company, what it may take, and what it says."""
+
+import random
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.core.config.schema import Model
+from quantdrift.core.errors import RetryError
+from quantdrift.core.records import Side
+from shadow import noise
+from shadow.comparators.choice import comparator_of
+from shadow.comparators.comparator import Comparator, Divergences, Outputs
+from shadow.linear import LinearRuntime
+from shadow.noise import Noise, draw
+from shadow.references import Judge
+from shadow.replay import Compared, Prepared, assemble, compare, replay
+from shadow.runtime import Array, ReferenceRuntime
+from shadow.tensor import fit_inputs
+from storage.rows import NoiseItem
+from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
+
+pytestmark = pytest.mark.unit
+
+
+class _Watched(LinearRuntime):
+    """Takes a tenth of a second of the clock for each run, and knows its batches."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(WEIGHT, BIAS)
+        self.clock = clock
+        self.sizes: list[int] = []
+        self.away_after = 10**9
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        self.clock.advance(0.1)
+        self.sizes.append(len(inputs["x"]))
+        if len(self.sizes) > self.away_after:
+            raise RetryError("away")
+        return super().run(inputs)
+
+
+class _BatchStatistics(_Watched):
+    """Subtracts the mean of its batch, as a network does whose normalisation was not switched to inference."""
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        return super().run({"x": inputs["x"] - inputs["x"].mean(axis=0)})
+
+
+def prepared(n_items: int, seed: int, runtime: ReferenceRuntime) -> Prepared:
+    """Return an exchange that is ready to be replayed."""
+    model = Model(name="digits", top_k=2)
+    exchange = exchange_of(inputs_of(n_items, seed))
+    return Prepared(
+        stream_sequence=seed,
+        payload=b"x" * 100,
+        exchange=exchange,
+        judge=Judge(model=model, runtime=runtime, comparator=comparator_of(model)),
+        inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
+    )
+
+
+class Worker:
+    """Replays batches one after the other, as an assessor does."""
+
+    def __init__(self, kind: type[_Watched] = _Watched, share: float = 1.0) -> None:
+        self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
+        self.runtime = kind(self.clock)
+        self.noise = Noise(share, self.clock, rng=random.Random(5))
+        self._n = 0
+
+    def batch(self, sizes: Sequence[int]) -> tuple[NoiseItem, ...]:
+        """Replay a batch of exchanges with so many items each; return what was measured meanwhile."""
+        entries = []
+        for size in sizes:
+            self._n += 1
+            entries.append(prepared(size, self._n, self.runtime))
+        return self.replay(entries)
+
+    def replay(self, entries: Sequence[Prepared]) -> tuple[NoiseItem, ...]:
+        """Replay a batch; return what was measured meanwhile."""
+        with self.noise.timed():
+            outputs = replay(assemble(entries), most_items=64)
+        outcomes = compare(entries, outputs)
+        assert all(isinstance(outcome, Compared) for outcome in outcomes)
+        self.noise.choose(entries, outputs, outcomes)
+        if self.noise.is_due(entries[0]):
+            self.noise.again(entries[0])
+        return self.noise.take()
+
+
+def test_a_reference_that_knows_no_neighbours_has_no_noise() -> None:
+    """Exactly none: the same bits in whatever company."""
+    worker = Worker()
+    items = [item for _ in range(12) for item in worker.batch([1] * 8)]
+    assert len(items) >= 48
+    assert {(item.side, item.flip, item.divergence) for item in items} == {(Side.REFERENCE, False, 0.0)}
+    assert worker.noise.counts["digits", Side.REFERENCE, "measured"] == len(items)
+
+
+def test_a_reference_that_looks_at_its_batch_is_found_out() -> None:
+    """Nearly every item differs, and each is told with its own place and probability."""
+    worker = Worker(_BatchStatistics)
+    items = [item for _ in range(12) for item in worker.batch([1, 3, 4])]
+    divergences = [item.divergence or 0.0 for item in items]
+    assert np.mean([value > 0 for value in divergences]) > 0.9
+    assert any(item.flip for item in items)
+    assert {(item.pi1, item.pi2) for item in items} == {(0.5, 1.0)}
+    assert {item.item for item in items} == {0, 1, 2, 3}
+    assert len({(item.exchange_id, item.item) for item in items}) == len(items)
+
+
+def test_what_was_alone_is_replayed_in_company() -> None:
+    """Where traffic is thin every batch is one item, and alone again would be no other batch."""
+    worker = Worker(_BatchStatistics)
+    items = [item for _ in range(60) for item in worker.batch([1])]
+    assert items
+    again = [size for size in worker.runtime.sizes if size > 1]
+    assert sum(again) >= len(items)
+    assert all((item.divergence or 0.0) > 0 for item in items)
+
+
+def test_it_takes_a_bounded_share_of_the_time() -> None:
+    """However much is chosen; what does not fit in is counted, and costs no memory."""
+    worker = Worker(share=0.01)
+    for _ in range(400):
+        worker.batch([1] * 8)
+    extra = len(worker.runtime.sizes) - 400
+    assert 0 < extra <= 0.02 * 400 + 16
+    assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] > 0
+
+
+def test_what_waits_for_a_version_that_never_comes_again_is_let_go_of(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would keep others out for good."""
+    monkeypatch.setattr(noise, "_MOST_WAITING", 4)
+    worker = Worker()
+
+    def left_out() -> int:
+        return worker.noise.counts["digits", Side.REFERENCE, "left_out"]
+
+    for seed in range(3):
+        entry = prepared(1, seed, worker.runtime)
+        exchange = msgspec.structs.replace(entry.exchange, version="gone")
+        worker.replay([msgspec.structs.replace(entry, exchange=exchange)])
+    worker.batch([1] * 4)
+    assert left_out() == 3
+    worker.clock.advance(601)
+    worker.batch([1] * 4)
+    assert left_out() == 3 + 3 + 1
+
+
+def test_nothing_is_done_where_nothing_is_asked_for() -> None:
+    """A share of 0 is off."""
+    worker = Worker(share=0.0)
+    assert [item for _ in range(20) for item in worker.batch([1] * 8)] == []
+    assert len(worker.runtime.sizes) == 20
+    assert not worker.noise.counts
+
+
+def test_a_reference_that_goes_away_costs_the_sample_alone() -> None:
+    """Nothing is raised: the batch that was replayed just before is stored."""
+    worker = Worker()
+    worker.runtime.away_after = 2
+    assert worker.batch([1] * 8) == worker.batch([1] * 8) == ()
+    assert worker.noise.counts == {("digits", Side.REFERENCE, "failed"): 16}
+
+
+class _Counting(Comparator):
+    """Knows how often it was asked, as one knows that remembers what it has seen."""
+
+    outputs: tuple[str, ...] = ()
+    n_asked = 0
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Compare as a classifier's does."""
+        self.n_asked += 1
+        return comparator_of(Model(name="digits", top_k=2)).compare(candidate, reference)
+
+
+def test_what_is_replayed_again_is_not_shown_to_the_models_own_comparator() -> None:
+    """Some remember what they have seen."""
+    worker, comparator = Worker(), _Counting()
+    for turn in range(6):
+        entry = prepared(8, turn, worker.runtime)
+        entry = msgspec.structs.replace(
+            entry, judge=msgspec.structs.replace(entry.judge, comparator=comparator)
+        )
+        worker.replay([entry])
+    assert worker.noise.counts["digits", Side.REFERENCE, "measured"] > 0
+    assert comparator.n_asked == 6
+
+
+def test_of_a_large_exchange_a_part_is_replayed() -> None:
+    """At random: its mean is that of the whole."""
+    worker = Worker()
+    items = [item for _ in range(8) for item in worker.batch([40])]
+    of_exchange: dict[str, set[int]] = {}
+    for item in items:
+        of_exchange.setdefault(item.exchange_id, set()).add(item.item)
+    assert {len(rows) for rows in of_exchange.values()} == {8}
+    assert max(max(rows) for rows in of_exchange.values()) > 20
+
+
+@given(st.lists(st.uuids(), min_size=1, max_size=20))
+def test_the_draw_is_the_same_on_every_worker(ids: list[object]) -> None:
+    """And lies in [0, 1)."""
+    names = [str(one) for one in ids]
+    draws = [draw(name) for name in names]
+    assert draws == [draw(name) for name in names]
+    assert all(0.0 <= value < 1.0 for value in draws)
+
+
+def test_about_the_share_is_chosen() -> None:
+    """Once some hundreds of a version are measured: 5 % of 20,000 ids, within five standard errors."""
+    chosen = np.mean([draw(f"{n:032x}") < 0.05 for n in range(20_000)])
+    assert abs(chosen - 0.05) < 5 * np.sqrt(0.05 * 0.95 / 20_000)
