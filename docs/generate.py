@@ -12,6 +12,7 @@ import msgspec
 from quantdrift.cli import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
+from quantdrift.monitor.noise import NoiseStory
 from storage.explained import Explanation
 from storage.schema_page import page as database_markdown
 
@@ -42,6 +43,10 @@ def telemetry_markdown() -> str:
         "least once, with the fields of the `transition` table as flat `quantdrift.*` attributes. Severity is ERROR",
         "when a slice fires, WARN for a warning, INFO when it is resolved. An alert that opens or escalates is",
         "explained by these; what is not known is left out, and a part of a move is in the unit of what decided.",
+        "",
+        "Events named `quantdrift.noise` tell that a reference or candidate is shown to differ from itself by more than",
+        "`monitor.noise_bound` of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
+        f"{', '.join(f'`{name}`' for name in NoiseStory.__struct_fields__)}.",
         "",
         "| attribute | meaning |",
         "|---|---|",
