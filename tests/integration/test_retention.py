@@ -26,6 +26,10 @@ BATCH = text("""
     insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)
     values ('tally', 'w', :at, :at, :at, 1) returning id
 """)
+NOISE = text("""
+    insert into noise (exchange_id, item, side, captured_at, batch_id, model_version_id, policy_id, pi1, pi2, flip)
+    values (gen_random_uuid(), 0, 'reference', :at, :batch, 1, 1, 1, 1, true)
+""")
 QUARANTINE = text("""
     insert into quarantine (stream_sequence, digest, model, quarantined_at, reason, detail, payload)
     values (:n, '', 'm', :at, 'decode', '', 'bytes')
@@ -112,6 +116,19 @@ async def test_a_partition_in_use_is_left_for_the_next_round(
         busy = await maintain(database, KEEP, NOW)
     assert (busy.partitions_dropped, busy.partitions_busy) == ((), (date(2031, 6, 1),))
     assert (await maintain(database, KEEP, NOW)).partitions_dropped == (date(2031, 6, 1),)
+
+
+async def test_noise_goes_with_its_batch(database: Database) -> None:
+    """What is known of it stays: sums, not items."""
+    async with database.begin() as connection:
+        await connection.execute(MODEL)
+        for days in (11, 1):
+            batch = await connection.scalar(BATCH, {"at": NOW - timedelta(days=days)})
+            await connection.execute(NOISE, {"at": NOW - timedelta(days=days), "batch": batch})
+    await maintain(database, KEEP, NOW)
+    async with database.begin() as connection:
+        kept = (await connection.scalars(text("select captured_at from noise"))).all()
+    assert kept == [NOW - timedelta(days=1)]
 
 
 async def test_tallies_keep_what_later_ones_are_measured_against(database: Database) -> None:
