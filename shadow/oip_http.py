@@ -1,28 +1,22 @@
 """The Open Inference Protocol v2 over HTTP/1.1, with tensors as bytes; one connection that is kept."""
 
-import contextlib
-import http.client
-import json
-import ssl
+import http
 import uuid
 from collections.abc import Sequence
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 import numpy as np
 
 from quantdrift.core.datatype import DTYPES
-from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Tensor
+from shadow.http_server import HttpServer, refuse
 from shadow.opening import Opening
-from shadow.remote import Metadata, Refusal, RefusedError, RemoteRuntime, ServerMetadata, Token
+from shadow.remote import Metadata, Refusal, RefusedError, RemoteRuntime, ServerMetadata
 from shadow.tensor import encode
 
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
-_AWAY: Final = frozenset({429, 502, 503, 504})
-_ACCESS: Final = frozenset({401, 403, 404, 407})
-_SAID: Final = 200
 
 Found = TypeVar("Found")
 
@@ -50,19 +44,10 @@ class OipHttp:
 
     def __init__(self, opening: Opening) -> None:
         reference = opening.reference
-        address = urlsplit(reference.url)
-        self._where = reference.url
-        self._base = address.path.rstrip("/")
         model = f"/v2/models/{quote(reference.model or opening.model.name, safe='')}"
         version = quote(reference.model_version, safe="")
         self._model = model + (f"/versions/{version}" if version else "")
-        self._token = Token(opening)
-        host, timeout_s = address.netloc, reference.timeout_s
-        self._connection = (
-            http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())
-            if address.scheme == "https"
-            else http.client.HTTPConnection(host, timeout=timeout_s)
-        )
+        self._server = HttpServer(opening)
 
     def server(self) -> ServerMetadata:
         """Return what `GET /v2` answers."""
@@ -70,7 +55,7 @@ class OipHttp:
 
     def ready(self) -> bool:
         """Return whether the model's `/ready` answers 200."""
-        status, _, _ = self._ask("GET", f"{self._model}/ready")
+        status, _, _ = self._server.ask("GET", f"{self._model}/ready")
         return status == http.HTTPStatus.OK
 
     def metadata(self) -> Metadata:
@@ -96,60 +81,21 @@ class OipHttp:
         head = msgspec.json.encode(document)
         headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
         body = b"".join([head, *(tensor.data for tensor in inputs)])
-        status, told, answer = self._ask("POST", f"{self._model}/infer", body, headers)
-        _refuse(status, answer)
+        status, told, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
+        refuse(status, answer)
         return _tensors(told.get(_JSON_LENGTH), answer)
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        self._server.close()
 
     def _read(self, path: str, kind: type[Found]) -> Found:
-        status, _, body = self._ask("GET", path)
-        _refuse(status, body)
+        status, _, body = self._server.ask("GET", path)
+        refuse(status, body)
         try:
             return msgspec.json.decode(body, type=kind)
         except msgspec.DecodeError as error:
             raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
-
-    def _ask(
-        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Return status, headers and body; a kept connection that the server has closed meanwhile is opened anew."""
-        kept = self._connection.sock is not None
-        everything = {**(headers or {}), **self._token.headers()}
-        try:
-            return self._once(method, path, body, everything)
-        except (ConnectionError, http.client.BadStatusLine) as error:
-            if not kept:
-                raise RetryError(f"{self._where} is away: {error!r}") from error
-        try:
-            return self._once(method, path, body, everything)
-        except (ConnectionError, http.client.BadStatusLine) as error:
-            raise RetryError(f"{self._where} is away: {error!r}") from error
-
-    def _once(
-        self, method: str, path: str, body: bytes, headers: dict[str, str]
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        connection = self._connection
-        try:
-            if connection.sock is None:
-                self._connect()
-            connection.request(method, self._base + path, body or None, headers)
-            response = connection.getresponse()
-            answer = response.read()
-        except BaseException:
-            connection.close()
-            raise
-        if response.status in _AWAY:
-            raise RetryError(f"{self._where} answers {response.status}")
-        return response.status, response.headers, answer
-
-    def _connect(self) -> None:
-        try:
-            self._connection.connect()
-        except OSError as error:  # refused, no such name, no route, no handshake, and no answer at all
-            raise RetryError(f"{self._where} is away: {error!r}") from error
 
 
 def open_reference(opening: Opening) -> RemoteRuntime:
@@ -160,16 +106,6 @@ def open_reference(opening: Opening) -> RemoteRuntime:
     except BaseException:
         transport.close()
         raise
-
-
-def _refuse(status: int, body: bytes) -> None:
-    if status == http.HTTPStatus.OK:
-        return
-    said = body.decode(errors="replace")
-    with contextlib.suppress(ValueError, AttributeError):
-        said = str(json.loads(body).get("error", said))
-    kind = Refusal.ACCESS if status in _ACCESS else Refusal.FAILURE if status >= 500 else Refusal.INPUT
-    raise RefusedError(f"HTTP {status}: {''.join(said.splitlines()[:1])[:_SAID]}", kind)
 
 
 def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
