@@ -18,8 +18,12 @@ _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
         Runtime.TORCH: "shadow.torch_runtime",
         Runtime.OIP_HTTP: "shadow.oip_http",
         Runtime.OIP_GRPC: "shadow.oip_grpc",
+        Runtime.TRANSFORMERS: "shadow.transformers_runtime",
+        Runtime.OPENAI: "shadow.openai_runtime",
     }
 )
+
+_PYTORCH: Final = frozenset({Runtime.TORCH, Runtime.TRANSFORMERS})
 
 
 class Opening(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,8 +97,8 @@ def gpu_share(config: Config, reference: Reference) -> int:
         if not one.url
     ]
     together = 1
-    if reference.runtime is Runtime.TORCH:
-        together = sum(runtime is Runtime.TORCH for _, runtime, _ in here)
+    if reference.runtime in _PYTORCH:
+        together = sum(runtime in _PYTORCH for _, runtime, _ in here)
     return config.shadow.gpu_bytes * together // max(len(here), 1)
 
 

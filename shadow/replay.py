@@ -35,6 +35,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
         What it is measured with.
     inputs
         Name to array : (items, ...), as the reference takes them.
+    candidate
+        What is compared of the candidate, by name : (items, ...), where that is more than its outputs; else None.
     """
 
     stream_sequence: int
@@ -42,6 +44,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     exchange: Exchange
     judge: Judge
     inputs: dict[str, Array]
+    candidate: Outputs | None = None
+
+    @property
+    def batched(self) -> bool:
+        """Whether the reference takes several items at once: always, where we have put the items together."""
+        return self.judge.model.batched or self.candidate is not None
 
     @property
     def n_items(self) -> int:
@@ -278,7 +286,7 @@ def _replay(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
     entries, joined, n_items = assembled.batch, assembled.inputs, assembled.n_items
     judge = entries[0].judge
-    if not judge.model.batched:
+    if not entries[0].batched:
         return [_alone(entry) for entry in entries]
     # In equal steps, so that hardly an item is computed for nothing.
     size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
@@ -345,12 +353,12 @@ def pair_of(
             if key not in chosen:
                 chosen[key] = _output_names(entry)
             names = dict([chosen[key]])
-        candidate = {name: _captured(entry, name) for name in names}
+        candidate = entry.candidate or {name: _captured(entry, name) for name in names}
         reference = {name: _replayed(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:
         return uncomparable(error.detail)
     embedding = outputs.get(entry.judge.runtime.embedding)
-    if embedding is not None and not entry.judge.model.batched:
+    if embedding is not None and not entry.batched:
         embedding = _one_row(embedding)
     return Pair(
         judge=entry.judge,
@@ -385,7 +393,7 @@ def _replayed(entry: Prepared, outputs: Mapping[str, Array], name: str) -> Array
     """Return what the reference gave : (items, ...)."""
     if name not in outputs:
         raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
-    return outputs[name] if entry.judge.model.batched else _one_row(outputs[name])
+    return outputs[name] if entry.batched else _one_row(outputs[name])
 
 
 def _one_row(output: Array) -> Array:

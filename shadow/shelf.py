@@ -140,8 +140,13 @@ class ShelvedRuntime:
 
 
 def files_bytes(path: str) -> int:
-    """Return the size of a reference's file with what begins with its name beside it (external data); 0 where none is."""
+    """Return the size of a reference's file with what begins with its name beside it (external data); 0 where none is.
+
+    Of a folder that of the files in it.
+    """
     file = Path(path)
+    if path and file.is_dir():
+        return sum(one.stat().st_size for one in file.rglob("*") if one.is_file())
     if not path or not file.is_file():
         return 0
     return sum(one.stat().st_size for one in file.parent.glob(f"{file.name}*") if one.is_file())

@@ -1,10 +1,12 @@
 """What becomes of a message: replayed, counted, or set aside."""
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.core.records import Exchange
+from quantdrift.core.records import Exchange, Protocol
+from quantdrift.core.task import Task
 from shadow.intake import read_exchange
 from shadow.references import References
 from shadow.replay import Prepared
+from shadow.served import embedded, served
 from shadow.tensor import fit_inputs
 from storage.rows import Quarantined, Unreferenced, VersionKey
 
@@ -45,16 +47,28 @@ def triage(
     if judge is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
         return Unreferenced(version=key, captured_at=exchange.captured_at)
+    candidate = None
     try:
-        inputs = fit_inputs(
-            exchange.inputs,
-            judge.runtime.inputs,
-            batched=judge.model.batched,
-            mapping=judge.reference.inputs,
-        )
+        if judge.model.task is Task.GENERATION:
+            inputs, candidate = served(exchange)
+        else:
+            openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
+            inputs = fit_inputs(
+                embedded(exchange) if openai else exchange.inputs,
+                judge.runtime.inputs,
+                batched=judge.model.batched,
+                mapping=judge.reference.inputs,
+            )
     except QuarantineError as error:
         return set_aside(sequence, payload, exchange, error)
-    return Prepared(stream_sequence=sequence, payload=payload, exchange=exchange, judge=judge, inputs=inputs)
+    return Prepared(
+        stream_sequence=sequence,
+        payload=payload,
+        exchange=exchange,
+        judge=judge,
+        inputs=inputs,
+        candidate=candidate,
+    )
 
 
 def set_aside(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:

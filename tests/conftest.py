@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -79,3 +80,11 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Return a real OTLP collector over gRPC on a free port; `endpoint` says where."""
     with OtlpReceiver() as receiver:
         yield receiver
+
+
+@pytest.fixture(scope="session")
+def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a small language model with its tokenizer, both trained here."""
+    from examples.generation.make import make
+
+    return make(tmp_path_factory.mktemp("language"))

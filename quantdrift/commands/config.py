@@ -53,7 +53,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
         for model in config.models
         for path in dict.fromkeys(reference.path for reference in model.references if reference.path)
-        if not Path(path).is_file()
+        if not Path(path).exists()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)

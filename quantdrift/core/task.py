@@ -61,7 +61,9 @@ MEASURES = {
         flip="the share of changed pixels is above the tolerance", name="mIoU loss", top=1.0
     ),
     Task.GENERATION: Measure(
-        flip="the reference would have gone on otherwise, or the answer is broken", name="KL", unit="nat"
+        flip="the reference would have gone on otherwise, or the answer is broken",
+        name="KL per token",
+        unit="nat",
     ),
     Task.TENSOR: Measure(flip="the error is above the tolerance or not finite", name="relative error"),
 }

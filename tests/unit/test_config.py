@@ -85,6 +85,12 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
             _torch("m.pt2", "buckets = [4]").replace("[[models.ref", "batched = false\n[[models.ref"),
             "says that there are none",
         ),
+        (MODEL + 'runtime = "transformers"', "`transformers` and task `classification` do not go together"),
+        (
+            MODEL.replace('name = "m"', 'name = "m"\ntask = "generation"', 1),
+            "`onnx` and task `generation` do not go together: take runtime `transformers` or `openai`",
+        ),
+        (MODEL + "[models.generation]\ntop = 5", r"models\.generation\] belongs to task `generation`"),
         (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
         (
             MODEL + "canary_interval_s = 5.0",

@@ -99,9 +99,10 @@ def test_a_reference_without_files_takes_no_room(tmp_path: Path) -> None:
 
 
 def test_external_data_counts(tmp_path: Path) -> None:
-    """The size of a reference is that of its file with those beside it that begin with its name."""
+    """The size of a reference is that of its file with those beside it that begin with its name, or of its folder."""
     (tmp_path / "m.onnx").write_bytes(bytes(10))
     (tmp_path / "m.onnx.data").write_bytes(bytes(1000))
     (tmp_path / "other.onnx").write_bytes(bytes(7))
     assert files_bytes(str(tmp_path / "m.onnx")) == 1010
     assert files_bytes(str(tmp_path / "gone.onnx")) == 0
+    assert files_bytes(str(tmp_path)) == 1017

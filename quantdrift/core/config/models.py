@@ -8,6 +8,7 @@ from msgspec import Meta
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import (
     Classification,
+    Generation,
     Multilabel,
     Ranking,
     RawTensor,
@@ -32,6 +33,8 @@ class Runtime(StrEnum):
     TORCH = "torch"  # PyTorch
     OIP_HTTP = "oip-http"  # a server of the Open Inference Protocol v2, over HTTP
     OIP_GRPC = "oip-grpc"  # the same, over gRPC
+    TRANSFORMERS = "transformers"  # a causal language model in a folder, which scores what was served
+    OPENAI = "openai"  # the same at an OpenAI-compatible server
 
 
 class ReferenceInput(Section, frozen=True, kw_only=True):
@@ -60,13 +63,18 @@ class Reference(Section, frozen=True, kw_only=True):
     """An FP32 reference and the candidate versions that were made from it."""
 
     runtime: Annotated[
-        Runtime, about("`onnx`, `torch`, or a server that holds it: `oip-http`, `oip-grpc`.")
+        Runtime,
+        about(
+            "`onnx`, `torch`, or a server that holds it: `oip-http`, `oip-grpc`. For text: `transformers`, or `openai` for a "
+            "server."
+        ),
     ] = Runtime.ONNX
     path: Annotated[
         str,
         about(
             "Its file, relative to this configuration file: ONNX, or for `torch` an exported program (`.pt2`), the "
-            "safetensors weights of `factory` (a `.safetensors.index.json` where they are in parts), or TorchScript."
+            "safetensors weights of `factory` (a `.safetensors.index.json` where they are in parts), or TorchScript; for "
+            "`transformers` the folder that `save_pretrained` wrote."
         ),
     ] = ""
     versions: Annotated[
@@ -164,7 +172,7 @@ class Reference(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Of a server of the Open Inference Protocol v2: `http://HOST:PORT` or `https://...` for `oip-http`, "
+            "Of the server that holds it: `http://HOST:PORT` or `https://...` for `oip-http` and `openai`, "
             "`grpc://HOST:PORT` or `grpcs://...` for `oip-grpc`."
         ),
         Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
@@ -318,6 +326,7 @@ class Model(Section, frozen=True, kw_only=True):
     detection: Detection = Detection()
     segmentation: Segmentation = Segmentation()
     tensor: RawTensor = RawTensor()
+    generation: Generation = Generation()
 
 
 class Slice(Section, frozen=True, kw_only=True):

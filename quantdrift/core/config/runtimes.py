@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.config.models import Model, Reference, Runtime
+from quantdrift.core.task import Task
 
 PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")
@@ -16,6 +17,8 @@ _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_po
 _EVERYWHERE: Final = frozenset(
     {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
 )
+# Of text nothing is mapped, and there are no canaries yet.
+_OF_TEXT: Final = frozenset({"runtime", "versions", "digest", "allow_reduced_precision"})
 _FILE: Final = frozenset({"path"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file", "canary_interval_s"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
@@ -24,10 +27,23 @@ _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
         Runtime.TORCH: _EVERYWHERE | _FILE | {"factory", "torchscript", "compile", "buckets", "cuda_graphs"},
         Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
         Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
+        Runtime.TRANSFORMERS: _OF_TEXT | _FILE,
+        Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version", "canary_interval_s"}),
     }
 )
+_TASKS: Final[Mapping[Runtime, frozenset[Task]]] = MappingProxyType(
+    {
+        Runtime.TRANSFORMERS: frozenset({Task.GENERATION}),
+        Runtime.OPENAI: frozenset({Task.GENERATION, Task.EMBEDDING}),
+    }
+)
+_ANY_TASK: Final = frozenset(Task) - {Task.GENERATION}
 _SCHEMES: Final[Mapping[Runtime, tuple[str, ...]]] = MappingProxyType(
-    {Runtime.OIP_HTTP: ("http://", "https://"), Runtime.OIP_GRPC: ("grpc://", "grpcs://")}
+    {
+        Runtime.OIP_HTTP: ("http://", "https://"),
+        Runtime.OIP_GRPC: ("grpc://", "grpcs://"),
+        Runtime.OPENAI: ("http://", "https://"),
+    }
 )
 # What PyTorch takes from us, and numpy knows.
 _NO_ARRAY: Final = frozenset({"BYTES", "BF16"})
@@ -50,6 +66,11 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 "take it away, or set `runtime`"
             )
     yield from _mapping(model, reference)
+    if model.task not in _TASKS.get(reference.runtime, _ANY_TASK):
+        fits = " or ".join(f"`{one}`" for one in Runtime if model.task in _TASKS.get(one, _ANY_TASK))
+        yield (
+            f"runtime `{reference.runtime}` and task `{model.task}` do not go together: take runtime {fits}"
+        )
     if schemes := _SCHEMES.get(reference.runtime):
         if not reference.url.startswith(schemes):
             yield f"runtime `{reference.runtime}` needs `url`, {' or '.join(f'{scheme}HOST:PORT' for scheme in schemes)}"

@@ -17,6 +17,7 @@ from quantdrift.core.config.models import (
 )
 from quantdrift.core.config.section import GIB, KIB, MIB, Section
 from quantdrift.core.config.serving import Capture, Intake, Sampling, Sidecar, Storage, Stream
+from quantdrift.core.config.tasks import Generation
 from quantdrift.core.config.watching import (
     Clusters,
     Discovery,
@@ -37,6 +38,7 @@ __all__ = [
     "Clusters",
     "Config",
     "Discovery",
+    "Generation",
     "Intake",
     "Model",
     "ModelTensor",

@@ -145,6 +145,39 @@ class RawTensor(Section, frozen=True, kw_only=True):
     ] = ""
 
 
+class Generation(Section, frozen=True, kw_only=True):
+    """Of a language model (`task = "generation"`)."""
+
+    max_tokens: Annotated[
+        int,
+        about(
+            "Most tokens of an answer that the reference scores; what comes after is not looked at.",
+            "{token}",
+            ge=1,
+            le=131_072,
+        ),
+    ] = 2048
+    top: Annotated[
+        int,
+        about(
+            "How many of its likeliest tokens the reference tells at each place. More bring KL nearer to its true value. "
+            "vLLM allows 20, unless it runs with a higher `--max-logprobs`.",
+            "{token}",
+            ge=1,
+            le=1000,
+        ),
+    ] = 20
+    tie: Annotated[
+        float,
+        about(
+            "Two tokens count as equally likely where the reference's log-probabilities differ by at most this. Raise it where "
+            "a flip should mean that the reference clearly prefers another token.",
+            "nat",
+            ge=0,
+        ),
+    ] = 0.001
+
+
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
     {
         "classification": (Task.CLASSIFICATION, Classification),
@@ -154,6 +187,7 @@ SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
         "ranking": (Task.RANKING, Ranking),
         "detection": (Task.DETECTION, Detection),
         "segmentation": (Task.SEGMENTATION, Segmentation),
+        "generation": (Task.GENERATION, Generation),
         "tensor": (Task.TENSOR, RawTensor),
     }
 )

@@ -1,0 +1,1 @@
+"""A language model and what its answers are compared with."""

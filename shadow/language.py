@@ -1,0 +1,248 @@
+"""What is said of the tokens of an answer, and the runtimes that score served tokens under a language model.
+
+Two answers that were sampled freely tell little of a quantised model. So the reference is given the prompt together with
+the tokens that were *served*, and says how likely it holds each of them (teacher forcing): one pass for an answer.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from shadow.opening import Opening
+from shadow.runtime import Array, Artefact, Provenance, TensorSpec
+
+SCORES: Final = "scores"
+ANSWER: Final = "answer"
+ASKED: Final = "asked"
+PROMPT: Final = "prompt"
+_OBJECT: Final = np.dtype(object)
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer that is to be scored, with what it answers. Ids of tokens go before texts.
+
+    Parameters
+    ----------
+    messages, tools
+        Of a chat, as they were sent.
+    template
+        What else the chat template is given, by name.
+    prompt
+        Text to go on from, where it is no chat.
+    prompt_ids
+        Tokens of the prompt, as the candidate had them.
+    n_prompt_tokens
+        How many tokens the candidate made of the prompt; None where that is not told.
+    add_special_tokens
+        Whether special tokens, such as a beginning, are added to `prompt`.
+    served
+        The answer's text; None where its text is not all that was generated, and so cannot be made into tokens.
+    served_ids
+        Tokens of the answer.
+    """
+
+    messages: tuple[dict[str, Any], ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    template: dict[str, Any] = {}
+    prompt: str = ""
+    prompt_ids: tuple[int, ...] | None = None
+    n_prompt_tokens: int | None = None
+    add_special_tokens: bool = True
+    served: str | None = None
+    served_ids: tuple[int, ...] | None = None
+
+
+class Scores(msgspec.Struct, frozen=True, kw_only=True):
+    """How likely one model holds each token of an answer, given all before it.
+
+    Parameters
+    ----------
+    tokens
+        The tokens, as they are spelt.
+    ids
+        Their ids; empty where they are not told.
+    logprobs
+        (tokens,), float64, nats; not a number where it is not told.
+    ranks
+        (tokens,), float64, 1 for the likeliest; not a number where it is not told.
+    top_tokens
+        The likeliest at each place, as they are spelt; all rows of one length, filled up with empty ones.
+    top_ids
+        (tokens, k), int64, -1 where it is not told.
+    top_logprobs
+        (tokens, k), float64, nats; not a number where a row is filled up. In any order.
+    """
+
+    tokens: tuple[bytes, ...]
+    ids: tuple[int, ...]
+    logprobs: npt.NDArray[np.float64]
+    ranks: npt.NDArray[np.float64]
+    top_tokens: tuple[tuple[bytes, ...], ...]
+    top_ids: npt.NDArray[np.int64]
+    top_logprobs: npt.NDArray[np.float64]
+
+
+NOTHING: Final = Scores(
+    tokens=(),
+    ids=(),
+    logprobs=np.empty(0),
+    ranks=np.empty(0),
+    top_tokens=(),
+    top_ids=np.empty((0, 0), dtype=np.int64),
+    top_logprobs=np.empty((0, 0)),
+)
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a prompt, and those of the answer to be scored: at least one of each."""
+
+    prompt: tuple[int, ...]
+    served: tuple[int, ...]
+
+
+class Language(Protocol):
+    """A language model with its tokenizer.
+
+    Every call raises `QuarantineError`, reason `replay`, where it cannot do what it is asked, and `RetryError` where what
+    computes is away.
+    """
+
+    @property
+    def artefact(self) -> Artefact:
+        """What was loaded."""
+        ...
+
+    @property
+    def provenance(self) -> Provenance:
+        """What computes."""
+        ...
+
+    @property
+    def longest(self) -> int | None:
+        """Most tokens of prompt and answer together; None where that is not known."""
+        ...
+
+    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+        """Return the tokens of a chat, up to where the answer begins."""
+        ...
+
+    def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text."""
+        ...
+
+    def score(self, rows: Sequence[Row]) -> list[Scores]:
+        """Return the scores of the answer of each row."""
+        ...
+
+    def close(self) -> None:
+        """Let go of memory, device and connections."""
+        ...
+
+
+class ScoringRuntime:
+    """A reference that scores served tokens.
+
+    Of its inputs it reads `asked`; `prompt` and `answer` are texts, for slices by their length.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+    language
+        What computes.
+
+    Raises
+    ------
+    OperatorError
+        An embedding is asked for: it has none.
+    """
+
+    def __init__(self, opening: Opening, language: Language) -> None:
+        if opening.embedding:
+            raise OperatorError(
+                f"models.embedding is `{opening.embedding}`: a reference of runtime `{opening.reference.runtime}` shows no "
+                "embedding. Take `features`, or leave it empty"
+            )
+        self._language = language
+        self._most = opening.model.generation.max_tokens
+        self.artefact = language.artefact
+        self.provenance = language.provenance
+        self.inputs = tuple(
+            TensorSpec(name=name, dtype=_OBJECT, shape=(None,)) for name in (PROMPT, ANSWER, ASKED)
+        )
+        self.outputs = (TensorSpec(name=SCORES, dtype=_OBJECT, shape=(None,)),)
+        self.embedding = ""
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `scores` : (items,), a `Scores` each, of `asked` : (items,), an `Asked` each.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the model cannot score this.
+        RetryError
+            What computes is away for now.
+        """
+        if set(inputs) != {spec.name for spec in self.inputs}:
+            raise refused(f"given were {sorted(inputs)}, the reference takes {[s.name for s in self.inputs]}")
+        asked = inputs[ASKED].tolist()
+        if not all(isinstance(one, Asked) for one in asked):
+            raise refused("what was asked and answered is missing")
+        rows = [self._row(one) for one in asked]
+        found = iter(self._language.score([row for row in rows if row is not None]))
+        return {SCORES: objects([NOTHING if row is None else next(found) for row in rows])}
+
+    def close(self) -> None:
+        """Let go of memory, device and connections."""
+        self._language.close()
+
+    def _row(self, asked: Asked) -> Row | None:
+        """Return the tokens; None where there is nothing that could be scored."""
+        served = asked.served_ids
+        if served is None and asked.served:
+            served = self._language.text_ids(asked.served, add_special_tokens=False)
+        if not served:
+            return None
+        prompt = self._prompt(asked)
+        served = served[: self._most]
+        if self._language.longest is not None:
+            served = served[: max(self._language.longest - len(prompt), 0)]
+        if not served:
+            raise refused(
+                f"the prompt has {len(prompt)} tokens, the reference takes {self._language.longest} in all"
+            )
+        return Row(prompt=prompt, served=served)
+
+    def _prompt(self, asked: Asked) -> tuple[int, ...]:
+        """Return the tokens of a prompt: the candidate's, or as many as the candidate made of it."""
+        if asked.prompt_ids is not None:
+            prompt = asked.prompt_ids
+        elif asked.messages:
+            prompt = self._language.chat_ids(asked)
+        else:
+            prompt = self._language.text_ids(asked.prompt, add_special_tokens=asked.add_special_tokens)
+        if not prompt:
+            raise refused("the prompt has no token: nothing says what comes first")
+        if asked.prompt_ids is None and asked.n_prompt_tokens not in {None, len(prompt)}:
+            raise refused(
+                f"the candidate made {asked.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
+                "tokenizers or chat templates differ. Give both the same, or have clients ask for `return_token_ids`"
+            )
+        return prompt
+
+
+def refused(detail: str) -> QuarantineError:
+    """Return the error that says that a reference cannot score this, and why."""
+    return QuarantineError(QuarantineReason.REPLAY, detail[:300])
+
+
+def objects(records: Sequence[Any]) -> Array:
+    """Return records as an array : (items,)."""
+    array = np.empty(len(records), dtype=object)
+    for index, record in enumerate(records):
+        array[index] = record
+    return array

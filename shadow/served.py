@@ -1,0 +1,342 @@
+"""From an exchange of an OpenAI-compatible server to what its answers are scored with: one item for each choice."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange, Tensor
+from shadow.answer import Answer, Call
+from shadow.comparators.comparator import Outputs
+from shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
+from shadow.runtime import Array
+from shadow.tensor import MAX_ITEMS, decode
+
+_NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
+_TEMPLATE: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents")
+# Options under which the likeliest token need not be the one that is taken, with the value that does nothing.
+_CONSTRAINTS: Final[Mapping[str, Any]] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "frequency_penalty": 0,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "ignore_eos": False,
+    "logit_bias": {},
+    "min_tokens": 0,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "structured_outputs": None,
+    "use_beam_search": False,
+}
+_FREE_CHOICE: Final = (None, "auto", "none")
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Called(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Said(msgspec.Struct, frozen=True, kw_only=True):
+    """An exchange, its tensors by name, its documents read."""
+
+    inputs: dict[str, Tensor]
+    outputs: dict[str, Tensor]
+    options: dict[str, Any]
+    tools: list[dict[str, Any]]
+    texts: list[str]
+
+
+def served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
+    """Return what a reference is asked about an exchange, and what the candidate gave.
+
+    Returns
+    -------
+    inputs
+        `prompt` and `answer`, texts, and `asked`, an `Asked` each : (choices,).
+    candidate
+        `scores`, a `Scores` each or None where no log-probabilities were served, and `answer`, an `Answer` each :
+        (choices,).
+
+    Raises
+    ------
+    QuarantineError
+        Reason `schema`: it is no exchange of text. `output`: what was served is not what was generated.
+    """
+    try:
+        return _served(exchange)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
+
+
+def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
+    """Return what embeddings are made of: all inputs but the options.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `output`: shorter vectors were asked for than the model gives.
+    """
+    options = next((tensor for tensor in exchange.inputs if tensor.name == "options"), None)
+    if options is not None and _document(options, dict[str, Any]).get("dimensions"):
+        raise QuarantineError(
+            QuarantineReason.OUTPUT, "the client asked for `dimensions`: the vectors were cut to them"
+        )
+    return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
+
+
+def _served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
+    said = _read(exchange)
+    answers = _answers(said)
+    scores = [_scores(said.outputs, index) for index in range(len(answers))]
+    asked = [
+        _asked(said, index, of_candidate, answer)
+        for index, (of_candidate, answer) in enumerate(zip(scores, answers, strict=True))
+    ]
+    return (
+        {
+            PROMPT: objects([_prompt_text(one) for one in asked]),
+            ANSWER: objects(said.texts),
+            ASKED: objects(asked),
+        },
+        {SCORES: objects(scores), ANSWER: objects(answers)},
+    )
+
+
+def _read(exchange: Exchange) -> _Said:
+    inputs = {tensor.name: tensor for tensor in exchange.inputs}
+    outputs = {tensor.name: tensor for tensor in exchange.outputs}
+    if "text" not in outputs or "options" not in inputs:
+        raise _schema(
+            f"the exchange has the inputs {sorted(inputs)} and the outputs {sorted(outputs)}: it is no exchange of text with "
+            "an OpenAI-compatible server"
+        )
+    options = _document(inputs["options"], dict[str, Any])
+    if options.get("echo"):
+        raise QuarantineError(
+            QuarantineReason.OUTPUT, "the client had the prompt echoed: it cannot be told from the answer"
+        )
+    texts = _texts(outputs["text"])
+    if not 1 <= len(texts) <= MAX_ITEMS:
+        raise _schema(f"an exchange must hold 1 to {MAX_ITEMS} choices, this one holds {len(texts)}")
+    tools = _document(inputs["tools"], list[dict[str, Any]]) if "tools" in inputs else []
+    return _Said(inputs=inputs, outputs=outputs, options=options, tools=tools, texts=texts)
+
+
+def _answers(said: _Said) -> list[Answer]:
+    texts, outputs = said.texts, said.outputs
+    n_choices = len(texts)
+    reasons = _texts(outputs["finish_reason"]) if "finish_reason" in outputs else [""] * n_choices
+    calls = _texts(outputs["tool_calls"]) if "tool_calls" in outputs else ["[]"] * n_choices
+    aside = [_texts(outputs[name]) for name in ("reasoning", "refusal") if name in outputs]
+    if not all(len(column) == n_choices for column in (reasons, calls, *aside)):
+        raise _schema("the choices differ in number from tensor to tensor")
+    wants_json, schema = _json_asked(said.options)
+    is_greedy = _is_greedy(said.options)
+    offered = {
+        str(function.get("name", "")): _object(function.get("parameters"))
+        for function in (_object(tool.get("function")) for tool in said.tools)
+    }
+    return [
+        Answer(
+            text=text,
+            calls=tuple(
+                Call(name=call.function.name, arguments=call.function.arguments)
+                for call in _decoded(calls[index].encode(), list[_Called])
+            ),
+            finish_reason=reasons[index],
+            is_empty=not text and calls[index] == "[]" and not any(column[index] for column in aside),
+            n_tokens=_n_tokens(outputs, index, n_choices),
+            is_greedy=is_greedy,
+            wants_json=wants_json,
+            schema=schema,
+            tools=offered,
+        )
+        for index, text in enumerate(texts)
+    ]
+
+
+def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Asked:
+    inputs, outputs, options = said.inputs, said.outputs, said.options
+    served_ids = _ids(outputs.get(f"token_ids.{index}"))
+    if served_ids is None and scores is not None and scores.ids:
+        served_ids = scores.ids
+    prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
+    messages: tuple[dict[str, Any], ...] = ()
+    prompt, n_prompts = "", 1
+    if "messages" in inputs:
+        messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
+    else:
+        n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
+        place = index // _n(options)
+        if place >= n_prompts:
+            raise _schema(f"choice {index} answers none of the {n_prompts} prompts")
+        if "prompt" in inputs:
+            prompt = _texts(inputs["prompt"])[place]
+        elif prompt_ids is None:
+            prompt_ids = _ids(inputs.get(f"prompt_ids.{place}"))
+    if prompt_ids is None and (unlike := _unlike(options)):
+        raise QuarantineError(
+            QuarantineReason.OUTPUT,
+            f"`{unlike}` changes the prompt as it was sent: have clients ask for `return_token_ids`",
+        )
+    return Asked(
+        messages=messages,
+        tools=tuple(said.tools),
+        template={name: options[name] for name in _TEMPLATE if name in options},
+        prompt=prompt,
+        prompt_ids=prompt_ids,
+        n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
+        add_special_tokens=options.get("add_special_tokens") is not False,
+        served=_served_text(outputs, scores, answer, index),
+        served_ids=served_ids,
+    )
+
+
+def _served_text(
+    outputs: Mapping[str, Tensor], scores: Scores | None, answer: Answer, index: int
+) -> str | None:
+    """Return all that was generated; None where the wire shows only what a server made of it."""
+    reasoned = "reasoning" in outputs and _texts(outputs["reasoning"])[index]
+    spelt = "" if scores is None else b"".join(scores.tokens).decode(errors="replace")
+    if reasoned or answer.calls:
+        return spelt or None
+    # Tokens that end within a character are spelt as a server likes; the text is whole. What follows it is the end.
+    return spelt if spelt.startswith(answer.text) else answer.text
+
+
+def _scores(outputs: Mapping[str, Tensor], index: int) -> Scores | None:
+    """Return the candidate's own log-probabilities of a choice; None where it was not asked for them."""
+    if f"tokens.{index}" not in outputs or f"logprobs.{index}" not in outputs:
+        return None
+    tokens = tuple(decode(outputs[f"tokens.{index}"]).tolist())
+    logprobs = decode(outputs[f"logprobs.{index}"]).astype(np.float64)
+    ids = _ids(outputs.get(f"token_ids.{index}"))
+    if ids is not None and len(ids) != len(tokens):
+        ids = None
+    top_tokens: tuple[tuple[bytes, ...], ...] = tuple(() for _ in tokens)
+    top_logprobs = np.empty((len(tokens), 0))
+    if f"top_tokens.{index}" in outputs and f"top_logprobs.{index}" in outputs:
+        top_tokens = tuple(map(tuple, decode(outputs[f"top_tokens.{index}"]).tolist()))
+        top_logprobs = decode(outputs[f"top_logprobs.{index}"]).astype(np.float64)
+    if len(logprobs) != len(tokens) or top_logprobs.shape != (
+        len(tokens),
+        len(top_tokens[0]) if tokens else 0,
+    ):
+        raise _schema(f"the tokens of choice {index} and their log-probabilities differ in number")
+    named = ids is not None and all(token.startswith(_NAMED) for token in tokens)
+    return Scores(
+        tokens=() if named else tokens,
+        ids=ids or (),
+        logprobs=logprobs,
+        ranks=np.full(len(tokens), np.nan),
+        top_tokens=() if named else top_tokens,
+        top_ids=np.array([[_named(one) for one in row] for row in top_tokens], dtype=np.int64).reshape(
+            top_logprobs.shape
+        )
+        if named
+        else np.full(top_logprobs.shape, -1, dtype=np.int64),
+        top_logprobs=top_logprobs,
+    )
+
+
+def _named(token: bytes) -> int:
+    digits = token.removeprefix(_NAMED)
+    return int(digits) if digits.isdigit() and len(digits) <= 18 else -1
+
+
+def _json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Return whether JSON was asked for, and the schema that it is to fit."""
+    wanted = _object(options.get("response_format"))
+    kind = wanted.get("type")
+    if kind == "json_schema":
+        return True, _object(_object(wanted.get("json_schema")).get("schema"))
+    guided = options.get("guided_json") or _object(options.get("structured_outputs")).get("json")
+    return kind == "json_object" or guided is not None, _object(guided)
+
+
+def _is_greedy(options: Mapping[str, Any]) -> bool:
+    """Return whether each token had to be the likeliest. A temperature that is not told is the server's own."""
+    if options.get("temperature") != 0 and options.get("top_k") != 1:
+        return False
+    free = all(options.get(name, neutral) == neutral for name, neutral in _CONSTRAINTS.items())
+    wanted = _object(options.get("response_format")).get("type", "text")
+    choice = options.get("tool_choice")
+    return free and wanted == "text" and (choice is None or choice in _FREE_CHOICE)
+
+
+def _unlike(options: Mapping[str, Any]) -> str:
+    """Return an option under which the reference's own template or tokenizer would make another prompt; else empty."""
+    return next((name for name in ("chat_template", "truncate_prompt_tokens") if name in options), "")
+
+
+def _prompt_text(asked: Asked) -> str:
+    """Return a prompt as text: what is said in a chat, message by message."""
+    said = [one for message in asked.messages for one in _said(message.get("content"))]
+    return "\n".join(said) if asked.messages else asked.prompt
+
+
+def _said(content: Any) -> Iterable[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in map(_object, content) if isinstance(part.get("text"), str))
+
+
+def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int | None:
+    for name in (f"token_ids.{index}", f"tokens.{index}"):
+        if name in outputs:
+            return outputs[name].shape[0]
+    return _usage(outputs)[1] if n_choices == 1 else None
+
+
+def _usage(outputs: Mapping[str, Tensor]) -> tuple[int | None, int | None]:
+    """Return the tokens of prompt and answer, as far as they are told; some servers tell zero of both."""
+    counts = decode(outputs["usage"]).tolist() if "usage" in outputs else [0, 0]
+    return (counts[0], counts[1]) if counts[0] > 0 else (None, None)
+
+
+def _n(options: Mapping[str, Any]) -> int:
+    n = options.get("n")
+    return n if type(n) is int and n > 0 else 1
+
+
+def _ids(tensor: Tensor | None) -> tuple[int, ...] | None:
+    return None if tensor is None else tuple(decode(tensor).tolist())
+
+
+def _texts(tensor: Tensor) -> list[str]:
+    try:
+        return [one.decode() for one in decode(tensor).tolist()]
+    except (UnicodeDecodeError, AttributeError) as error:
+        raise _schema(f"`{tensor.name}` holds what is no UTF-8 text") from error
+
+
+def _document(tensor: Tensor, kind: Any) -> Any:
+    texts = decode(tensor).tolist()
+    if len(texts) != 1 or not isinstance(texts[0], bytes):
+        raise _schema(f"`{tensor.name}` holds no document")
+    return _decoded(texts[0], kind)
+
+
+def _decoded(text: bytes, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except msgspec.DecodeError as error:
+        raise _schema(f"what should be JSON of a chat is none: {error}") from error
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _schema(detail: str) -> QuarantineError:
+    return QuarantineError(QuarantineReason.SCHEMA, detail)

@@ -1,0 +1,58 @@
+"""A small causal language model with a tokenizer of its own, and references that hold it."""
+
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+
+from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
+from quantdrift.core.task import Task
+from shadow.language import ANSWER, ASKED, PROMPT, Asked, Scores, objects
+from shadow.opening import Opening
+from shadow.runtime import ReferenceRuntime
+
+NAME: Final = "small"
+
+
+def loaded(directory: Path) -> tuple[Any, Any]:
+    """Return model and tokenizer of a directory."""
+    model = LlamaForCausalLM.from_pretrained(directory, local_files_only=True)
+    return model.eval(), PreTrainedTokenizerFast.from_pretrained(directory, local_files_only=True)
+
+
+def quantised(model: Any) -> Any:
+    """Return a copy with linear layers in INT8, weights by tensor, activations as they come."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # old, and still what PyTorch has without another package
+        quantise: Any = torch.ao.quantization.quantize_dynamic
+        return quantise(model, {torch.nn.Linear}, dtype=torch.qint8)
+
+
+def model_of(reference: Reference, **options: Any) -> Model:
+    """Return the configuration of a model whose answers are text."""
+    return Model(name=NAME, task=Task.GENERATION, references=(reference,), generation=Generation(**options))
+
+
+def opening(
+    directory: Path, *, embedding: str = "", reference: dict[str, Any] | None = None, **options: Any
+) -> Opening:
+    """Return what the runtime is told of a reference in a folder, on the CPU."""
+    told = Reference(runtime=Runtime.TRANSFORMERS, path=str(directory), **(reference or {}))
+    model = model_of(told, **options)
+    return Opening(model=model, reference=told, provider=Provider.CPU, threads=1, embedding=embedding)
+
+
+def remote_opening(url: str, **options: Any) -> Opening:
+    """Return what the runtime is told of a reference at a server."""
+    told = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
+    return Opening(model=model_of(told, **options), reference=told)
+
+
+def scored(runtime: ReferenceRuntime, *asked: Asked) -> list[Scores]:
+    """Return the scores of these answers, asked for together."""
+    empty = objects([""] * len(asked))
+    inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}
+    found: list[Scores] = runtime.run(inputs)["scores"].tolist()
+    return found

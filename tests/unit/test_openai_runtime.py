@@ -1,0 +1,129 @@
+"""Language models at an OpenAI-compatible server: what goes wrong, and how texts become tokens there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from shadow.language import Asked
+from shadow.opening import open_reference
+from shadow.runtime import ReferenceRuntime
+from tests.language_models import loaded, opening, remote_opening, scored
+from tests.vllm_like import VllmLike, serving
+
+pytestmark = pytest.mark.unit
+
+ASKED = Asked(prompt_ids=(0, 5), served_ids=(7, 8))
+SAID = ({"role": "user", "content": "what drifts?"},)
+
+
+@pytest.fixture
+def server(language_folder: Path) -> VllmLike:
+    """Return what answers."""
+    return VllmLike(*loaded(language_folder))
+
+
+@pytest.fixture
+def runtime(server: VllmLike) -> Iterator[ReferenceRuntime]:
+    """Return the reference at that server."""
+    with serving(server) as url:
+        runtime = open_reference(remote_opening(url))
+        yield runtime
+        runtime.close()
+
+
+def test_texts_are_made_tokens_by_the_server(runtime: ReferenceRuntime, language_folder: Path) -> None:
+    """A chat by its template: the same as with the model at hand."""
+    asked = (
+        Asked(messages=SAID, served=" the mean"),
+        Asked(messages=SAID, template={"add_generation_prompt": False}, served=" the mean"),
+        Asked(prompt="A relay", served=" forwards"),
+    )
+    local = scored(open_reference(opening(language_folder)), *asked)
+    for one, other in zip(scored(runtime, *asked), local, strict=True):
+        assert one.ids == other.ids
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+        np.testing.assert_array_equal(one.ranks, other.ranks)
+
+
+def test_answers_are_asked_for_together(runtime: ReferenceRuntime, server: VllmLike) -> None:
+    """One request for a batch, that generates no more than it must."""
+    server.asked.clear()
+    scored(runtime, ASKED, ASKED)
+    ((path, body),) = server.asked
+    assert path == "/v1/completions"
+    assert body["prompt"] == [[0, 5, 7, 8], [0, 5, 7, 8]]
+    assert (body["max_tokens"], body["prompt_logprobs"], body["temperature"]) == (1, 20, 0)
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_server_that_is_away_is_waited_for(
+    runtime: ReferenceRuntime, server: VllmLike, status: int
+) -> None:
+    """Nothing is wrong with the exchange."""
+    server.fails = [status]
+    with pytest.raises(RetryError, match=str(status)):
+        scored(runtime, ASKED)
+    assert len(scored(runtime, ASKED)[0].logprobs) == 2
+
+
+@pytest.mark.parametrize("statuses", [[401], [404], [500, 503]])
+def test_no_access_or_no_model_is_waited_for_too(
+    runtime: ReferenceRuntime, server: VllmLike, statuses: list[int]
+) -> None:
+    """They may come back."""
+    server.fails = statuses
+    with pytest.raises(RetryError):
+        scored(runtime, ASKED)
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+def test_an_exchange_that_is_refused_is_set_aside(
+    runtime: ReferenceRuntime, server: VllmLike, status: int
+) -> None:
+    """With what the server says; a failure too, where the server still has the model."""
+    server.fails = [status]
+    with pytest.raises(QuarantineError, match=f"HTTP {status}: as it was told"):
+        scored(runtime, ASKED)
+
+
+def test_a_server_that_is_gone_is_waited_for(language_folder: Path) -> None:
+    """At the start and later."""
+    with serving(VllmLike(*loaded(language_folder))) as url:
+        runtime = open_reference(remote_opening(url))
+    runtime.close()  # what is kept of a server that ends is no connection
+    with pytest.raises(RetryError, match="is away"):
+        scored(runtime, ASKED)
+    with pytest.raises(RetryError, match="is away"):
+        open_reference(remote_opening(url))
+
+
+def test_a_server_that_cannot_score_is_told_at_the_start(
+    server: VllmLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So is one without the model."""
+    refusal = (400, {"error": {"message": "not here", "code": 400}})
+    answer = server.answer
+    monkeypatch.setattr(
+        server, "answer", lambda path, asked: refusal if path == "/v1/completions" else answer(path, asked)
+    )
+    with (
+        serving(server) as url,
+        pytest.raises(OperatorError, match=r"tells no log-probabilities.*not here"),
+    ):
+        open_reference(remote_opening(url))
+    other = VllmLike(None, None, name="other")
+    with serving(other) as url, pytest.raises(OperatorError, match=r"\['other'\]"):
+        open_reference(remote_opening(url))
+
+
+def test_texts_need_a_server_that_makes_tokens(language_folder: Path) -> None:
+    """The error says what helps."""
+    model, tokenizer = loaded(language_folder)
+    with serving(VllmLike(model, tokenizer, takes_prompt_logprobs=False)) as url:
+        runtime = open_reference(remote_opening(url))
+        with pytest.raises(QuarantineError, match="return_token_ids"):
+            scored(runtime, Asked(prompt="a", served="b"))
+        runtime.close()
