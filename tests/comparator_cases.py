@@ -3,27 +3,39 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import MEASURES, Measure, Task
+from shadow.answer import Answer
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Outputs
+from shadow.language import ANSWER, SCORES, Scores, objects
 
 N_ITEMS = 16
+
+
+def _not_a_number(outputs: Outputs) -> Outputs:
+    name = next(name for name, array in outputs.items() if array.dtype.kind == "f")
+    array = outputs[name].copy()
+    array.reshape(N_ITEMS, -1)[0, 0] = np.nan
+    return {**outputs, name: array}
 
 
 class Case(NamedTuple):
     """A comparator as a model's configuration makes it.
 
-    `outputs` returns the outputs of 16 items that a seed gives: two seeds give sides that differ in every item.
+    `outputs` returns the outputs of 16 items that a seed gives: two seeds give sides that differ in every item. `spoilt`
+    returns outputs whose first item holds a value that is no number, or none of its kind.
     """
 
     name: str
     model: Model
     outputs: Callable[[int], Outputs]
+    spoilt: Callable[[Outputs], Outputs] = _not_a_number
 
     @property
     def comparator(self) -> Comparator:
@@ -99,6 +111,39 @@ def _mask(seed: int) -> Outputs:
     return {"masks": _planes(seed)["masks"][:, :1]}
 
 
+def _scores(seed: int) -> Outputs:
+    """Answers of 1 to 16 tokens, each with the five likeliest of 40 and one that was served."""
+    generator = np.random.default_rng(seed)
+    found = []
+    for length in range(1, N_ITEMS + 1):
+        logits = generator.normal(size=(length, 40)) * 2
+        logprobs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        # Both sides speak of the same tokens.
+        served = np.random.default_rng(length).integers(0, 40, size=length)
+        top = np.argsort(-logprobs, axis=1)[:, :5]
+        own = np.take_along_axis(logprobs, served[:, np.newaxis], axis=1)
+        found.append(
+            Scores(
+                tokens=tuple(b"%d" % one for one in served),
+                ids=tuple(served.tolist()),
+                logprobs=own[:, 0],
+                ranks=(logprobs > own).sum(axis=1) + 1.0,
+                top_tokens=tuple(tuple(b"%d" % one for one in row) for row in top),
+                top_ids=top,
+                top_logprobs=np.take_along_axis(logprobs, top, axis=1),
+            )
+        )
+    answers = [Answer(text="an answer", finish_reason="stop") for _ in found]
+    return {SCORES: objects(found), ANSWER: objects(answers)}
+
+
+def _above_one(outputs: Outputs) -> Outputs:
+    """Return outputs with a probability that is none; what is not a number was only not told by the server."""
+    first, *others = outputs[SCORES].tolist()
+    spoilt = msgspec.structs.replace(first, logprobs=np.full(len(first.logprobs), np.inf))
+    return {**outputs, SCORES: objects([spoilt, *others])}
+
+
 CASES = (
     Case("segmentation-scores", Model(name="m", task=Task.SEGMENTATION), _planes),
     Case(
@@ -155,4 +200,5 @@ CASES = (
         Model(name="m", task=Task.TENSOR, tensor=RawTensor(outputs=("scores", "counts", "words"))),
         _mixed,
     ),
+    Case("generation", Model(name="m", task=Task.GENERATION), _scores, _above_one),
 )

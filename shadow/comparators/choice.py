@@ -8,6 +8,7 @@ from quantdrift.core.task import Task
 from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone, Comparator
 from shadow.comparators.embedding import EmbeddingComparator
+from shadow.comparators.generation import GenerationComparator
 from shadow.comparators.interest import numbers_of
 from shadow.comparators.multilabel import MultilabelComparator
 from shadow.comparators.ranking import RankingComparator
@@ -56,4 +57,5 @@ _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.SEGMENTATION: lambda model: Alone(SegmentationComparator(model.segmentation, model.output_kind)),
     Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
     Task.TENSOR: lambda model: TensorComparator(model.tensor),
+    Task.GENERATION: lambda model: GenerationComparator(model.generation),
 }

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import QuarantineError
-from shadow.comparators.comparator import Divergences, Outputs, Values
+from shadow.comparators.comparator import Divergences, Values
 from tests.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract
@@ -58,21 +58,13 @@ def test_divergences_lie_in_their_range(case: Case) -> None:
     assert np.all(found.divergence > 0)
 
 
-def _spoilt(outputs: Outputs) -> Outputs:
-    """Return outputs whose first item holds a value that is no number."""
-    name = next(name for name, array in outputs.items() if array.dtype.kind == "f")
-    array = outputs[name].copy()
-    array.reshape(N_ITEMS, -1)[0, 0] = np.nan
-    return {**outputs, name: array}
-
-
 @EVERY
 def test_what_is_not_finite_is_an_outcome_of_its_item_alone(case: Case) -> None:
     """Of the candidate a flip without a divergence, of the reference nothing at all; the other items stay as they are."""
     candidate, reference = case.outputs(1), case.outputs(2)
     plain = case.comparator.compare(candidate, reference)
-    broken = case.comparator.compare(_spoilt(candidate), reference)
-    blind = case.comparator.compare(candidate, _spoilt(reference))
+    broken = case.comparator.compare(case.spoilt(candidate), reference)
+    blind = case.comparator.compare(candidate, case.spoilt(reference))
     assert (broken.flip[0], bool(broken.candidate_finite[0])) == (1, False)
     assert not blind.reference_finite[0]
     assert np.isnan([broken.divergence[0], blind.divergence[0], blind.flip[0]]).all()

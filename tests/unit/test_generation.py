@@ -1,0 +1,245 @@
+"""What is said of generated text."""
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from scipy.special import rel_entr
+from scipy.stats import entropy
+
+from quantdrift.core.config.schema import Generation
+from quantdrift.core.errors import QuarantineError
+from shadow.answer import Answer, Call
+from shadow.comparators.generation import GenerationComparator
+from shadow.language import ANSWER, NOTHING, SCORES, Scores, objects
+from tests.scores import compared, scores_of, told
+
+pytestmark = pytest.mark.unit
+
+P = np.log([[0.5, 0.3, 0.15, 0.05], [0.1, 0.2, 0.3, 0.4], [0.25, 0.25, 0.25, 0.25]])
+Q = np.log([[0.4, 0.4, 0.10, 0.10], [0.1, 0.2, 0.3, 0.4], [0.70, 0.10, 0.10, 0.10]])
+SERVED = (0, 3, 1)
+GREEDY = Answer(text="said", finish_reason="stop", is_greedy=True)
+
+
+def test_likelihood_perplexity_and_ranks_of_what_was_served() -> None:
+    """Of the reference alone, whatever the candidate tells."""
+    found = told(compared(None, scores_of(P, SERVED)))
+    nll = -(math.log(0.5) + math.log(0.4) + math.log(0.25)) / 3
+    assert found["nll"] == pytest.approx(nll)
+    assert found["perplexity"] == pytest.approx(math.exp(nll))
+    assert (found["rank_mean"], found["rank_max"], found["top1_share"]) == (1.0, 1.0, 1.0)
+    assert (found["logprobs"], found["measure"]) == ("unavailable", "none")
+    assert math.isnan(found["divergence"])
+    assert found["flip"] == 0
+
+
+def test_a_uniform_reference_has_the_logarithm_of_its_vocabulary() -> None:
+    """And every token is as likely as the likeliest."""
+    uniform = np.full((5, 40), -math.log(40))
+    found = told(compared(None, scores_of(uniform, (3, 1, 4, 1, 5)), GREEDY))
+    assert found["nll"] == pytest.approx(math.log(40))
+    assert found["perplexity"] == pytest.approx(40)
+    assert (found["divergence"], found["flip"]) == (0, 0)
+
+
+def test_kl_is_that_of_the_listed_tokens_and_the_rest() -> None:
+    """SciPy gives the same of the lumped distributions; all of the vocabulary gives KL itself."""
+    whole = told(compared(scores_of(Q, SERVED), scores_of(P, SERVED)))
+    assert whole["divergence"] == pytest.approx(rel_entr(np.exp(P), np.exp(Q)).sum(axis=1).mean())
+    assert whole["kl_tail"] == pytest.approx(0, abs=1e-12)
+    listed = told(compared(scores_of(Q[:1], (0,), k=2), scores_of(P[:1], (0,))))
+    assert listed["divergence"] == pytest.approx(entropy([0.5, 0.3, 0.2], [0.4, 0.4, 0.2]))
+    assert listed["kl_tail"] == pytest.approx(0.2)
+    assert (listed["measure"], listed["logprobs"]) == ("kl", "used")
+
+
+def test_of_the_served_token_alone_a_bound_is_left() -> None:
+    """Two cells: it, and all others."""
+    found = told(compared(scores_of(Q[:1], (0,), k=0), scores_of(P[:1], (0,))))
+    assert found["divergence"] == pytest.approx(entropy([0.5, 0.5], [0.4, 0.6]))
+    assert math.isnan(found["same_top1"])
+
+
+def test_tokens_are_matched_by_spelling_where_ids_are_missing() -> None:
+    """The same figures as by ids."""
+    by_id = compared(
+        msgspec.structs.replace(scores_of(Q, SERVED), tokens=(), top_tokens=()), scores_of(P, SERVED)
+    )
+    spelt = compared(scores_of(Q, SERVED, ids=False), scores_of(P, SERVED))
+    for name in ("kl", "tv", "js", "same_top1", "perplexity_ratio"):
+        np.testing.assert_allclose(spelt.detail[name], by_id.detail[name], rtol=1e-12)
+
+
+def test_another_likeliest_token_is_a_flip_and_told_by_its_place() -> None:
+    """At places where the reference is undecided nothing can differ."""
+    found = told(compared(scores_of(Q, SERVED), scores_of(P, SERVED)))
+    assert (found["flip"], found["same_top1"]) == (0, 1)  # 0.4 and 0.4 share the top; the last place is a tie
+    turned = Q[:, ::-1]
+    found = told(compared(scores_of(turned, SERVED), scores_of(P, SERVED)))
+    assert (found["flip"], found["first_change"]) == (1, 0)
+    assert found["same_top1"] == pytest.approx(1 / 3)
+    ratio = math.exp(np.mean([turned[i, t] - P[i, t] for i, t in enumerate(SERVED)]))
+    assert found["perplexity_ratio"] == pytest.approx(ratio)
+
+
+def test_a_token_that_the_reference_does_not_list_is_less_likely_than_its_last() -> None:
+    """So it is another one, unless all that is listed is as likely."""
+    strange = np.log([[0.05, 0.05, 0.05, 0.85]])
+    assert told(compared(scores_of(strange, (0,), k=2), scores_of(P[:1], (0,), k=2)))["flip"] == 1
+    even = np.full((1, 4), math.log(0.25))
+    assert told(compared(scores_of(strange, (0,), k=2), scores_of(even, (0,), k=2)))["flip"] == 0
+
+
+def test_a_greedy_answer_without_log_probabilities_is_measured_by_regret() -> None:
+    """What the reference loses by the token that was taken; with sampling it would tell nothing."""
+    served = (1, 3, 0)
+    found = told(compared(None, scores_of(P, served), GREEDY))
+    assert found["divergence"] == pytest.approx((math.log(0.5) - math.log(0.3)) / 3)
+    assert (found["flip"], found["first_change"], found["measure"]) == (1, 0, "regret")
+    assert told(compared(None, scores_of(P, served), GREEDY, tie=0.6))["flip"] == 0
+    sampled = told(compared(None, scores_of(P, served)))
+    assert (sampled["flip"], sampled["regret"]) == (0, found["regret"])
+    assert math.isnan(sampled["divergence"])
+
+
+def test_log_probabilities_of_other_tokens_are_not_used() -> None:
+    """The two sides cut the text into other tokens: told, and measured as without."""
+    found = told(compared(scores_of(Q, (0, 2, 1)), scores_of(P, SERVED), GREEDY))
+    assert (found["logprobs"], found["measure"]) == ("misaligned", "regret")
+    longer = scores_of(np.vstack([Q, Q[:1]]), (*SERVED, 2))  # the end, which the text does not hold
+    assert told(compared(longer, scores_of(P, SERVED)))["logprobs"] == "used"
+
+
+def _respelt(scores: Scores, spelling: dict[bytes, bytes]) -> Scores:
+    rows = tuple(tuple(spelling.get(token, token) for token in row) for row in scores.top_tokens)
+    tokens = tuple(spelling.get(token, token) for token in scores.tokens)
+    return msgspec.structs.replace(scores, tokens=tokens, top_tokens=rows)
+
+
+@pytest.mark.parametrize("spelling", [b"alike", "\N{REPLACEMENT CHARACTER}".encode(), b""])
+def test_tokens_that_cannot_be_told_apart_count_for_no_side(spelling: bytes) -> None:
+    """Parts of characters mostly. No flip comes of them."""
+    both = {b"t0": spelling, b"t1": spelling}
+    candidate, reference = (
+        _respelt(scores_of(side[:1], (2,), ids=ids), both) for side, ids in ((Q, False), (P, True))
+    )
+    found = told(compared(candidate, reference))
+    assert found["divergence"] == pytest.approx(entropy([0.15, 0.05, 0.8], [0.10, 0.10, 0.8]))
+    assert found["flip"] == 0
+    assert math.isnan(found["same_top1"])
+
+
+def test_a_part_of_a_character_may_be_spelt_in_many_ways() -> None:
+    """What one server leaves empty another one marks; the tokens are the same by their ids."""
+    mark = "\N{REPLACEMENT CHARACTER}".encode()
+    candidate = _respelt(scores_of(Q, SERVED), {b"t0": "ü".encode()})
+    reference = _respelt(scores_of(P, SERVED), {b"t0": mark})
+    found = told(compared(candidate, reference))
+    assert (found["logprobs"], found["flip"]) == ("used", 0)
+
+
+def test_lists_in_another_spelling_are_not_used() -> None:
+    """Some servers leave out the space before a word: by name nothing would be found."""
+    candidate = _respelt(scores_of(Q, SERVED), {b"t%d" % one: b" t%d" % one for one in range(4)})
+    found = told(compared(candidate, scores_of(P, SERVED), GREEDY))
+    assert (found["logprobs"], found["measure"], found["flip"]) == ("misaligned", "regret", 0)
+
+
+def test_what_rounding_leaves_of_a_tail_makes_nothing_infinite() -> None:
+    """Log-probabilities come in float32, and their sum is 1 to seven digits."""
+    rounded = scores_of(P.astype(np.float32).astype(np.float64), SERVED)
+    found = told(compared(rounded, scores_of(P, SERVED)))
+    assert found["divergence"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("answer", "flip", "json_valid"),
+    [
+        (Answer(text='{"a": 1}', wants_json=True), 0, True),
+        (Answer(text='{"a": 1', wants_json=True, finish_reason="length"), 1, False),
+        (Answer(text='{"b": 1}', wants_json=True, schema={"type": "object", "required": ["a"]}), 1, False),
+        (
+            Answer(
+                text='{"a": {}}',
+                wants_json=True,
+                schema={"type": "object", "properties": {"a": {"type": "object", "required": ["b"]}}},
+            ),
+            1,
+            False,
+        ),
+        (
+            Answer(text="no", wants_json=True, calls=(Call(name="f", arguments="{}"),), tools={"f": {}}),
+            0,
+            None,
+        ),
+        (Answer(text="plain"), 0, None),
+    ],
+    ids=["valid", "cut off", "lacks a key", "lacks a key within", "calls a tool instead", "not asked for"],
+)
+def test_json_that_was_asked_for(answer: Answer, flip: int, *, json_valid: bool | None) -> None:
+    """Broken JSON is a flip, whatever the tokens say."""
+    found = told(compared(None, scores_of(P, SERVED), answer))
+    assert (found["flip"], found["json_valid"]) == (flip, json_valid)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "valid"),
+    [
+        ("find", '{"where": "x"}', True),
+        ("find", '{"what": "x"}', False),
+        ("find", '{"where": ', False),
+        ("find", '"x"', False),
+        ("fnid", '{"where": "x"}', False),
+    ],
+)
+def test_calls_of_tools(name: str, arguments: str, *, valid: bool) -> None:
+    """Of a tool that was offered, with the arguments it requires."""
+    tools = {"find": {"type": "object", "properties": {"where": {}}, "required": ["where"]}}
+    answer = Answer(text="", calls=(Call(name=name, arguments=arguments),), tools=tools)
+    found = told(compared(None, NOTHING, answer))
+    assert (found["tool_calls_valid"], found["flip"]) == (valid, not valid)
+
+
+def test_an_answer_of_nothing_is_an_outcome() -> None:
+    """No token to be scored: it flips, and has no divergence. An end that was chosen is a token."""
+    nothing = Answer(text="", is_empty=True, finish_reason="length")
+    found = compared(None, NOTHING, nothing)
+    assert (found.flip.tolist(), found.candidate_finite.tolist()) == ([1.0], [False])
+    assert math.isnan(told(found)["divergence"])
+    ended = Answer(text="", is_empty=True, finish_reason="stop", is_greedy=True)
+    found = compared(None, scores_of(P[:1], (0,)), ended)
+    assert (found.flip.tolist(), found.divergence.tolist()) == ([0.0], [0.0])
+
+
+def test_what_is_not_a_number_is_an_outcome() -> None:
+    """Of the candidate a flip; of the reference nothing is said at all."""
+    above = scores_of(Q, SERVED)
+    above = msgspec.structs.replace(above, logprobs=above.logprobs + 3)
+    found = compared(above, scores_of(P, SERVED))
+    assert (found.flip.tolist(), found.candidate_finite.tolist()) == ([1.0], [False])
+    assert math.isnan(told(found)["divergence"])
+    spoilt = scores_of(P, SERVED)
+    spoilt = msgspec.structs.replace(spoilt, logprobs=np.array([-1.0, np.nan, -1.0]))
+    found = compared(scores_of(Q, SERVED), spoilt)
+    assert not found.reference_finite[0]
+    assert np.isnan(found.flip[0])
+    assert np.isnan(found.divergence[0])
+
+
+def test_a_place_that_is_not_told_is_left_out() -> None:
+    """Some servers tell none of the first."""
+    some = scores_of(Q, SERVED)
+    some = msgspec.structs.replace(some, logprobs=np.array([np.nan, *some.logprobs[1:]]))
+    found = told(compared(some, scores_of(P, SERVED)))
+    assert found["divergence"] == pytest.approx(rel_entr(np.exp(P), np.exp(Q)).sum(axis=1)[1:].mean())
+
+
+def test_sides_of_another_number_of_answers_are_refused() -> None:
+    """They cannot be paired."""
+    one, answers = scores_of(P, SERVED), objects([GREEDY, GREEDY])
+    with pytest.raises(QuarantineError, match="2 answers, 1 were scored"):
+        GenerationComparator(Generation()).compare(
+            {SCORES: objects([one, one]), ANSWER: answers}, {SCORES: objects([one])}
+        )
