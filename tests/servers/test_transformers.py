@@ -1,10 +1,16 @@
 """`transformers serve`, asked by OpenAI's own client: a real language model's chat and completions, plain and streamed."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
+from shadow.opening import open_reference
+from shadow.replay import Compared, compare_batch
+from tests.answered import prepared
+from tests.language_models import opening
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import Passage, passage
@@ -66,3 +72,19 @@ def test_a_completion_is_captured_streamed_or_not(answers: Answers) -> None:
         assert (held.exchange.protocol, held.exchange.model) == (Protocol.OPENAI_COMPLETIONS, "small")
         assert texts(held.inputs["prompt"]) == [PROMPT["prompt"]]
         assert held.heard() == [text]
+
+
+def test_what_was_served_is_what_the_reference_would_have_said(
+    answers: Answers, language_folder: Path
+) -> None:
+    """The server tells neither tokens nor log-probabilities: their texts are enough, and the prompts have as many tokens."""
+    told = opening(language_folder)
+    runtime = open_reference(told)
+    held = [answers.captured(name) for name in ASKED]
+    assert any("usage" in one.outputs for one in held)
+    batch = [prepared(one.exchange, told.model, runtime) for one in held]
+    for outcome in compare_batch(batch, most_items=len(batch)):
+        assert isinstance(outcome, Compared), outcome
+        assert outcome.divergences.flip.tolist() == [0]
+        np.testing.assert_allclose(outcome.divergences.divergence, 0, atol=1e-5)
+        assert outcome.divergences.detail["n_scored"][0] > 5

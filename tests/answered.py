@@ -1,0 +1,52 @@
+"""Exchanges with an OpenAI-compatible server, made of its bodies by the decoders that capture uses."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.config.schema import Model
+from quantdrift.core.records import Exchange, Protocol
+from shadow.comparators.choice import comparator_of
+from shadow.references import Judge
+from shadow.replay import Prepared
+from shadow.runtime import ReferenceRuntime
+from shadow.served import served
+from sidecar.protocols.decoder import Decoder
+from sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
+from tests.decoding import answer, ask
+from tests.onnx_models import exchange_of, inputs_of
+
+_DECODERS: Mapping[str, tuple[Protocol, Decoder]] = {
+    "/v1/chat/completions": (Protocol.OPENAI_CHAT, OpenAIChat()),
+    "/v1/completions": (Protocol.OPENAI_COMPLETIONS, OpenAICompletions()),
+    "/v1/embeddings": (Protocol.OPENAI_EMBEDDINGS, OpenAIEmbeddings()),
+}
+
+
+def exchange(path: str, asked: Mapping[str, Any], answered: Any, version: str = "int8") -> Exchange:
+    """Return the record of one exchange."""
+    protocol, decoder = _DECODERS[path]
+    query = ask(decoder, asked)
+    reply = answer(decoder, answered, query)
+    return msgspec.structs.replace(
+        exchange_of(inputs_of(1), model=query.model, version=version),
+        protocol=protocol,
+        inputs=query.inputs,
+        outputs=reply.outputs,
+    )
+
+
+def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> Prepared:
+    """Return an exchange that is ready to be replayed."""
+    inputs, candidate = served(exchange)
+    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    return Prepared(
+        stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs, candidate=candidate
+    )
+
+
+def chat(content: str | None = "yes", **more: Any) -> dict[str, Any]:
+    """Return what a server answers to a chat with one choice."""
+    message = {"role": "assistant", "content": content, **more.pop("message", {})}
+    return {"choices": [{"index": 0, "message": message, "finish_reason": "stop", **more}]}

@@ -1,0 +1,232 @@
+"""A language model and its INT8 copy: served, captured, scored by the reference, compared, stored and folded.
+
+The candidate is served by `VllmLike`: a real model, and not vLLM.
+"""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from quantdrift.core.clock import SystemClock
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Config, Slice, Storage
+from quantdrift.core.records import Exchange
+from shadow.assessor import Assessor
+from shadow.opening import Opening, open_reference
+from shadow.references import References
+from shadow.replay import Compared, compare_batch
+from shadow.tensor import decode
+from shadow.triage import triage
+from storage.database import Database
+from storage.writer import Writer
+from tests.answered import exchange, prepared
+from tests.language_models import loaded, opening, quantised, remote_opening
+from tests.monitors import connected, folded, running_monitor, until
+from tests.vllm_like import VllmLike, serving
+
+pytestmark = pytest.mark.integration
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+ASKED = ("what is a slice?", "how does the relay forward bytes?", "what pages at night?", "größe", "x" * 60)
+GREEDY = {"temperature": 0, "max_tokens": 24}
+LISTS = {"logprobs": True, "top_logprobs": 5}
+IDS = {"return_token_ids": True}
+WAYS: dict[str, dict[str, Any]] = {
+    "ids and lists": {**LISTS, **IDS},
+    "named lists": {**LISTS, "return_tokens_as_token_ids": True},
+    "spelt lists": LISTS,
+    "ids": IDS,
+    "text": {},
+}
+
+
+def chats(server: VllmLike, **more: Any) -> list[Exchange]:
+    """Return exchanges in which each was asked."""
+    found = []
+    for text in ASKED:
+        asked = {"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY, **more}
+        status, answered = server.answer(CHAT, asked)
+        assert status == 200
+        found.append(exchange(CHAT, asked, answered))
+    return found
+
+
+@pytest.fixture(scope="module")
+def fp32(language_folder: Path) -> VllmLike:
+    """Return a candidate that is its own reference."""
+    return VllmLike(*loaded(language_folder), name="digits")
+
+
+@pytest.fixture(scope="module")
+def int8(language_folder: Path) -> VllmLike:
+    """Return a candidate that was quantised."""
+    model, tokenizer = loaded(language_folder)
+    return VllmLike(quantised(model), tokenizer, name="digits")
+
+
+@contextmanager
+def _opened(way: str, folder: Path, fp32: VllmLike) -> Iterator[Opening]:
+    if way == "transformers":
+        yield opening(folder)
+        return
+    with serving(fp32) as url:
+        told = remote_opening(url)
+        reference = msgspec.structs.replace(told.reference, model="digits")
+        yield msgspec.structs.replace(told, reference=reference)
+
+
+def replayed(exchanges: Sequence[Exchange], told: Opening) -> list[Compared]:
+    """Return what comes of these exchanges."""
+    runtime = open_reference(told)
+    outcomes = compare_batch(
+        [prepared(one, told.model, runtime) for one in exchanges], most_items=len(exchanges)
+    )
+    runtime.close()
+    assert all(isinstance(one, Compared) for one in outcomes), outcomes
+    return [one for one in outcomes if isinstance(one, Compared)]
+
+
+def _column(found: Sequence[Compared], name: str) -> Any:
+    return np.concatenate([one.divergences.detail[name] for one in found])
+
+
+@pytest.mark.parametrize("reference", ["transformers", "openai"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_model_does_not_diverge_from_itself(
+    way: str, reference: str, language_folder: Path, fp32: VllmLike
+) -> None:
+    """However its tokens are told, and whoever scores them."""
+    with _opened(reference, language_folder, fp32) as told:
+        found = replayed(chats(fp32, **WAYS[way]), told)
+    divergence = np.concatenate([one.divergences.divergence for one in found])
+    np.testing.assert_allclose(divergence, 0, atol=1e-5)
+    assert not np.concatenate([one.divergences.flip for one in found]).any()
+    lists = "lists" in way
+    assert set(_column(found, "measure")) == {"kl" if lists else "regret"}
+    assert set(_column(found, "logprobs")) == {"used" if lists else "unavailable"}
+    np.testing.assert_array_equal(_column(found, "top1_share"), 1.0)
+    if lists:
+        np.testing.assert_array_equal(_column(found, "same_top1"), 1.0)
+        np.testing.assert_allclose(_column(found, "perplexity_ratio").astype(float), 1.0, atol=1e-4)
+
+
+def test_an_int8_copy_diverges_by_what_the_two_models_say(
+    language_folder: Path, int8: VllmLike, fp32: VllmLike
+) -> None:
+    """Lists of the whole vocabulary give KL as it is; shorter ones a part of it."""
+    named = {"logprobs": True, "return_tokens_as_token_ids": True, "max_tokens": 5}
+    n_tokens = len(fp32.places([0, 1])[1])
+    whole = chats(int8, top_logprobs=n_tokens, **named)
+    told = replayed(whole, opening(language_folder, top=n_tokens))
+    listed = replayed(chats(int8, top_logprobs=20, **named), opening(language_folder))
+    for one, of_all, of_some in zip(whole, told, listed, strict=True):
+        tensors = {tensor.name: decode(tensor) for tensor in one.outputs}
+        ids = [[int(text.removeprefix(b"token_id:")) for text in row] for row in tensors["top_tokens.0"]]
+        q = np.take_along_axis(tensors["top_logprobs.0"], np.argsort(ids, axis=1), axis=1)
+        prompt, served = _prompt(fp32, one), tensors["token_ids.0"].tolist()
+        places = fp32.places(prompt + served)[len(prompt) :]
+        p = np.array([[place[token][0] for token in range(n_tokens)] for place in places])
+        kl = float((np.exp(p) * (p - q)).sum(axis=1).mean())
+        assert of_all.divergences.divergence[0] == pytest.approx(kl, abs=1e-6)
+        assert kl / 5 < of_some.divergences.divergence[0] < kl
+        assert of_all.divergences.detail["kl_tail"][0] < 1e-6 < of_some.divergences.detail["kl_tail"][0]
+
+
+def _prompt(server: VllmLike, one: Exchange) -> list[int]:
+    (messages,) = (decode(tensor).tolist()[0] for tensor in one.inputs if tensor.name == "messages")
+    _, answered = server.answer("/tokenize", {"messages": msgspec.json.decode(messages)})
+    return list(answered["tokens"])
+
+
+def test_greedy_answers_of_an_int8_copy_flip_where_its_tokens_are_not_the_references(
+    language_folder: Path, int8: VllmLike, fp32: VllmLike
+) -> None:
+    """Without lists the tokens alone tell: the same answers that differ from what the reference says itself."""
+    exchanges = chats(int8, **IDS)
+    found = replayed(exchanges, opening(language_folder, tie=0.0))
+    flips = [bool(one.divergences.flip[0]) for one in found]
+    own = chats(fp32, **IDS)
+    differ = [one.outputs[0].data != other.outputs[0].data for one, other in zip(exchanges, own, strict=True)]
+    assert flips == differ
+    assert any(flips)
+    for one in found:
+        assert (one.divergences.divergence[0] > 0) == bool(one.divergences.flip[0])
+
+
+def test_broken_json_is_a_flip_whoever_scores_it(language_folder: Path, fp32: VllmLike) -> None:
+    """The model never learned JSON."""
+    (one, *_) = replayed(
+        chats(fp32, response_format={"type": "json_object"}, **IDS), opening(language_folder)
+    )
+    assert one.divergences.flip.tolist() == [1.0]
+    assert one.divergences.detail["json_valid"].tolist() == [False]
+    assert np.isnan(one.divergences.divergence[0])  # what forbids tokens leaves no greedy choice
+
+
+def test_completions_of_several_prompts_are_items(language_folder: Path, int8: VllmLike) -> None:
+    """With OpenAI's older lists, which have the served token beside the likeliest."""
+    asked = {"model": "digits", "prompt": ["A relay", "A slice"], "logprobs": 3, **GREEDY}
+    _, answered = int8.answer(COMPLETIONS, asked)
+    (found,) = replayed([exchange(COMPLETIONS, asked, answered)], opening(language_folder))
+    assert found.divergences.detail["n_tokens"].tolist() == [24, 24]
+    assert set(found.divergences.detail["logprobs"]) == {"used"}
+    assert (found.divergences.divergence > 0).all()
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return a door to a fresh database."""
+    async with Database(postgres_dsn, Storage()) as opened:
+        yield opened
+
+
+async def test_answers_are_stored_and_folded(
+    language_folder: Path, int8: VllmLike, database: Database, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """From messages of the stream to the roll-ups, with slices by the prompt's length."""
+    torch.set_num_threads(1)
+    told = opening(language_folder)
+    model = msgspec.structs.replace(
+        told.model, name="digits", batched=False
+    )  # a chat is several items all the same
+    rule = Slice(name="prompt", feature="length", edges=(20.0,))
+    config = Config(models=(model,), slices=(rule,))
+    references = References(config.models, lambda *_: open_reference(told))
+    cases = [
+        triage(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
+        for n, one in enumerate(chats(int8, **LISTS, **IDS), start=1)
+    ]
+    batch = Assessor(config, "worker", ()).assess(cases, datetime.now(UTC))
+    assert not batch.quarantined
+    await Writer(database, SystemClock()).store(batch)
+    async with (
+        running_monitor(postgres_dsn, tmp_path),
+        connected(postgres_dsn) as record,
+    ):
+        rows = await record.fetch("select * from comparison order by captured_at")
+        details = [msgspec.json.decode(row["detail"]) for row in rows]
+        assert [detail["measure"] for detail in details] == ["kl"] * len(ASKED)
+        assert all(
+            row["divergence"] == pytest.approx(detail["kl"])
+            for row, detail in zip(rows, details, strict=True)
+        )
+        lengths = [msgspec.json.decode(row["features"])["feature.length"] for row in rows]
+        assert lengths == [len(text) for text in ASKED]
+        await until(lambda: _is_folded(record), "folding")
+        (total,) = await record.fetch(
+            "select n_items, divergence from rollup_hour join slice on slice.id = slice_id where slice.name = 'all'"
+        )
+    assert total["n_items"] == len(ASKED)
+    assert total["divergence"] > 0
+
+
+async def _is_folded(record: asyncpg.Connection) -> bool:
+    return await folded(record) > 0

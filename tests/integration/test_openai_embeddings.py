@@ -1,0 +1,115 @@
+"""Embeddings of an OpenAI-compatible server, compared with those of another one that holds the reference."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from quantdrift.core.codec import encode
+from quantdrift.core.config.schema import Model, Reference, Runtime
+from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from quantdrift.core.task import Task
+from shadow.language import objects
+from shadow.opening import Opening, open_reference
+from shadow.references import References
+from shadow.replay import Compared, Outcome, Prepared, compare_batch
+from shadow.runtime import ReferenceRuntime
+from shadow.triage import Case, triage
+from storage.rows import Quarantined
+from tests.answered import exchange
+from tests.language_models import loaded, quantised
+from tests.vllm_like import VllmLike, serving
+
+pytestmark = pytest.mark.integration
+
+PATH = "/v1/embeddings"
+TEXTS = ["what drifts?", "the relay forwards bytes", "größe"]
+
+
+@pytest.fixture(scope="module")
+def server(language_folder: Path) -> VllmLike:
+    """Return what holds the reference."""
+    return VllmLike(*loaded(language_folder))
+
+
+@pytest.fixture
+def told(server: VllmLike) -> Iterator[Opening]:
+    """Return what is configured of it."""
+    with serving(server) as url:
+        reference = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
+        model = Model(name="small", task=Task.EMBEDDING, references=(reference,))
+        yield Opening(model=model, reference=reference, embedding="embedding")
+
+
+@pytest.fixture
+def runtime(told: Opening) -> Iterator[ReferenceRuntime]:
+    """Return the reference, closed at the end."""
+    runtime = open_reference(told)
+    yield runtime
+    runtime.close()
+
+
+def _case(told: Opening, runtime: ReferenceRuntime, candidate: VllmLike, **more: Any) -> Case:
+    asked = {"model": "small", "input": TEXTS, **more}
+    _, answered = candidate.answer(PATH, asked)
+    references = References((told.model,), lambda *_: runtime)
+    wire = encode(exchange(PATH, asked, answered))
+    return triage(wire, sequence=1, n_delivered=1, max_deliveries=3, references=references)
+
+
+def _outcome(case: Case) -> Outcome:
+    assert isinstance(case, Prepared)
+    (outcome,) = compare_batch([case], most_items=2)
+    return outcome
+
+
+def test_texts_are_items_and_an_equal_model_gives_equal_vectors(
+    told: Opening, runtime: ReferenceRuntime, server: VllmLike
+) -> None:
+    """In as many requests as it takes; the vectors make learned slices too."""
+    found = _outcome(_case(told, runtime, server))
+    assert isinstance(found, Compared)
+    np.testing.assert_allclose(found.divergences.divergence, 0, atol=1e-6)
+    assert found.divergences.flip.tolist() == [0, 0, 0]
+    assert found.embedding is not None
+    assert found.embedding.shape == (3, 64)
+
+
+def test_an_int8_copy_is_a_little_off(
+    told: Opening, runtime: ReferenceRuntime, language_folder: Path
+) -> None:
+    """By its cosine distance."""
+    model, tokenizer = loaded(language_folder)
+    found = _outcome(_case(told, runtime, VllmLike(quantised(model), tokenizer)))
+    assert isinstance(found, Compared)
+    assert (found.divergences.divergence > 1e-6).all()
+    assert (found.divergences.divergence < 0.05).all()
+
+
+def test_vectors_that_were_cut_are_set_aside(
+    told: Opening, runtime: ReferenceRuntime, server: VllmLike
+) -> None:
+    """The reference gives them whole."""
+    case = _case(told, runtime, server, dimensions=8)
+    assert isinstance(case, Quarantined)
+    assert "dimensions" in case.detail
+
+
+def test_failures_are_told_apart(runtime: ReferenceRuntime, server: VllmLike) -> None:
+    """A server that is away is waited for, a text that it refuses is set aside."""
+    server.fails = [503]
+    with pytest.raises(RetryError):
+        runtime.run({"input": objects(TEXTS)})
+    with pytest.raises(QuarantineError, match="an empty text"):
+        runtime.run({"input": objects([*TEXTS, ""])})
+    with pytest.raises(QuarantineError, match="replay"):
+        runtime.run({"x": np.zeros((1, 4), dtype=np.float32)})
+
+
+def test_only_vectors_make_learned_slices(told: Opening) -> None:
+    """There is no other output."""
+    with pytest.raises(OperatorError, match="embedding"):
+        open_reference(msgspec.structs.replace(told, embedding="hidden"))

@@ -1,0 +1,192 @@
+"""From exchanges with an OpenAI-compatible server to what is scored."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quantdrift.core.errors import QuarantineError
+from shadow.answer import Answer, Call
+from shadow.language import Asked, Scores
+from shadow.served import served
+from tests.answered import chat, exchange
+from tests.onnx_models import exchange_of, inputs_of
+
+pytestmark = pytest.mark.unit
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+SAID = [{"role": "user", "content": "größe?"}]
+
+
+def read(
+    path: str, asked: dict[str, Any], answered: Any
+) -> tuple[list[Asked], list[Answer], list[Scores | None]]:
+    """Return what is asked of the reference, the answers, and the candidate's own scores."""
+    inputs, candidate = served(exchange(path, {"model": "m", **asked}, answered))
+    return inputs["asked"].tolist(), candidate["answer"].tolist(), candidate["scores"].tolist()
+
+
+def of_chat(answered: Any, **asked: Any) -> tuple[Asked, Answer, Scores | None]:
+    """Return the same of the only choice of a chat."""
+    (one,), (answer,), (scores,) = read(CHAT, {"messages": SAID, **asked}, answered)
+    return one, answer, scores
+
+
+def test_a_chat_is_an_item_with_its_messages_and_template() -> None:
+    """The prompt's text is there for slices."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}
+    more = {"chat_template_kwargs": {"enable_thinking": False}, "tools": [tool]}
+    asked, answer, scores = of_chat(chat("yes"), **more)
+    assert asked == Asked(
+        messages=tuple(SAID),
+        tools=(tool,),
+        template={"chat_template_kwargs": {"enable_thinking": False}},
+        served="yes",
+    )
+    assert (answer.text, answer.finish_reason, answer.tools) == ("yes", "stop", {"f": {"required": ["a"]}})
+    assert scores is None
+    parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    inputs, _ = served(exchange(CHAT, {"model": "m", "messages": [*SAID, *parts]}, chat()))
+    assert inputs["prompt"].tolist() == ["größe?\na\nb"]
+    assert inputs["answer"].tolist() == ["yes"]
+
+
+def test_every_choice_of_every_prompt_is_an_item() -> None:
+    """Choices come prompt by prompt."""
+    choices = [{"index": i, "text": str(i), "finish_reason": "stop"} for i in range(4)]
+    asked, _, _ = read(COMPLETIONS, {"prompt": ["a", "b"], "n": 2}, {"choices": choices})
+    assert [(one.prompt, one.served) for one in asked] == [("a", "0"), ("a", "1"), ("b", "2"), ("b", "3")]
+    ids, _, _ = read(
+        COMPLETIONS, {"prompt": [[5, 6], [7]], "add_special_tokens": False}, {"choices": choices[:2]}
+    )
+    assert [one.prompt_ids for one in ids] == [(5, 6), (7,)]
+    assert not ids[0].add_special_tokens
+    with pytest.raises(QuarantineError, match="choice 2 answers none of the 2 prompts"):
+        read(COMPLETIONS, {"prompt": ["a", "b"]}, {"choices": choices})
+
+
+def test_ids_from_the_wire_go_before_texts() -> None:
+    """They are what the candidate really read and said."""
+    answered = {**chat("yes", token_ids=[8, 9]), "prompt_token_ids": [1, 2, 3]}
+    asked, answer, _ = of_chat(answered)
+    assert (asked.prompt_ids, asked.served_ids, answer.n_tokens) == ((1, 2, 3), (8, 9), 2)
+
+
+def test_the_number_of_tokens_is_told_by_the_usage() -> None:
+    """Of one prompt and one answer; of zeros nothing is known."""
+    usage = {"usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+    asked, answer, _ = of_chat({**chat(), **usage})
+    assert (asked.n_prompt_tokens, answer.n_tokens) == (5, 2)
+    choices = [{"index": i, "text": str(i), "finish_reason": "stop"} for i in range(2)]
+    several, answers, _ = read(COMPLETIONS, {"prompt": ["a", "b"]}, {"choices": choices, **usage})
+    assert [one.n_prompt_tokens for one in several] == [None, None]
+    assert [one.n_tokens for one in answers] == [None, None]
+    asked, answer, _ = of_chat({**chat(), "usage": {"prompt_tokens": 0, "completion_tokens": 0}})
+    assert (asked.n_prompt_tokens, answer.n_tokens) == (None, None)
+
+
+def _logprobs(*tokens: str, top: int = 0) -> dict[str, Any]:
+    one = {"logprob": -0.5, "top_logprobs": [{"token": f"token_id:{n}", "logprob": -1.0} for n in range(top)]}
+    return {"logprobs": {"content": [{"token": token, **one} for token in tokens]}}
+
+
+def test_log_probabilities_come_with_their_tokens() -> None:
+    """Named by ids or by their spelling."""
+    named = of_chat(
+        chat("ab", **_logprobs("token_id:4", "token_id:5", top=2)), return_tokens_as_token_ids=True
+    )
+    assert named[0].served_ids == (4, 5)
+    assert named[2] is not None
+    assert (named[2].ids, named[2].tokens) == ((4, 5), ())
+    np.testing.assert_array_equal(named[2].top_ids, [[0, 1], [0, 1]])
+    spelt = of_chat(chat("ab", **_logprobs("a", "b", "</s>")))
+    assert spelt[2] is not None
+    assert (spelt[2].ids, spelt[2].tokens) == ((), (b"a", b"b", b"</s>"))
+    assert spelt[0].served == "ab</s>"
+    assert of_chat(chat("ü", **_logprobs("\ufffd", "\ufffd")))[0].served == "ü"
+
+
+def test_what_a_server_made_of_the_tokens_is_no_text_to_score() -> None:
+    """Reasoning and calls of tools are cut out of what was generated: only tokens bring them back."""
+    called = {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
+    asked, answer, _ = of_chat(chat(None, message=called))
+    assert asked.served is None
+    assert answer.calls == (Call(name="f", arguments="{}"),)
+    assert not answer.is_empty
+    assert of_chat(chat("so", message={"reasoning": "hm"}))[0].served is None
+    whole = of_chat(chat("so", message={"reasoning": "hm"}, **_logprobs("<think>", "hm", "</think>", "so")))
+    assert whole[0].served == "<think>hm</think>so"
+
+
+def test_an_answer_of_nothing_is_told() -> None:
+    """A refusal is something."""
+    assert of_chat(chat("", finish_reason="length"))[1].is_empty
+    assert not of_chat(chat(None, message={"refusal": "no"}))[1].is_empty
+
+
+@pytest.mark.parametrize(
+    ("options", "greedy"),
+    [
+        ({"temperature": 0}, True),
+        ({"temperature": 0.0, "top_p": 0.9, "frequency_penalty": 0, "logit_bias": {}}, True),
+        ({"top_k": 1}, True),
+        ({}, False),
+        ({"temperature": 0.7}, False),
+        ({"temperature": 0, "repetition_penalty": 1.1}, False),
+        ({"temperature": 0, "response_format": {"type": "json_object"}}, False),
+        ({"temperature": 0, "response_format": {"type": "text"}, "tool_choice": "auto"}, True),
+        ({"temperature": 0, "tool_choice": "required"}, False),
+        ({"temperature": 0, "structured_outputs": {"regex": "a"}}, False),
+    ],
+)
+def test_greedy_is_what_had_no_choice(options: dict[str, Any], *, greedy: bool) -> None:
+    """A temperature that is not told is the server's; what forbids tokens hides the likeliest."""
+    assert of_chat(chat(), **options)[1].is_greedy is greedy
+
+
+@pytest.mark.parametrize(
+    ("options", "schema"),
+    [
+        ({"response_format": {"type": "json_object"}}, {}),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "x", "schema": {"required": ["a"]}},
+                }
+            },
+            {"required": ["a"]},
+        ),
+        ({"guided_json": {"required": ["b"]}}, {"required": ["b"]}),
+        ({"structured_outputs": {"json": {"required": ["c"]}}}, {"required": ["c"]}),
+    ],
+)
+def test_json_is_wanted(options: dict[str, Any], schema: dict[str, Any]) -> None:
+    """In each of the ways to ask for it."""
+    answer = of_chat(chat("{}"), **options)[1]
+    assert (answer.wants_json, answer.schema) == (True, schema)
+    assert not of_chat(chat("{}"))[1].wants_json
+
+
+@pytest.mark.parametrize("option", ["chat_template", "truncate_prompt_tokens"])
+def test_a_prompt_that_would_be_another_is_set_aside(option: str) -> None:
+    """Unless its tokens are told."""
+    with pytest.raises(QuarantineError, match=option):
+        of_chat(chat(), **{option: "5"})
+    assert of_chat({**chat(), "prompt_token_ids": [1]}, **{option: "5"})[0].prompt_ids == (1,)
+
+
+def test_what_is_no_text_is_set_aside() -> None:
+    """With what it has instead."""
+    with pytest.raises(QuarantineError, match="no exchange of text"):
+        served(exchange_of(inputs_of(2)))
+    choices = {"choices": [{"index": 0, "text": "ab", "finish_reason": "stop"}]}
+    with pytest.raises(QuarantineError, match="echoed"):
+        read(COMPLETIONS, {"prompt": "a", "echo": True}, choices)
+
+
+def test_messages_of_a_tool_are_kept_as_they_are() -> None:
+    """The template wants them."""
+    said = [*SAID, {"role": "tool", "tool_call_id": "1", "content": json.dumps({"x": 1})}]
+    assert of_chat(chat(), messages=said)[0].messages == tuple(said)
