@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process import Stop, supervise
+from shadow.meters import Health
 from shadow.reader import Reader
 
 _LOG = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ class Readers:
         Tells of which models exchanges wait.
     make
         Makes the reader of a model.
+    health
+        Told that the stream answers: without any model nobody else asks it.
     stop
         Whether the process is to end.
     """
@@ -35,11 +38,13 @@ class Readers:
         models: Iterable[str],
         found: Callable[[], Awaitable[Iterable[str]]],
         make: Callable[[str], Awaitable[Reader]],
+        health: Health,
         stop: Stop,
     ) -> None:
         self._models = frozenset(models)
         self._found = found
         self._make = make
+        self._health = health
         self._stop = stop
         self._readers: dict[str, Reader] = {}
 
@@ -61,7 +66,9 @@ class Readers:
 
     async def _wanted(self) -> frozenset[str]:
         try:
-            return self._models.union(await self._found())
+            found = await self._found()
         except RetryError as error:
             _LOG.debug("%s", error)
             return self._models
+        self._health.stream_answered()
+        return self._models.union(found)

@@ -237,7 +237,11 @@ async def _work(
             )
 
         readers = Readers(
-            models=(model.name for model in config.models), found=queue.models, make=reader_of, stop=stop
+            models=(model.name for model in config.models),
+            found=queue.models,
+            make=reader_of,
+            health=health,
+            stop=stop,
         )
         intake = TallyIntake(
             consumer=tallies,
