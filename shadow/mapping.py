@@ -99,8 +99,10 @@ def dequantised(array: Array, scale: float, zero_point: int) -> Array:
 def _cast(array: Array, spec: TensorSpec) -> Array | None:
     with np.errstate(over="ignore", invalid="ignore"):
         cast = array.astype(spec.dtype)
-    if spec.dtype.kind == "f":
+        back = cast.astype(array.dtype)
+    if array.dtype.kind == spec.dtype.kind == "f":
         # A finite number that becomes infinite is another input.
         overflown = np.isinf(cast) & np.isfinite(array.astype(np.float64))
         return None if overflown.any() else cast
-    return cast if np.array_equal(cast.astype(array.dtype), array) else None
+    # An unsigned integer that was made of -1 comes back as -1, and yet is another number.
+    return cast if np.array_equal(back, array) and np.array_equal(cast < 0, array < 0) else None

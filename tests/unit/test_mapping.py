@@ -86,6 +86,10 @@ def test_other_casts_are_asked_for(array: npt.NDArray[Any], datatype: str, wante
         (np.array([[0, 1.5]], np.float32), "FP32", np.int64),
         (np.array([[0, np.nan]], np.float32), "FP32", np.int64),
         (np.array([[0, 1e300]], np.float64), "FP64", np.float32),
+        (np.array([[0, -1]], np.int8), "INT8", np.uint8),
+        (np.array([[0, 200]], np.uint8), "UINT8", np.int8),
+        (np.array([[0, 2**64 - 1]], np.uint64), "UINT64", np.int64),
+        (np.array([[0, 2**24 + 1]], np.int64), "INT64", np.float32),
     ],
 )
 def test_a_cast_that_changes_the_input_sets_it_aside(
