@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+from zipfile import BadZipFile
 
 import msgspec
 import numpy as np
@@ -21,6 +22,8 @@ _INPUT: Final = "input."
 _OUTPUT: Final = "output."
 _TEXT: Final = np.dtype(object)
 _VARYING: Final = 8  # what a dimension that varies is drawn with, beside that of items
+# Types that numpy has not, an archive that was cut off, an empty file, and a `.npy` that is called `.npz`.
+_UNREADABLE: Final = (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, SafetensorError)
 
 
 class Canaries(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,9 +178,9 @@ def read_inputs(path: Path) -> dict[str, Array]:
     try:
         if path.suffix != ".npz":
             return dict(load(path.read_bytes()))
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, SafetensorError) as error:
+    except _UNREADABLE as error:
         raise OperatorError(f"{path} cannot be read as safetensors or npz: {error}") from error
 
 
@@ -221,7 +224,7 @@ def read_canaries(path: Path) -> Canaries:
         arrays = load(content)
     except OSError as error:
         raise OperatorError(f"models.references.canaries {path} cannot be read: {error.strerror}") from error
-    except SafetensorError as error:
+    except _UNREADABLE as error:
         raise OperatorError(f"models.references.canaries {path} is no safetensors file: {error}") from error
     inputs, outputs = (
         {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}

@@ -20,6 +20,8 @@ from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 pytestmark = pytest.mark.unit
 
 MODEL = Model(name="digits")
+_TENSOR = b'{"input.x":{"dtype":"BF16","shape":[2],"data_offsets":[0,4]}}'
+HALF = len(_TENSOR).to_bytes(8, "little") + _TENSOR + bytes(4)  # a safetensors file that numpy cannot hold
 
 
 class _Served(LinearRuntime):
@@ -114,6 +116,7 @@ def test_what_cannot_be_compared_is_infinitely_off(tmp_path: Path, outputs: dict
         (None, "cannot be read"),
         (b"\x80\x04pickle", "no safetensors"),
         ({"x": np.ones(2)}, "no set of canaries"),
+        (HALF, "no safetensors.*BF16"),
     ],
 )
 def test_what_is_no_set_is_the_operators_to_mend(
@@ -139,6 +142,27 @@ def test_inputs_are_read_without_running_anything(tmp_path: Path) -> None:
     np.savez(tmp_path / "p.npz", x=np.array([print], dtype=object))
     with pytest.raises(OperatorError, match=r"p\.npz"):
         read_inputs(tmp_path / "p.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("cut.npz", b"PK\x03\x04" + bytes(200)),
+        ("empty.npz", b""),
+        (
+            "array.npz",
+            b"\x93NUMPY\x01\x00F\x00{'descr': '<f8', 'fortran_order': False, 'shape': (0,), }".ljust(80),
+        ),
+        ("half.safetensors", HALF),
+    ],
+)
+def test_inputs_that_cannot_be_read_are_the_operators_to_mend(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    """An archive that was cut off, nothing at all, a single array, and a type that numpy has not."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OperatorError, match=name):
+        read_inputs(tmp_path / name)
 
 
 def test_what_holds_against_nothing_is_not_recorded() -> None:
