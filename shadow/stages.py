@@ -22,7 +22,7 @@ from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding, acknowledge, give_back
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters, Step
-from shadow.replay import Answer
+from shadow.replay import Answer, Outcome
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import Spans
 from shadow.storing import until_stored
@@ -176,10 +176,10 @@ class Stages:
             outcomes = await self._in_thread(
                 self._beside, lambda: self._assessor.compare(begun, replayed.outputs), Step.COMPARE
             )
-            batch = await self._in_thread(
-                self._beside, lambda: self._assessor.record(begun, outcomes, replayed.at), Step.SLICES
+            batch, overflow, over_cap = await self._in_thread(
+                self._beside, lambda: self._recorded(begun, outcomes, replayed.at), Step.SLICES
             )
-            self._meters.assessed(self._assessor.overflow(), self._assessor.learned.n_over_cap)
+            self._meters.assessed(overflow, over_cap)
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
 
     async def store_one(self) -> None:
@@ -212,6 +212,13 @@ class Stages:
             await self._keep_vectors(assessed.batch.vectors)
         finally:
             self._let_go(assessed.deliveries)
+
+    def _recorded(
+        self, begun: Begun, outcomes: Sequence[Outcome], at: datetime
+    ) -> tuple[StoreBatch, dict[str, int], dict[str, int]]:
+        """Return what is to be stored, with counts that only this thread may look at: it adds to them for every track."""
+        batch = self._assessor.record(begun, outcomes, at)
+        return batch, self._assessor.overflow(), dict(self._assessor.learned.n_over_cap)
 
     async def _keep_vectors(self, vectors: Sequence[VectorRow]) -> None:
         if not vectors:

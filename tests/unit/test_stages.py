@@ -80,6 +80,12 @@ class _Failing(Assessor):
     def __init__(self, work: Callable[[], None]) -> None:
         super().__init__(Config(), "test", ())
         self._work = work
+        self.counted_by: list[str] = []
+
+    def overflow(self) -> dict[str, int]:
+        """Note the thread that counts."""
+        self.counted_by.append(threading.current_thread().name)
+        return super().overflow()
 
     def replay(self, begun: Begun) -> list[Answer]:
         """Work, and return nothing."""
@@ -101,9 +107,10 @@ class _Bench:
         self.meters = Meters(Telemetry("test", {}), clock)
         self.stop = Stop()
         self.lanes: Lanes[list[Taken]] = Lanes(Turns({}), clock, self.stop, most_in_hand=4)
+        self.assessor = _Failing(work)
         self.stages = Stages(
             lanes=self.lanes,
-            assessor=_Failing(work),
+            assessor=self.assessor,
             thread=thread,
             beside=thread,
             writer=Writer(Database(NOWHERE, Config().storage), clock),
@@ -162,6 +169,16 @@ async def test_a_broken_reference_ends_the_worker() -> None:
             await bench.replay()
         await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
     assert bench.said == ["CUDA is gone"]
+
+
+async def test_what_is_counted_is_read_by_the_thread_that_counts() -> None:
+    """Another track may be putting items of a new model into slices meanwhile."""
+    with ThreadPoolExecutor(1, thread_name_prefix="beside") as thread:
+        bench = _Bench(lambda: None, thread)
+        await bench.lanes.put("digits", [])
+        await bench.replay()
+        await asyncio.wait_for(bench.stages.compare_one(), DEADLINE_S)
+    assert bench.assessor.counted_by == ["beside_0"]
 
 
 async def test_a_reference_that_is_away_is_waited_for() -> None:
