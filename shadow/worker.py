@@ -187,6 +187,8 @@ async def _work(
             health.record_answered()
         await end.wait(_PING_S)
 
+    writer = Writer(database, clock)  # one: its allowance is for the process
+
     with contextlib.ExitStack() as threads:
         beside = threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside"))
 
@@ -199,7 +201,7 @@ async def _work(
                 assessor=assessor,
                 thread=threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")),
                 beside=beside,
-                writer=Writer(database, clock),
+                writer=writer,
                 keep=partial(keep_vectors, database),
                 holding=holding,
                 meters=meters,
@@ -245,7 +247,7 @@ async def _work(
         )
         intake = TallyIntake(
             consumer=tallies,
-            writer=Writer(database, clock),
+            writer=writer,
             worker=name,
             meters=meters,
             stop=stop,

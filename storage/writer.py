@@ -36,7 +36,7 @@ _NO_REFERENCE: Final = "no_reference"
 
 
 class Writer:
-    """Stores what a shadow worker compared. One task uses it.
+    """Stores what a shadow worker compared. Any number of tasks of one event loop may use it.
 
     Parameters
     ----------

@@ -160,3 +160,28 @@ async def test_other_models_go_on_while_a_server_hangs(
         await _until(lambda: stored("digits", 201), "the first model goes on")
     assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
     assert await _value(postgres_dsn, "select sum(n_rows) from batch") == 321
+
+
+async def test_what_is_set_aside_keeps_within_one_allowance(
+    config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many models have stages of their own: a wrong configuration must not fill the disk."""
+    bad = [exchange_of(inputs_of(1)[:, :2], inputs_of(1), model=model) for model in ("digits", "here")]
+    monkeypatch.setattr("storage.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad))
+    reference = Reference(path=str(saved(linear_model(), tmp_path / "here.onnx")))
+    here = Model(name="here", top_k=2, references=(reference,))
+    queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
+    await queue.close()
+    count = "select count(*) from quarantine"
+
+    async def set_aside() -> bool:
+        return bool(await _value(postgres_dsn, count) == 2)
+
+    async with _serving(
+        msgspec.structs.replace(config, models=(*config.models, here)), postgres_dsn
+    ) as queue:
+        for exchange in bad:
+            await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
+        await _until(set_aside, "both are set aside")
+    assert await _value(postgres_dsn, f"{count} where payload is not null") == 1
