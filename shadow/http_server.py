@@ -14,7 +14,10 @@ from shadow.remote import Refusal, RefusedError, Token
 _AWAY: Final = frozenset({429, 502, 503, 504})
 _ACCESS: Final = frozenset({401, 403, 404, 407})
 _SAID: Final = 200
-_BROKEN_OFF: Final = (ConnectionError, http.client.HTTPException)
+_BROKEN_OFF: Final = (
+    OSError,
+    http.client.HTTPException,
+)  # no route any more, or what TLS cannot read, among them
 
 
 class HttpServer:
@@ -55,11 +58,15 @@ class HttpServer:
         everything = {**(headers or {}), **self._token.headers()}
         try:
             return self._once(method, path, body, everything)
+        except TimeoutError:
+            raise
         except _BROKEN_OFF as error:
             if not kept:
                 raise RetryError(f"{self._where} is away: {error!r}") from error
         try:
             return self._once(method, path, body, everything)
+        except TimeoutError:
+            raise
         except _BROKEN_OFF as error:
             raise RetryError(f"{self._where} is away: {error!r}") from error
 
