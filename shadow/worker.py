@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -20,7 +20,7 @@ import msgspec
 from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import MIB, Config, Model, Reference
+from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
@@ -54,6 +54,9 @@ _CONNECT_PAUSE_S = 1.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
+_ASKED_PER_EXCHANGE = (
+    4  # fewer than two tries in halves for each, and after each try what the server could compute before
+)
 _MOST_IN_HAND = 4  # one laid out, one replayed, one compared, one stored
 
 Found = TypeVar("Found")
@@ -210,7 +213,7 @@ async def _work(
                 clock=clock,
                 stop=stop,
                 store_limit_s=store_limit_s,
-                replay_limit_s=_WAITS_PER_REPLAY * shadow.ack_wait_s,
+                replay_limit_s=longest_replay_s(shadow, models),
                 broken=_end,
             )
             return Track(lanes=lanes, stages=stages)
@@ -277,6 +280,16 @@ async def _work(
             for task in behind:
                 task.cancel()
             await asyncio.gather(*behind, return_exceptions=True)
+
+
+def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
+    """Return after how long the replay of a batch of these models is taken for a hang.
+
+    A server that is too slow for its inputs, each of which is bounded by `timeout_s`, is none: it must not end the worker,
+    which has other models.
+    """
+    timeout_s = max((one.timeout_s for model in models for one in model.references if one.url), default=0.0)
+    return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _ASKED_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 
 def _load_references(

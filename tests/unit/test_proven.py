@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 
+from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from shadow.linear import LinearRuntime
 from shadow.proven import ProvenRuntime
+from shadow.references import References
+from shadow.replay import Prepared, assemble, replay
 from shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
-from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
+from shadow.worker import longest_replay_s
+from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit
 
@@ -66,6 +70,46 @@ def test_what_is_kept_is_small() -> None:
     with pytest.raises(QuarantineError):
         proven.run({"x": inputs_of(9)[:, :2]})
     assert seen == [9, 2]
+
+
+class _Slow(LinearRuntime):
+    """Answers zeros in time, and nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__(WEIGHT, BIAS)
+        self.n_asked = 0
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `logits`, or fail after the whole time."""
+        self.n_asked += 1
+        if inputs["x"].any():
+            raise QuarantineError(QuarantineReason.REPLAY, "no answer within 30 s")
+        return super().run(inputs)
+
+
+def test_a_server_that_is_too_slow_is_not_taken_for_a_hang() -> None:
+    """Every request of a batch may take all of its time: the worker, which has other models, does not end over it."""
+    slow, shadow = _Slow(), Shadow()
+    reference = Reference(runtime=Runtime.OIP_HTTP, url="http://slow:8000")
+    model = Model(name="digits", references=(reference,))
+    references = References([model], lambda *_: ProvenRuntime(slow, remote=True))
+    judge = references.find("digits", "int8")
+    assert judge is not None
+    slow.n_asked = 0
+    batch = [
+        Prepared(
+            stream_sequence=seed,
+            payload=b"",
+            exchange=exchange_of(inputs_of(1, seed)),
+            judge=judge,
+            inputs={"x": inputs_of(1, seed)},
+        )
+        for seed in range(shadow.batch_items)
+    ]
+    answers = replay(assemble(batch), most_items=shadow.batch_items)
+    assert all(isinstance(answer, QuarantineError) for answer in answers)
+    assert longest_replay_s(shadow, [model]) > slow.n_asked * reference.timeout_s > 10 * shadow.ack_wait_s
+    assert longest_replay_s(shadow, [Model(name="here")]) == 10 * shadow.ack_wait_s
 
 
 class _Server(_Mortal):
