@@ -2,7 +2,7 @@
 
 A message that was delivered before may be what ended a worker. It goes alone, with nothing else in flight, in
 random order among its like, and while such messages come one is fetched at a time: whatever kills the process
-takes hardly another with it to its last delivery.
+takes few others with it to its last delivery. Readers of other models may hold some such messages meanwhile.
 """
 
 import logging
