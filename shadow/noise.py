@@ -193,7 +193,12 @@ class Noise:
     def _keep(self, entry: Prepared, pair: Pair, *, alone: bool) -> None:
         rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _OF_EXCHANGE))))
         self._rechecks.offer(Asked(entry=entry, first=pair.candidate, rows=rows))
-        n_bytes, picked = len(entry.payload), list(rows)
+        picked = list(rows)
+        # Copies: they may be views of a whole batch's.
+        inputs = {name: array[picked] for name, array in entry.inputs.items()}
+        first = {name: array[picked] for name, array in pair.reference.items()}
+        # The exchange is about as large as its payload was; what the reference gave may be far larger.
+        n_bytes = len(entry.payload) + sum(array.nbytes for array in (*inputs.values(), *first.values()))
         kind = _Kind(entry.signature, alone)
         with self._lock:
             if self._is_full(n_bytes):
@@ -204,15 +209,10 @@ class Noise:
                 return
             self._n_bytes += n_bytes
             self._n_waiting += 1
-            # The arrays are copied: they may be views of a whole batch's.
             waiting.append(
                 _Chosen(
-                    entry=msgspec.structs.replace(
-                        entry,
-                        payload=b"",
-                        inputs={name: array[picked] for name, array in entry.inputs.items()},
-                    ),
-                    first={name: array[picked] for name, array in pair.reference.items()},
+                    entry=msgspec.structs.replace(entry, payload=b"", inputs=inputs),
+                    first=first,
                     names=pair.names,
                     rows=rows,
                     n_bytes=n_bytes,
@@ -221,7 +221,9 @@ class Noise:
             )
 
     def _is_full(self, n_bytes: int) -> bool:
-        return self._n_bytes + n_bytes > _MOST_BYTES or self._n_waiting >= _MOST_WAITING
+        """Return whether there is no room for so much more; one exchange may wait, however large it is."""
+        too_large = self._n_waiting > 0 and self._n_bytes + n_bytes > _MOST_BYTES
+        return too_large or self._n_waiting >= _MOST_WAITING
 
     def _forget(self) -> None:
         """Let go of what waits for a version or a shape that does not come any more."""

@@ -53,6 +53,7 @@ _SAME: Final = 1e-6
 _LEAST_TAIL: Final = 1e-7  # what rounding leaves of a tail; a larger q only lowers the bound
 _NO_TOKEN: Final = -1
 _UNKNOWN: Final = -2
+_UNTOLD: Final = Answer(text="")
 _REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
@@ -92,6 +93,7 @@ class GenerationComparator:
         ----------
         candidate
             `scores`, a `Scores` each or None where none were served, and `answer`, an `Answer` each : (items,).
+            Without `answer` it is the scores alone that are compared, as of a reference with itself.
         reference
             `scores`, a `Scores` each : (items,).
 
@@ -100,8 +102,8 @@ class GenerationComparator:
         QuarantineError
             Reason `output`: the sides differ in number of items.
         """
-        answers: list[Answer] = candidate[ANSWER].tolist()
         given: list[Scores | None] = candidate[SCORES].tolist()
+        answers: list[Answer] = candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(given)
         found: list[Scores] = reference[SCORES].tolist()
         if not len(answers) == len(given) == len(found):
             raise uncomparable(f"the candidate gave {len(given)} answers, {len(found)} were scored")

@@ -9,14 +9,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.special import rel_entr
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
+from quantdrift.core.task import Task
 from shadow import noise
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Divergences, Outputs
+from shadow.language import PROMPT, SCORES, objects
 from shadow.linear import LinearRuntime
 from shadow.noise import Noise, draw
 from shadow.references import Judge
@@ -24,7 +27,10 @@ from shadow.replay import Compared, Prepared, assemble, compare, replay
 from shadow.runtime import Array, ReferenceRuntime
 from shadow.tensor import fit_inputs
 from storage.rows import NoiseItem
+from tests.answered import chat, exchange
+from tests.answered import prepared as answered
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
+from tests.scores import scores_of
 
 pytestmark = pytest.mark.unit
 
@@ -157,6 +163,23 @@ def test_what_waits_for_a_version_that_never_comes_again_is_let_go_of(
     assert left_out() == 3 + 3 + 1
 
 
+def test_what_waits_is_counted_with_what_the_reference_gave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class of every pixel is far larger than the picture."""
+    monkeypatch.setattr(noise, "_MOST_BYTES", 8 * 100)
+    worker = Worker()
+    worker.batch([1] * 8)
+    assert worker.noise.counts["digits", Side.REFERENCE, "left_out"] > 0
+
+
+def test_one_exchange_may_be_larger_than_all_that_may_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or nothing would ever be known of such a reference."""
+    monkeypatch.setattr(noise, "_MOST_BYTES", 1)
+    worker = Worker()
+    worker.batch([8])
+    worker.clock.advance(31)
+    assert len(worker.batch([8])) == 8
+
+
 def test_nothing_is_done_where_nothing_is_asked_for() -> None:
     """A share of 0 is off."""
     worker = Worker(share=0.0)
@@ -171,6 +194,30 @@ def test_a_reference_that_goes_away_costs_the_sample_alone() -> None:
     worker.runtime.away_after = 2
     assert worker.batch([1] * 8) == worker.batch([1] * 8) == ()
     assert worker.noise.counts == {("digits", Side.REFERENCE, "failed"): 16}
+
+
+class _Scoring(_Watched):
+    """Scores answers of two tokens, the first of which it likes better in company."""
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        n_items = len(inputs[PROMPT])
+        self.sizes.append(n_items)
+        self.clock.advance(0.1)
+        first = [0.5, 0.3, 0.2] if n_items == 1 else [0.6, 0.3, 0.1]
+        return {SCORES: objects([scores_of(np.log([first, [0.1, 0.2, 0.7]]), (0, 2))] * n_items)}
+
+
+def test_scores_of_text_are_compared_without_what_the_candidate_said() -> None:
+    """An answer that is broken is so whatever its reference does."""
+    worker = Worker(_Scoring)
+    model = Model(name="digits", task=Task.GENERATION)
+    asked = {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}
+    spoken = exchange("/v1/chat/completions", {"model": "digits", **asked}, chat("no JSON"))
+    items = [item for _ in range(40) for item in worker.replay([answered(spoken, model, worker.runtime)])]
+    assert len(items) >= 16
+    assert {item.flip for item in items} == {False}
+    expected = rel_entr([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]).sum() / 2
+    assert [item.divergence for item in items] == pytest.approx([expected] * len(items))
 
 
 class _Counting(Comparator):
