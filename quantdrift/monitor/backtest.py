@@ -45,12 +45,14 @@ class HourSums(msgspec.Struct, kw_only=True):
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
     """A slice whose mean over the whole period lies above its budget with confidence, and that never alerted.
 
+    Where noise is added to the budget, it lies above both together.
+
     Parameters
     ----------
     key, metric
         Candidate version and slice; flip or divergence.
     mean, low, budget
-        Weighted mean, its lower confidence bound, and what is accepted, in the metric's own unit.
+        Weighted mean, its lower confidence bound, and what its owner accepts, in the metric's own unit.
     n_effective
         Kish's effective number of exchanges.
     recorded
@@ -177,10 +179,18 @@ class Backtest:
         budget, cap = accepted(self._config, self._catalog.versions[key[0]].model, metric)
         n = total.weight**2 / total.weight_sq
         low = cap * lower_bound(mean / cap, n, delta)
-        if low <= budget:
+        if low <= budget + self._noise(key[0], metric):
             return None
         return Breach(
             key=key, metric=metric, mean=mean, low=low, budget=budget, n_effective=n, recorded=False
+        )
+
+    def _noise(self, version_id: int, metric: Metric) -> float:
+        """Return what was added to a version's budgets for noise at the end, in the metric's own unit."""
+        return sum(
+            row.added * row.scale
+            for row in self._fold.floors()
+            if (row.model_version_id, row.metric) == (version_id, metric)
         )
 
 

@@ -33,7 +33,7 @@ def advise(
     before, after
         The metric before and after the onset, where there is data.
     budget
-        What the owner accepts.
+        What the owner accepts, with what is added to it for noise.
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """

@@ -266,6 +266,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     said = facts.verdicts.get((version.id, episode.slice_id))
     default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
     budget = said.budgets.get(episode.metric, default) if said else default
+    noise = said.noise.get(episode.metric, 0.0) if said else 0.0
 
     def estimate(measured: Measured | None) -> Estimate | None:
         if measured is None or episode.metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
@@ -325,7 +326,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             version,
             before=before,
             after=after,
-            budget=budget,
+            budget=None if budget is None else budget + noise,
             share_before=share_before,
             share_after=share_after,
         ),

@@ -93,6 +93,23 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert html.count("<svg ") == 6
 
 
+@pytest.mark.parametrize(("noise", "older"), [(0.0, True), (0.5, False)])
+async def test_noise_before_the_onset_is_no_older_fault(
+    postgres_dsn: str, tmp_path: Path, noise: float, *, older: bool
+) -> None:
+    """What lies above the budget by what is added to it for noise was not at fault."""
+    await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "update verdict set estimate = jsonb_set(estimate, '{flip}', cast($1 as jsonb))",
+        msgspec.json.encode({"budget": 0.0001, "noise": noise}).decode(),
+    )
+    await db.close()
+    figures, _ = await _write(postgres_dsn, tmp_path)
+    (episode,) = figures.episodes
+    assert any("older than the alert" in step for step in episode.advice) is older
+
+
 async def test_an_alert_that_warned_and_then_paged_is_a_page_and_no_ticket(
     postgres_dsn: str, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.hindsight import hindsight
 from storage.fold_rows import BatchRows, Position, Snapshot
 from storage.history import HistoryExtent, StoredTransition
-from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
+from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, with_noise
 
 pytestmark = pytest.mark.unit
 
@@ -97,6 +97,14 @@ def test_what_nobody_alerted_on_although_it_was_above_its_budget_is_named() -> N
     assert breach.budget < breach.low < breach.mean
     assert [one.recorded for one in test.findings(recorded()).breaches] == [True]
     assert not compared(CONFIG, STREAM).breaches
+
+
+def test_what_lies_within_budget_and_noise_was_not_missed() -> None:
+    """It is above the budget alone: no alert is meant to come of it."""
+    noisy = with_noise(batches(200, faint_flips=0.03), 0.05)
+    found = compared(CONFIG, noisy)
+    assert {one.match for one in found.pairings} == {Match.MISSED}
+    assert not found.breaches
 
 
 def test_a_stretch_that_begins_later_is_folded_from_nothing() -> None:
