@@ -10,8 +10,7 @@ from quantdrift.terminal import columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quantdrift.monitor.vitals import Quantile, Vital
-    from storage.fold_rows import FloorRow
+    from quantdrift.monitor.vitals import Quantile, SelfNoise, Vital
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
 _HEAD = ("signal", "held against", "evidence", "recent mean, or tail")
@@ -42,32 +41,28 @@ def signal_lines(signals: Sequence[Vital], *, verdict: str | None, unit: str) ->
     return ["", *(f"  {line}" for line in columns(_HEAD, rows).splitlines())]
 
 
-def noise_lines(floors: Sequence[FloorRow], *, unit: str) -> list[str]:
+def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
     """Return how far reference and candidate differ from themselves, and what of that is added to budgets.
 
     Parameters
     ----------
-    floors
+    noises
         Those of one version.
     unit
         Of the model's graded divergence.
     """
-    from quantdrift.report.interval import Estimate
-    from quantdrift.report.wording import amount, measured
+    from quantdrift.report.wording import amount
 
-    if not floors:
+    if not noises:
         return []
     rows = []
-    for one in floors:
-        metric = Metric(one.metric)
-        mean = one.older_total / one.older_weight * one.scale
-        seen = Estimate(mean=mean, low=one.low * one.scale, high=one.high * one.scale)
-        state = f"{amount(metric, one.added * one.scale, unit)}" if one.added else "nothing"
+    for one in noises:
+        state = amount(Metric(one.metric), one.added, unit) if one.added else "nothing"
         rows.append(
             (
                 f"{one.metric} {one.side.value}",
-                measured(metric, seen, unit),
-                f"{one.older_n:,}",
+                _measured(one.metric, unit, one.mean, one.low, one.high),
+                f"{one.n_groups:,}",
                 state + (", too much" if one.exceeds else ""),
             )
         )

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
     from quantdrift.monitor.round import Round, VersionSearch
-    from quantdrift.monitor.vitals import Vital
+    from quantdrift.monitor.vitals import SelfNoise, Vital
     from storage.discovery_changes import Change
-    from storage.fold_rows import FloorRow
     from storage.slice_list import ListedSlice
 
 _MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
@@ -119,10 +118,10 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     found = pick(asyncio.run(listed_slices(config, secrets, model)), which, model)
-    signals, history, floors = asyncio.run(_more(config, secrets, found))
+    signals, history, noise = asyncio.run(_more(config, secrets, found))
     unit = config.measure(found.model).unit
     if as_json:
-        more = {"signals": signals, "history": history, "noise": floors}
+        more = {"signals": signals, "history": history, "noise": noise}
         emit(msgspec.structs.asdict(found) | more)
     else:
         click.echo(
@@ -131,7 +130,7 @@ def slices_show(config_path: Path, data: Path | None, model: str, which: str, as
                     _shown(found),
                     *_history_lines(history),
                     *signal_lines(signals, verdict=found.verdict, unit=unit),
-                    *noise_lines(floors, unit=unit),
+                    *noise_lines(noise, unit=unit),
                 ]
             )
         )
@@ -199,9 +198,9 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, one: ListedSlice
-) -> tuple[list[Vital], list[Change], tuple[FloorRow, ...]]:
+) -> tuple[list[Vital], list[Change], list[SelfNoise]]:
     """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
-    from quantdrift.monitor.vitals import vitals
+    from quantdrift.monitor.vitals import noises, vitals
     from storage.database import Database
     from storage.discovery_changes import changes_of
     from storage.noise import floors
@@ -211,7 +210,7 @@ async def _more(
         rows = [] if one.id is None else await signals_of(connection, one.id)
         history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
         noise = await floors(connection, rows[0].model_version_id) if rows else ()
-        return vitals(rows), history, noise
+        return vitals(rows), history, noises(noise)
 
 
 def _history_lines(history: list[Change]) -> list[str]:

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 
 import msgspec
 
+from quantdrift.core.records import Side
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import DETECTORS, LEARNERS, TAIL
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.signal import N_TOTAL, SCALE, M
 from quantdrift.drift.state import load_state
-from storage.fold_rows import DetectorRow
+from storage.fold_rows import DetectorRow, FloorRow
 
 QUANTILES = ((0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))
 SHORTFALL = (0.99, "mean above p99")
@@ -69,6 +70,54 @@ class Vital(msgspec.Struct, frozen=True, kw_only=True):
     evidence: float
     recent: Estimate | None
     tail: tuple[Quantile, ...]
+
+
+class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one side of a version differs from itself, in one metric; all means in its own unit.
+
+    Parameters
+    ----------
+    metric, side
+        Which.
+    mean, low, high
+        Recent mean with its time-uniform bounds.
+    n_groups
+        Exchanges that these rest on.
+    added
+        What is added to every budget of the version.
+    budget
+        What its owner accepts.
+    exceeds
+        Whether it is more than `monitor.noise_bound` of that: its slices are `unknown`.
+    """
+
+    metric: str
+    side: Side
+    mean: float
+    low: float
+    high: float
+    n_groups: int
+    added: float
+    budget: float
+    exceeds: bool
+
+
+def noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
+    """Return what is known of the noise in `rows`."""
+    return [
+        SelfNoise(
+            metric=row.metric,
+            side=row.side,
+            mean=row.older_total / row.older_weight * row.scale,
+            low=row.low * row.scale,
+            high=row.high * row.scale,
+            n_groups=row.older_n,
+            added=row.added * row.scale,
+            budget=row.budget * row.scale,
+            exceeds=row.exceeds,
+        )
+        for row in rows
+    ]
 
 
 def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:

@@ -6,8 +6,10 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import asyncpg
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -215,10 +217,47 @@ async def test_too_much_noise_is_an_event_a_gauge_and_no_verdict(
     assert " and noise of " in shown
     assert "flip reference" in shown
     assert "too much" in shown
+    (flips,) = (
+        one
+        for one in (await asyncio.to_thread(_told, postgres_dsn, tmp_path))["noise"]
+        if one["metric"] == "flip"
+    )
+    assert flips["exceeds"]
+    assert flips["low"] < flips["mean"] < flips["high"]
 
 
-def _shown(dsn: str, directory: Path) -> str:
-    arguments = ["slices", "show", "all", "--model", "digits", "-c", str(directory / "config.toml")]
+async def test_noise_is_told_in_the_unit_of_its_metric(postgres_dsn: str, tmp_path: Path) -> None:
+    """As its budget and its signals are, not over the cap."""
+    stream = [
+        msgspec.structs.replace(
+            rows, noise=tuple(msgspec.structs.replace(row, divergence=0.03) for row in rows.noise)
+        )
+        for rows in with_noise(batches(10), 0.0)
+    ]
+    async with connected(postgres_dsn) as record:
+        await store_catalog(record)
+        for rows in stream:
+            await store_batch(record, rows)
+
+        async def all_folded() -> bool:
+            return await folded(record) == len(stream)
+
+        async with running_monitor(postgres_dsn, tmp_path) as process:
+            await until(all_folded, "everything is folded")
+            assert await stop_monitor(process) == 0
+    told = await asyncio.to_thread(_told, postgres_dsn, tmp_path)
+    (noise,) = (one for one in told["noise"] if one["metric"] == "divergence")
+    (signal,) = (one for one in told["signals"] if (one["metric"], one["kind"]) == ("divergence", "budget"))
+    assert noise["mean"] == pytest.approx(0.03)
+    assert noise["budget"] == pytest.approx(0.02) == signal["budget"]
+
+
+def _told(dsn: str, directory: Path) -> Any:
+    return json.loads(_shown(dsn, directory, "--json"))
+
+
+def _shown(dsn: str, directory: Path, *options: str) -> str:
+    arguments = ["slices", "show", "all", "--model", "digits", "-c", str(directory / "config.toml"), *options]
     result = CliRunner(env={"QUANTDRIFT_DSN": dsn}).invoke(main, arguments)
     assert result.exit_code == 0, result.output
     return str(result.output)
