@@ -18,6 +18,7 @@ from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Side, Tensor
+from quantdrift.core.task import Task
 from shadow.comparators.choice import comparator_of
 from shadow.linear import LinearRuntime
 from shadow.recheck import Answered, Asked, Rechecks
@@ -210,3 +211,9 @@ def test_a_replica_must_say_which_versions_it_serves() -> None:
     config = Config(models=(Model(name="digits", recheck=Recheck(url="http://h:1")),))
     assert "recheck.versions is empty" in "\n".join(problems(config))
     assert not problems(Config(models=(model_at("http://h:1"),)))
+
+
+def test_generated_text_is_not_asked_for_again() -> None:
+    """The protocol tells no scores: every request would fail."""
+    model = msgspec.structs.replace(model_at("http://h:1"), task=Task.GENERATION)
+    assert "scores of generated text" in "\n".join(problems(Config(models=(model,))))

@@ -9,6 +9,7 @@ from quantdrift.core.config.strata import MOST_STRATA, unlike
 from quantdrift.core.config.tasks import SECTIONS, Interest
 from quantdrift.core.config.vision_check import misfits
 from quantdrift.core.inclusion import MARGIN, MODEL
+from quantdrift.core.task import Task
 
 
 def problems(config: Config) -> list[str]:
@@ -107,6 +108,11 @@ def _models(config: Config) -> Iterator[str]:
             yield (
                 f"models `{model.name}`: recheck.versions is empty: name the candidate versions that {model.recheck.url} "
                 "serves, or the difference between two versions would be taken for noise"
+            )
+        if model.recheck.url and model.task is Task.GENERATION:
+            yield (
+                f"models `{model.name}`: recheck asks by the Open Inference Protocol, which does not tell the scores of "
+                "generated text"
             )
         yield from _tensors(model)
         yield from _task(model)

@@ -247,7 +247,13 @@ class Recheck(Section, frozen=True, kw_only=True):
         ),
     ] = ()
     max_per_s: Annotated[
-        float, about("Most requests per second, whatever `shadow.noise_share` chooses.", "1/s", gt=0, le=100)
+        float,
+        about(
+            "Most requests per second of each worker, whatever `shadow.noise_share` chooses.",
+            "1/s",
+            gt=0,
+            le=100,
+        ),
     ] = 0.2
     model: Annotated[str, about("Its name there. Empty: as models.name.")] = ""
     model_version: Annotated[str, about("Its version there. Empty: the server chooses.")] = ""
