@@ -13,6 +13,9 @@ VALID_S = 3.0  # a share holds at most so long: who tells it may have died
 BILLION = 1_000_000_000
 _FADING = 0.84  # of what was seen, at each look: half of it within a second
 _LEAST = 1e-6  # exchanges: what has faded so far tells nothing any more
+# Of what is judged, the caps must refuse so much before a share is told: with one they refuse about half, and a burst
+# that the buckets still have tokens for is none above the caps.
+_ABOVE = 0.25
 
 
 class Caps:
@@ -100,7 +103,7 @@ class Caps:
 
     def _refused(self, drawn_per_s: float) -> float:
         """Return the share that leaves `HEADROOM` times what passes; many that are drawn end before they are judged."""
-        if self._admitted < _LEAST:
+        if self._admitted < _LEAST or self._passed >= (1 - _ABOVE) * self._judged:
             return 0.0
         judged_per_s = drawn_per_s * min(1.0, self._judged / self._admitted)
         wanted = HEADROOM * min(self._capacities())

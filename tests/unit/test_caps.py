@@ -54,6 +54,17 @@ class Flood:
                 if tells and step % (DRAWN_PER_S // 4) == 0:
                     self.caps.tell(self.n_drawn, self.n_refused, keeps_all=keeps_all)
 
+    def burst(self, n_drawn: int, n_turns: int) -> None:
+        """Let a second pass at whose begin so many come, in as many turns of a tenth of a second."""
+        for turn in range(10):
+            self.clock.advance(0.1)
+            if turn < n_turns:
+                for _ in range(n_drawn // n_turns + (turn < n_drawn % n_turns)):
+                    self._draw("short")
+                    self.clock.advance(KINDS["short"] / n_drawn)
+            self._judge()
+            self.caps.tell(self.n_drawn, self.n_refused, keeps_all=True)
+
     def _draw(self, kind: str) -> None:
         self.n_drawn += 1
         if loss := self.gate.refusal():
@@ -98,6 +109,15 @@ def test_what_is_below_the_caps_is_never_refused() -> None:
     flood = Flood(Sampling(max_exchanges_per_s=3 * DRAWN_PER_S))
     flood.run(5)
     assert flood.n_refused == 0
+
+
+def test_a_burst_that_the_buckets_have_tokens_for_is_not_refused() -> None:
+    """Below the cap in every second, far above it for a moment: the buckets would let all of it pass."""
+    flood = Flood(Sampling(max_exchanges_per_s=3 * DRAWN_PER_S))
+    for _ in range(20):
+        flood.burst(2 * DRAWN_PER_S, n_turns=3)
+    assert flood.n_refused == 0
+    assert sum(flood.passed.values()) == 20 * 2 * DRAWN_PER_S
 
 
 def test_a_quiet_day_leaves_nothing_behind() -> None:
