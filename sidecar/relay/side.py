@@ -158,7 +158,7 @@ class Side(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Take note that it is gone."""
-        if exc is not None and self is self.connection.backend:
+        if exc is not None and self is self.connection.backend and not self.connection.client.is_lost:
             self.read_rest()
         self.is_lost = True
         self.empty()

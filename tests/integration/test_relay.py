@@ -191,6 +191,34 @@ async def test_an_early_answer_comes_through_when_the_backend_closes_at_once() -
 
 
 @on_both_loops
+async def test_an_answer_that_nobody_waits_for_ends_its_connection() -> None:
+    """The client is gone, what it sent still waits for a backend that answers and resets: both ends are let go."""
+    go = asyncio.Event()
+
+    async def serve(_: StreamReader, writer: StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await go.wait()
+        writer.write(answer(b"no", b"413 No"))
+        await writer.drain()
+        held = writer.get_extra_info("socket")
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+
+    bench = Bench()
+    async with rig(bench, serve) as at:
+        _, writer = await at.client()
+        writer.write(post(bytes(64 * MIB)))
+        await until(lambda: any(held.backend.waiting_bytes for held in at.relay.connections))
+        (held,) = at.relay.connections
+        held.client.abort()
+        await until(lambda: held.client.is_lost)
+        assert held.backend.waiting_bytes
+        go.set()
+        await at.quiet()
+        await end(writer)
+
+
+@on_both_loops
 async def test_a_backend_may_close_its_half() -> None:
     """The client sees the end of the response and can still send the rest of its request."""
     received = bytearray()
