@@ -21,9 +21,9 @@ READ_BYTES = 256 * 1024
 NARROW_BYTES = 16 * 1024
 LONG_BYTES = 128 * 1024  # who brings so many at once reads into the room from then on
 ROOMY = 64  # connections, with two ends each, that all may have the highest mark
-MOST_FULL = 125
+MOST_FULL = 124
 # What can wait in a worker: below the marks, and one read for each that is above. Beyond it `NARROW_BYTES` for an end.
-WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + (MOST_FULL - 1) * READ_BYTES
+WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + MOST_FULL * READ_BYTES
 
 ROOM = memoryview(bytearray(WIDE_BYTES))
 """What ends of a worker read into, one after the other: nothing stays in it."""

@@ -248,6 +248,12 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
 def test_config_check_reckons_with_what_may_wait() -> None:
     """The figure is stated twice, since configuration must not import the relay."""
     assert waiting.WAITING_BYTES == WAITING_BYTES
+    room = waiting.Waiting(lambda: (), Bench().slot)
+    most = 2 * waiting.ROOMY * waiting.HIGH_WATER_BYTES
+    while len(room.room) > waiting.NARROW_BYTES:
+        most += len(room.room)  # a peer that was just below its mark
+        room.filled()
+    assert most == waiting.WAITING_BYTES
 
 
 @on_both_loops
