@@ -67,6 +67,13 @@ def test_a_marked_request_comes_in_by_no_way(name: str) -> None:
     assert counts(bench, sampling) == (1, 0, 1)
 
 
+def test_the_example_of_a_kserve_logger_lets_the_mark_arrive() -> None:
+    """A logger forwards the headers that it is told, and no other."""
+    told = (Path(__file__).parents[2] / "deploy/kubernetes/kserve/logger.yaml").read_text()
+    (line,) = (line for line in told.splitlines() if "metadataHeaders" in line)
+    assert MARK in line
+
+
 def test_a_tap_tells_nothing_of_a_marked_call(tmp_path: Path) -> None:
     """It neither counts nor takes it."""
     path = tmp_path / "tap"
