@@ -119,7 +119,12 @@ class GenerationComparator:
         cells = _cells(p, q)
         known = ~np.isnan(q.logprobs[0])
         same, has_top = self._same_top(p, q, cells)
-        greedy = np.array([one.is_greedy for one in answers])
+        greedy = np.array([one.is_greedy for one in answers]) & np.array(
+            [
+                one is None or use is not None or one.ids[: len(of.ids)] == of.ids
+                for one, use, of in zip(given, used, found, strict=True)
+            ]
+        )
         decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
 
         def mean(values: Values, where: Flags | None = None) -> Values:
@@ -177,7 +182,11 @@ class GenerationComparator:
         fits = highest - np.where(np.isnan(cells.p), least, cells.p) <= self._tie
         unclear = (tops & (q.codes == _UNKNOWN)).any(axis=0)
         unclear |= ((p.logprobs == highest) & (p.codes == _UNKNOWN)).any(axis=0)
-        has_top = ~np.isnan(q.logprobs[0]) & ~np.isnan(q.logprobs[1:]).all(axis=0) & ~unclear
+        # vLLM puts the served token into the list of a chat and cuts the list behind it: alone it need not be the likeliest.
+        listed = ~np.isnan(q.logprobs[1:])
+        other = (q.codes[1:] != q.codes[0]) | (np.abs(q.logprobs[1:] - q.logprobs[0]) > _SAME)
+        shows_top = (listed & other).any(axis=0) | (listed.any(axis=0) & (q.logprobs[0] >= -LN2))
+        has_top = ~np.isnan(q.logprobs[0]) & shows_top & ~unclear
         return np.asarray((tops & fits).any(axis=0)), np.asarray(has_top)
 
 

@@ -54,7 +54,9 @@ def _fits(schema: Mapping[str, Any], value: Any, depth: int = 0) -> bool:
     if depth > _DEEPEST or (schema.get("type") != "object" and not isinstance(properties, dict)):
         return True
     if not isinstance(value, dict):
-        return False
+        return (
+            schema.get("type") != "object"
+        )  # of several types, or of none, `properties` say nothing of what is no object
     if isinstance(required, list) and any(name not in value for name in required if isinstance(name, str)):
         return False
     inner = properties if isinstance(properties, dict) else {}

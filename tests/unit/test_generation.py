@@ -105,11 +105,22 @@ def test_a_greedy_answer_without_log_probabilities_is_measured_by_regret() -> No
 
 
 def test_log_probabilities_of_other_tokens_are_not_used() -> None:
-    """The two sides cut the text into other tokens: told, and measured as without."""
-    found = told(compared(scores_of(Q, (0, 2, 1)), scores_of(P, SERVED), GREEDY))
-    assert (found["logprobs"], found["measure"]) == ("misaligned", "regret")
+    """The two sides cut the text into other tokens: what was scored was not served, and is no one's choice."""
+    found = told(compared(scores_of(Q, (0, 2, 1), ids=False), scores_of(P, (1, 3, 1)), GREEDY))
+    assert (found["logprobs"], found["measure"], found["flip"]) == ("misaligned", "none", 0)
+    assert math.isnan(found["divergence"])
     longer = scores_of(np.vstack([Q, Q[:1]]), (*SERVED, 2))  # the end, which the text does not hold
     assert told(compared(longer, scores_of(P, SERVED)))["logprobs"] == "used"
+
+
+@pytest.mark.parametrize(("likely", "flip"), [(0.3, 0), (0.6, 1)])
+def test_a_list_of_the_served_token_alone_need_not_show_the_likeliest(likely: float, flip: int) -> None:
+    """A chat of vLLM with `top_logprobs: 1`: only what more than half is on is sure to be the likeliest."""
+    q = np.log([[0.9 - likely, likely, 0.05, 0.05]])
+    listed = msgspec.structs.replace(
+        scores_of(q, (1,)), top_tokens=((b"t1",),), top_ids=np.array([[1]]), top_logprobs=q[:, 1:2]
+    )
+    assert told(compared(listed, scores_of(P[:1], (1,))))["flip"] == flip
 
 
 def _respelt(scores: Scores, spelling: dict[bytes, bytes]) -> Scores:
@@ -174,9 +185,28 @@ def test_what_rounding_leaves_of_a_tail_makes_nothing_infinite() -> None:
             0,
             None,
         ),
+        (
+            Answer(
+                text='{"a": null}',
+                wants_json=True,
+                schema={
+                    "properties": {"a": {"type": ["object", "null"], "properties": {}, "required": ["b"]}}
+                },
+            ),
+            0,
+            True,
+        ),
         (Answer(text="plain"), 0, None),
     ],
-    ids=["valid", "cut off", "lacks a key", "lacks a key within", "calls a tool instead", "not asked for"],
+    ids=[
+        "valid",
+        "cut off",
+        "lacks a key",
+        "lacks a key within",
+        "calls a tool instead",
+        "may be null",
+        "not asked for",
+    ],
 )
 def test_json_that_was_asked_for(answer: Answer, flip: int, *, json_valid: bool | None) -> None:
     """Broken JSON is a flip, whatever the tokens say."""
