@@ -43,6 +43,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         The answer's text; None where its text is not all that was generated, and so cannot be made into tokens.
     served_ids
         Tokens of the answer.
+    is_cut
+        Whether `served` may end within a token: the last one that is made of it is then not what was generated.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -54,6 +56,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = True
     served: str | None = None
     served_ids: tuple[int, ...] | None = None
+    is_cut: bool = False
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +208,7 @@ class ScoringRuntime:
         served = asked.served_ids
         if served is None and asked.served:
             served = self._language.text_ids(asked.served, add_special_tokens=False)
+            served = served[:-1] if asked.is_cut else served
         if not served:
             return None
         prompt = self._prompt(asked)

@@ -15,23 +15,35 @@ from shadow.runtime import Array
 from shadow.tensor import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
+_LEAST: Final = -9999.0  # what vLLM writes for a log-probability that it has not, and for minus infinity
 _TEMPLATE: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents")
 # Options under which the likeliest token need not be the one that is taken, with the value that does nothing.
 _CONSTRAINTS: Final[Mapping[str, Any]] = {
     "allowed_token_ids": None,
     "bad_words": [],
+    "dry_multiplier": 0,
+    "ebnf": None,
     "frequency_penalty": 0,
+    "grammar": None,
     "guided_choice": None,
     "guided_grammar": None,
     "guided_json": None,
     "guided_regex": None,
     "ignore_eos": False,
+    "json_schema": None,
     "logit_bias": {},
+    "logits_processors": None,
     "min_tokens": 0,
+    "mirostat": 0,
+    "no_repeat_ngram_size": 0,
     "presence_penalty": 0,
+    "regex": None,
+    "repeat_penalty": 1,
     "repetition_penalty": 1,
     "structured_outputs": None,
+    "thinking_token_budget": None,
     "use_beam_search": False,
+    "xtc_probability": 0,
 }
 _FREE_CHOICE: Final = (None, "auto", "none")
 
@@ -83,12 +95,17 @@ def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
     Raises
     ------
     QuarantineError
-        Reason `output`: shorter vectors were asked for than the model gives.
+        Reason `output`: shorter vectors were asked for than the model gives, or vectors of a part of the text.
     """
     options = next((tensor for tensor in exchange.inputs if tensor.name == "options"), None)
-    if options is not None and _document(options, dict[str, Any]).get("dimensions"):
+    asked = {} if options is None else _document(options, dict[str, Any])
+    if asked.get("dimensions"):
         raise QuarantineError(
             QuarantineReason.OUTPUT, "the client asked for `dimensions`: the vectors were cut to them"
+        )
+    if asked.get("truncate_prompt_tokens"):
+        raise QuarantineError(
+            QuarantineReason.OUTPUT, "the client asked for `truncate_prompt_tokens`: the texts were cut"
         )
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
@@ -143,7 +160,7 @@ def _answers(said: _Said) -> list[Answer]:
     is_greedy = _is_greedy(said.options)
     offered = {
         str(function.get("name", "")): _object(function.get("parameters"))
-        for function in (_object(tool.get("function")) for tool in said.tools)
+        for function in (*(_object(tool.get("function")) for tool in said.tools), *_functions(said.options))
     }
     return [
         Answer(
@@ -153,7 +170,10 @@ def _answers(said: _Said) -> list[Answer]:
                 for call in _decoded(calls[index].encode(), list[_Called])
             ),
             finish_reason=reasons[index],
-            is_empty=not text and calls[index] == "[]" and not any(column[index] for column in aside),
+            is_empty=not text
+            and calls[index] == "[]"
+            and not any(column[index] for column in aside)
+            and not _is_cut(said.options, reasons[index]),
             n_tokens=_n_tokens(outputs, index, n_choices),
             is_greedy=is_greedy,
             wants_json=wants_json,
@@ -172,6 +192,11 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
     prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
+    if prompt_ids is None and (unlike := _unlike(options)):
+        raise QuarantineError(
+            QuarantineReason.OUTPUT,
+            f"`{unlike}` changes the prompt as it was sent: have clients ask for `return_token_ids`",
+        )
     if "messages" in inputs:
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
     else:
@@ -183,21 +208,18 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
             prompt = _texts(inputs["prompt"])[place]
         elif prompt_ids is None:
             prompt_ids = _ids(inputs.get(f"prompt_ids.{place}"))
-    if prompt_ids is None and (unlike := _unlike(options)):
-        raise QuarantineError(
-            QuarantineReason.OUTPUT,
-            f"`{unlike}` changes the prompt as it was sent: have clients ask for `return_token_ids`",
-        )
+    text = _served_text(outputs, scores, answer, index)
     return Asked(
         messages=messages,
         tools=tuple(said.tools),
-        template={name: options[name] for name in _TEMPLATE if name in options},
+        template=_template(options),
         prompt=prompt,
         prompt_ids=prompt_ids,
         n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
         add_special_tokens=options.get("add_special_tokens") is not False,
-        served=_served_text(outputs, scores, answer, index),
+        served=text,
         served_ids=served_ids,
+        is_cut=text == answer.text and _is_cut(options, answer.finish_reason),
     )
 
 
@@ -232,7 +254,13 @@ def _scores(outputs: Mapping[str, Tensor], index: int) -> Scores | None:
         len(top_tokens[0]) if tokens else 0,
     ):
         raise _schema(f"the tokens of choice {index} and their log-probabilities differ in number")
-    named = ids is not None and all(token.startswith(_NAMED) for token in tokens)
+    # vLLM's chats spell what was served, and name what is listed.
+    listed = [token for row in top_tokens for token in row if token]
+    named = ids is not None and all(token.startswith(_NAMED) for token in listed or tokens)
+    # Where a filter left a token nothing, no place tells what the model said; elsewhere a softmax is never zero.
+    hidden = (logprobs <= _LEAST) | (top_logprobs <= _LEAST).any(axis=1)
+    logprobs = np.where(hidden, np.nan, logprobs)
+    top_logprobs = np.where(hidden[:, np.newaxis], np.nan, top_logprobs)
     return Scores(
         tokens=() if named else tokens,
         ids=ids or (),
@@ -260,6 +288,7 @@ def _json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
     if kind == "json_schema":
         return True, _object(_object(wanted.get("json_schema")).get("schema"))
     guided = options.get("guided_json") or _object(options.get("structured_outputs")).get("json")
+    guided = guided or options.get("json_schema")
     return kind == "json_object" or guided is not None, _object(guided)
 
 
@@ -275,7 +304,29 @@ def _is_greedy(options: Mapping[str, Any]) -> bool:
 
 def _unlike(options: Mapping[str, Any]) -> str:
     """Return an option under which the reference's own template or tokenizer would make another prompt; else empty."""
-    return next((name for name in ("chat_template", "truncate_prompt_tokens") if name in options), "")
+    return next(
+        (name for name in ("chat_template", "suffix", "truncate_prompt_tokens") if options.get(name)), ""
+    )
+
+
+def _template(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the chat template is given; the effort is told to it as what a client may add is."""
+    given = {name: options[name] for name in _TEMPLATE if name in options}
+    if "reasoning_effort" in options:
+        more = _object(given.get("chat_template_kwargs"))
+        given["chat_template_kwargs"] = {"reasoning_effort": options["reasoning_effort"], **more}
+    return given
+
+
+def _functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was offered before there were tools."""
+    offered = options.get("functions")
+    return [_object(one) for one in offered] if isinstance(offered, list) else []
+
+
+def _is_cut(options: Mapping[str, Any], finish_reason: str) -> bool:
+    """Return whether a text may end where a stop sequence of the client began, and thus within a token, or before any."""
+    return bool(options.get("stop")) and finish_reason in {"", "stop"}
 
 
 def _prompt_text(asked: Asked) -> str:

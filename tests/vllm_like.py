@@ -119,6 +119,7 @@ class VllmLike:
                 "content": [
                     {
                         **self._token(one, place[one], named=named),
+                        "bytes": list(self.spelt(one).encode()),  # of what is listed the name's
                         "top_logprobs": [
                             self._token(token, place[token], named=named) for token in _best(place, wanted)
                         ],

@@ -27,14 +27,16 @@ _BY_ID = "return_tokens_as_token_ids"
 # Never what tells who asked: user, metadata, safety_identifier, prompt_cache_key and the like.
 OPTIONS = frozenset(
     """
-    add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of chat_template chat_template_kwargs
-    continue_final_message dimensions documents echo encoding_format frequency_penalty function_call functions
-    guided_choice guided_decoding_backend guided_grammar guided_json guided_regex ignore_eos
-    include_stop_str_in_output length_penalty logit_bias logprobs max_completion_tokens max_tokens min_p min_tokens
-    modalities n parallel_tool_calls prediction presence_penalty prompt_logprobs reasoning_effort repetition_penalty
-    response_format return_token_ids return_tokens_as_token_ids seed skip_special_tokens
-    spaces_between_special_tokens stop stop_token_ids stream stream_options structured_outputs suffix temperature
-    tool_choice top_k top_logprobs top_p truncate_prompt_tokens typical_p use_beam_search verbosity
+    add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of chat_template
+    chat_template_kwargs continue_final_message dimensions documents dry_multiplier ebnf echo encoding_format
+    frequency_penalty function_call functions grammar guided_choice guided_decoding_backend guided_grammar
+    guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logit_bias
+    logits_processors logprobs max_completion_tokens max_tokens min_p min_tokens mirostat modalities n
+    no_repeat_ngram_size parallel_tool_calls prediction presence_penalty prompt_logprobs reasoning_effort regex
+    repeat_penalty repetition_penalty response_format return_token_ids return_tokens_as_token_ids seed
+    skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_options
+    structured_outputs suffix temperature thinking_token_budget tool_choice top_k top_logprobs top_p
+    truncate_prompt_tokens typical_p use_beam_search verbosity xtc_probability
     """.split()  # noqa: SIM905 - a list of so many words would be a page
 )
 

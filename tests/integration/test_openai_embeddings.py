@@ -96,6 +96,9 @@ def test_vectors_that_were_cut_are_set_aside(
     case = _case(told, runtime, server, dimensions=8)
     assert isinstance(case, Quarantined)
     assert "dimensions" in case.detail
+    case = _case(told, runtime, server, truncate_prompt_tokens=2)
+    assert isinstance(case, Quarantined)
+    assert "truncate_prompt_tokens" in case.detail
 
 
 def test_failures_are_told_apart(runtime: ReferenceRuntime, server: VllmLike) -> None:

@@ -48,6 +48,18 @@ def test_texts_are_made_tokens_by_the_server(runtime: ReferenceRuntime, language
         np.testing.assert_array_equal(one.ranks, other.ranks)
 
 
+def test_the_token_in_which_a_text_was_cut_is_not_scored(runtime: ReferenceRuntime) -> None:
+    """It is not what was generated; nothing is left of a text of one."""
+    whole, cut, nothing = scored(
+        runtime,
+        Asked(prompt_ids=(0, 5), served=" the mean"),
+        Asked(prompt_ids=(0, 5), served=" the mean", is_cut=True),
+        Asked(prompt_ids=(0, 5), served="a", is_cut=True),
+    )
+    assert cut.ids == whole.ids[:-1]
+    assert nothing.ids == ()
+
+
 def test_answers_are_asked_for_together(runtime: ReferenceRuntime, server: VllmLike) -> None:
     """One request for a batch, that generates no more than it must."""
     server.asked.clear()

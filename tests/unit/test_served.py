@@ -100,11 +100,51 @@ def test_log_probabilities_come_with_their_tokens() -> None:
     assert named[2] is not None
     assert (named[2].ids, named[2].tokens) == ((4, 5), ())
     np.testing.assert_array_equal(named[2].top_ids, [[0, 1], [0, 1]])
+    spelt_too = _logprobs("token_id:4", "token_id:5", top=2)
+    for one, text in zip(spelt_too["logprobs"]["content"], "ab", strict=True):
+        one["bytes"] = list(text.encode())  # vLLM: only of what is listed they are the name's
+    (scores,) = of_chat(chat("ab", **spelt_too), return_tokens_as_token_ids=True)[2:]
+    assert scores is not None
+    assert (scores.ids, scores.tokens) == ((4, 5), ())
+    np.testing.assert_array_equal(scores.top_ids, [[0, 1], [0, 1]])
     spelt = of_chat(chat("ab", **_logprobs("a", "b", "</s>")))
     assert spelt[2] is not None
     assert (spelt[2].ids, spelt[2].tokens) == ((), (b"a", b"b", b"</s>"))
     assert spelt[0].served == "ab</s>"
     assert of_chat(chat("ü", **_logprobs("\ufffd", "\ufffd")))[0].served == "ü"
+
+
+def test_a_place_at_which_a_filter_shows_is_not_told() -> None:
+    """Minus infinity is written as -9999: the other values there are of the tokens that were left."""
+    logprobs = _logprobs("a", "b", top=2)
+    first = logprobs["logprobs"]["content"][0]
+    first["top_logprobs"] = [first["top_logprobs"][0], {"token": "c", "logprob": -9999.0}]
+    scores = of_chat(chat("ab", **logprobs))[2]
+    assert scores is not None
+    np.testing.assert_array_equal(scores.logprobs, [np.nan, -0.5])
+    np.testing.assert_array_equal(scores.top_logprobs, [[np.nan, np.nan], [-1.0, -1.0]])
+
+
+def test_a_stop_sequence_may_end_a_text_within_a_token_or_before_any() -> None:
+    """An answer of nothing is then no failure; where tokens are told, nothing is cut."""
+    asked, answer, _ = of_chat(chat(""), stop=["\n"])
+    assert (asked.is_cut, answer.is_empty) == (True, False)
+    assert of_chat(chat(""))[1].is_empty
+    assert of_chat(chat("", finish_reason="length"), stop="\n")[1].is_empty
+    assert not of_chat(chat("a", **_logprobs("a", ".\n")), stop="\n")[0].is_cut
+
+
+def test_functions_are_offered_as_tools_are() -> None:
+    """The way before there were tools."""
+    called = {"function_call": {"name": "f", "arguments": "{}"}}
+    answer = of_chat(chat(None, message=called), functions=[{"name": "f", "parameters": {}}])[1]
+    assert (answer.calls, answer.tools) == ((Call(name="f", arguments="{}"),), {"f": {}})
+
+
+def test_the_effort_is_given_to_the_template() -> None:
+    """Each has one token: their number would not tell."""
+    asked, _, _ = of_chat(chat(), reasoning_effort="low", chat_template_kwargs={"x": 1})
+    assert asked.template == {"chat_template_kwargs": {"reasoning_effort": "low", "x": 1}}
 
 
 def test_what_a_server_made_of_the_tokens_is_no_text_to_score() -> None:
@@ -138,6 +178,9 @@ def test_an_answer_of_nothing_is_told() -> None:
         ({"temperature": 0, "response_format": {"type": "text"}, "tool_choice": "auto"}, True),
         ({"temperature": 0, "tool_choice": "required"}, False),
         ({"temperature": 0, "structured_outputs": {"regex": "a"}}, False),
+        ({"temperature": 0, "repeat_penalty": 1.1}, False),
+        ({"temperature": 0, "grammar": "root ::= x"}, False),
+        ({"temperature": 0, "regex": "a"}, False),
     ],
 )
 def test_greedy_is_what_had_no_choice(options: dict[str, Any], *, greedy: bool) -> None:
@@ -175,6 +218,13 @@ def test_a_prompt_that_would_be_another_is_set_aside(option: str) -> None:
     with pytest.raises(QuarantineError, match=option):
         of_chat(chat(), **{option: "5"})
     assert of_chat({**chat(), "prompt_token_ids": [1]}, **{option: "5"})[0].prompt_ids == (1,)
+    choices = {"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}
+    with pytest.raises(
+        QuarantineError, match="truncate"
+    ):  # tokens as they were sent are not those that were read
+        read(COMPLETIONS, {"prompt": [5, 6, 7], "truncate_prompt_tokens": 2}, choices)
+    with pytest.raises(QuarantineError, match="suffix"):
+        read(COMPLETIONS, {"prompt": "a", "suffix": "b"}, choices)
 
 
 def test_what_is_no_text_is_set_aside() -> None:
