@@ -172,6 +172,7 @@ class ScoringRuntime:
             )
         self._language = language
         self._most = opening.model.generation.max_tokens
+        self._prepends: bool | None = None
         self.artefact = language.artefact
         self.provenance = language.provenance
         self.inputs = tuple(
@@ -207,7 +208,7 @@ class ScoringRuntime:
         """Return the tokens; None where there is nothing that could be scored."""
         served = asked.served_ids
         if served is None and asked.served:
-            served = self._language.text_ids(asked.served, add_special_tokens=False)
+            served = self._served_ids(asked.served)
             served = served[:-1] if asked.is_cut else served
         if not served:
             return None
@@ -220,6 +221,19 @@ class ScoringRuntime:
                 f"the prompt has {len(prompt)} tokens, the reference takes {self._language.longest} in all"
             )
         return Row(prompt=prompt, served=served)
+
+    def _served_ids(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of an answer's text, which goes on where the prompt ends.
+
+        Some tokenizers (SentencePiece's, of Llama 2 and Mistral) put a space before any text: there must not be two.
+        """
+        if self._prepends is None:
+            line, word, behind = (self._plain_ids(one) for one in ("\n", "a", "\n a"))
+            self._prepends = behind == (*line, *word)
+        return self._plain_ids(text.removeprefix(" ") if self._prepends else text)
+
+    def _plain_ids(self, text: str) -> tuple[int, ...]:
+        return self._language.text_ids(text, add_special_tokens=False)
 
     def _prompt(self, asked: Asked) -> tuple[int, ...]:
         """Return the tokens of a prompt: the candidate's, or as many as the candidate made of it."""

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, normalizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
@@ -143,6 +145,30 @@ def test_what_the_model_cannot_read_is_refused(language_folder: Path, asked: Ask
     """As a replay error of that exchange alone."""
     with pytest.raises(QuarantineError, match="replay"):
         scored(open_reference(opening(language_folder)), asked)
+
+
+def _prepending() -> Any:
+    """Return a tokenizer that puts a space before any text, as those of Llama 2 and Mistral do."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(
+        special_tokens=["<unk>", "<s>", "</s>"],
+        initial_alphabet=[*"\n▁abcdefghijklmnopqrstuvwxyz"],
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["relay", "forwards", "relay", "forwards"], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def test_a_space_that_a_tokenizer_prepends_is_not_doubled(language_folder: Path, tmp_path: Path) -> None:
+    """An answer goes on where its prompt ends: together they are the tokens of the whole."""
+    model, _ = loaded(language_folder)
+    tokenizer = _prepending()
+    runtime = open_reference(opening(save(tmp_path / "prepending", model, tokenizer)))
+    whole = tokenizer("a relay forwards")["input_ids"]
+    n_prompt = len(tokenizer("a relay")["input_ids"])
+    (scores,) = scored(runtime, Asked(prompt="a relay", served=" forwards"))
+    assert scores.ids == tuple(whole[n_prompt:])
 
 
 def test_a_uniform_model_is_as_likely_everywhere(language_folder: Path, tmp_path: Path) -> None:
