@@ -67,8 +67,15 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     texts: list[str]
 
 
-def served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
+def served(exchange: Exchange, repetition_penalty: float = 1.0) -> tuple[dict[str, Array], Outputs]:
     """Return what a reference is asked about an exchange, and what the candidate gave.
+
+    Parameters
+    ----------
+    exchange
+        As captured.
+    repetition_penalty
+        What the candidate's server takes where a request names none.
 
     Returns
     -------
@@ -84,7 +91,7 @@ def served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
         Reason `schema`: it is no exchange of text. `output`: what was served is not what was generated.
     """
     try:
-        return _served(exchange)
+        return _served(exchange, repetition_penalty)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
 
@@ -110,8 +117,8 @@ def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
 
-def _served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
-    said = _read(exchange)
+def _served(exchange: Exchange, repetition_penalty: float) -> tuple[dict[str, Array], Outputs]:
+    said = _read(exchange, repetition_penalty)
     answers = _answers(said)
     scores = [_scores(said.outputs, index) for index in range(len(answers))]
     asked = [
@@ -128,7 +135,7 @@ def _served(exchange: Exchange) -> tuple[dict[str, Array], Outputs]:
     )
 
 
-def _read(exchange: Exchange) -> _Said:
+def _read(exchange: Exchange, repetition_penalty: float) -> _Said:
     inputs = {tensor.name: tensor for tensor in exchange.inputs}
     outputs = {tensor.name: tensor for tensor in exchange.outputs}
     if "text" not in outputs or "options" not in inputs:
@@ -136,7 +143,10 @@ def _read(exchange: Exchange) -> _Said:
             f"the exchange has the inputs {sorted(inputs)} and the outputs {sorted(outputs)}: it is no exchange of text with "
             "an OpenAI-compatible server"
         )
-    options = _document(inputs["options"], dict[str, Any])
+    options = {
+        "repetition_penalty": repetition_penalty,
+        **_document(inputs["options"], dict[str, Any]),
+    }
     if options.get("echo"):
         raise QuarantineError(
             QuarantineReason.OUTPUT, "the client had the prompt echoed: it cannot be told from the answer"

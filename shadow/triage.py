@@ -50,7 +50,7 @@ def triage(
     candidate = None
     try:
         if judge.model.task is Task.GENERATION:
-            inputs, candidate = served(exchange)
+            inputs, candidate = served(exchange, judge.model.generation.repetition_penalty)
         else:
             openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
             inputs = fit_inputs(

@@ -188,6 +188,14 @@ def test_greedy_is_what_had_no_choice(options: dict[str, Any], *, greedy: bool) 
     assert of_chat(chat(), **options)[1].is_greedy is greedy
 
 
+@pytest.mark.parametrize(("options", "greedy"), [({}, False), ({"repetition_penalty": 1}, True)])
+def test_a_penalty_of_the_server_leaves_no_greedy_choice(options: dict[str, Any], *, greedy: bool) -> None:
+    """It holds where the request names none; vLLM takes it from the model's folder."""
+    asked = {"model": "m", "messages": SAID, "temperature": 0, **options}
+    _, candidate = served(exchange(CHAT, asked, chat()), 1.05)
+    assert candidate["answer"].tolist()[0].is_greedy is greedy
+
+
 @pytest.mark.parametrize(
     ("options", "schema"),
     [

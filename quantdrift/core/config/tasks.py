@@ -176,6 +176,15 @@ class Generation(Section, frozen=True, kw_only=True):
             ge=0,
         ),
     ] = 0.001
+    repetition_penalty: Annotated[
+        float,
+        about(
+            "Penalty that the candidate's server takes where a request names none. vLLM has it from the model's "
+            "`generation_config.json` (1.05 for Qwen2.5), also at temperature 0, unless it runs with "
+            "`--generation-config vllm`. Other than 1: no such answer is greedy.",
+            gt=0,
+        ),
+    ] = 1.0
 
 
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(
