@@ -136,7 +136,10 @@ class OpenAILanguage:
         try:
             return tuple(self._server.ask("POST", "/tokenize", _Tokens, question).tokens)
         except RefusedError as error:
-            if not str(error).startswith(f"HTTP {http.HTTPStatus.NOT_FOUND:d}"):
+            if (
+                not str(error).startswith(f"HTTP {http.HTTPStatus.NOT_FOUND:d}")
+                or not self._server.is_ready()
+            ):
                 raise
             raise RefusedError(
                 "the server has no /tokenize: have clients ask for `return_token_ids`", Refusal.INPUT

@@ -129,7 +129,7 @@ class OpenAIServer:
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error
         except RefusedError as error:
-            if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self._is_ready()):
+            if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self.is_ready()):
                 raise RetryError(f"{self._where}: {error}") from error
             raise refused(str(error)) from error
 
@@ -153,7 +153,8 @@ class OpenAIServer:
         except RefusedError:
             return ""
 
-    def _is_ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Return whether the server answers, and has the model."""
         try:
             self._found()
         except (RefusedError, TimeoutError, OperatorError):

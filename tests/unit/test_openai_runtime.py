@@ -131,6 +131,14 @@ def test_a_server_that_cannot_score_is_told_at_the_start(
         open_reference(remote_opening(url))
 
 
+def test_texts_wait_for_a_model_that_is_not_there(runtime: ReferenceRuntime, server: VllmLike) -> None:
+    """The server says so with the status that a missing /tokenize has."""
+    server.fails = [404, 404]
+    with pytest.raises(RetryError):
+        scored(runtime, Asked(prompt="a", served="b"))
+    assert len(scored(runtime, Asked(prompt="a", served="b"))[0].logprobs) == 1
+
+
 def test_texts_need_a_server_that_makes_tokens(language_folder: Path) -> None:
     """The error says what helps."""
     model, tokenizer = loaded(language_folder)
