@@ -106,13 +106,9 @@ def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
     """
     options = next((tensor for tensor in exchange.inputs if tensor.name == "options"), None)
     asked = {} if options is None else _document(options, dict[str, Any])
-    if asked.get("dimensions"):
+    if cut := next((name for name in ("dimensions", "truncate_prompt_tokens") if asked.get(name)), ""):
         raise QuarantineError(
-            QuarantineReason.OUTPUT, "the client asked for `dimensions`: the vectors were cut to them"
-        )
-    if asked.get("truncate_prompt_tokens"):
-        raise QuarantineError(
-            QuarantineReason.OUTPUT, "the client asked for `truncate_prompt_tokens`: the texts were cut"
+            QuarantineReason.OUTPUT, f"the client asked for `{cut}`: the vectors were cut, or the texts"
         )
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
