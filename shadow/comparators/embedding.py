@@ -27,7 +27,7 @@ from quantdrift.core.config.tasks import Vectors
 from shadow.comparators.comparator import Divergences, Values, uncomparable
 from shadow.comparators.cosine import direction, distance, length
 from shadow.comparators.pair import pair_of
-from shadow.comparators.reservoir import Reservoir
+from shadow.comparators.reservoir import ROWS, Reservoir
 from shadow.runtime import Array
 
 ENOUGH = 10  # times k: with fewer the nearest are not near
@@ -92,6 +92,9 @@ class EmbeddingComparator:
         k = self._options.neighbours
         if not self._reservoir.fits(p) or len(self._reservoir) < ENOUGH * k:
             return np.full(len(p), np.nan)
-        common = self._reservoir.nearest(q, k) & self._reservoir.nearest(p, k)
-        share: Values = common.sum(axis=1) / k
+        share = np.empty(len(p))
+        for begin in range(0, len(p), ROWS):
+            some = np.s_[begin : begin + ROWS]
+            common = self._reservoir.nearest(q[some], k) & self._reservoir.nearest(p[some], k)
+            share[some] = common.sum(axis=1) / k
         return share

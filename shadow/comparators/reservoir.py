@@ -1,9 +1,12 @@
 """The different directions that a reference gave of late, in which the neighbours of a vector are looked up."""
 
 import numpy as np
+import numpy.typing as npt
 
 from shadow.comparators.comparator import Flags, Values
 from shadow.comparators.top import top_set
+
+ROWS = 64  # directions that are looked up at once: each takes some 40 bytes for each one that is kept
 
 _DECIMALS = 5  # what a float32 product of another number of rows may round otherwise is beyond these
 _SAME = 1.0 - 1e-5  # cosine from which on two directions are one: that of a text that many people send
@@ -37,9 +40,14 @@ class Reservoir:
 
         One that is there already is not added: of many equal ones, rounding alone would say which are the nearest.
         """
+        if not len(directions):
+            return  # nothing can be said of their dimensions
         if not self.fits(directions):
             self._ring, self._n_added = np.empty((self._size, directions.shape[1]), np.float32), 0
-        new = directions.astype(np.float32)
+        for block in np.array_split(directions.astype(np.float32), -(-len(directions) // ROWS)):
+            self._add(block)
+
+    def _add(self, new: npt.NDArray[np.float32]) -> None:
         new = new[~(new @ self._ring[: len(self)].T >= _SAME).any(axis=1)]
         new = new[~np.tril(new @ new.T >= _SAME, -1).any(axis=1)]
         skipped = max(len(new) - self._size, 0)

@@ -1,5 +1,7 @@
 """The comparator of embeddings, against closed forms, SciPy and scikit-learn."""
 
+import tracemalloc
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -97,6 +99,21 @@ def test_neither_order_nor_company_matters_to_neighbours() -> None:
     assert np.all(comparator.compare(reference, reference).detail["neighbour_overlap"] == 1)
 
 
+def test_many_items_at_once_take_little_memory() -> None:
+    """An exchange of many vectors is looked up in blocks, with the same result."""
+    comparator, other = (EmbeddingComparator(Vectors(reservoir=8192)) for _ in range(2))
+    known, candidate, reference = _vectors(21, 8192), _vectors(22, 1000, 0.4), _vectors(22, 1000)
+    comparator.compare(known, known)
+    other.compare(known, known)
+    tracemalloc.start()
+    found = comparator.compare(candidate, reference).detail["neighbour_overlap"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 64 * 2**20  # at once it would be 350
+    last = other.compare(candidate[-5:], reference[-5:]).detail["neighbour_overlap"]
+    np.testing.assert_array_equal(found[-5:], last)
+
+
 def test_what_has_no_direction_is_an_outcome() -> None:
     """Zero, not a number, infinite, or nothing: of the candidate a flip, of the reference nothing."""
     good = [3.0, 4.0]
@@ -119,6 +136,8 @@ def test_what_is_broken_does_not_become_a_neighbour() -> None:
     spoilt[4] = np.nan
     comparator.compare(known, spoilt)
     assert np.isnan(comparator.compare(known, known).detail["neighbour_overlap"]).all()
+    assert comparator.compare(known[:1], known[:1]).detail["neighbour_overlap"].tolist() == [1]
+    comparator.compare(np.empty((1, 0)), np.empty((1, 0)))  # of which nobody knows how many there should be
     assert comparator.compare(known[:1], known[:1]).detail["neighbour_overlap"].tolist() == [1]
     wider = np.ones((1, 9))
     assert np.isnan(comparator.compare(wider, wider).detail["neighbour_overlap"]).all()
