@@ -81,7 +81,8 @@ def joined_steps(steps: Sequence[Array], model: Model) -> Array | None:
 def _padded(part: Array, most: int) -> Array:
     if part.shape[1] == most:
         return part
-    padding = 0 if part.dtype.kind == "u" else PADDING
+    # A score may be a logit, of which -1 is a likely one.
+    padding = {"u": 0, "f": -np.inf}.get(part.dtype.kind, PADDING)
     found = np.full((len(part), most, *part.shape[2:]), padding, dtype=part.dtype)
     found[:, : part.shape[1]] = part
     return found

@@ -106,6 +106,8 @@ class ObjectReader:
         kinds = np.array(columns)
         classes = rows[:, :, kinds == Column.CLASS]
         scores = _activated(rows[:, :, columns.index(Column.SCORE)], self._options.activation)
+        if Column.ITEM in columns:
+            scores = np.where(rows[:, :, columns.index(Column.ITEM)] < 0, 0.0, scores)
         return _Padded(
             boxes=rows[:, :, kinds == Column.BOX],
             scores=scores,
@@ -172,12 +174,12 @@ def _activated(scores: Values, activation: Activation) -> Values:
 
 
 def _share(best: Values, logits: Values) -> Values:
-    """Return the softmax of the best of the logits (..., classes); not a number where they overflow."""
+    """Return the softmax of the best of the logits (..., classes); not a number where they overflow, 0 of padding."""
     with np.errstate(invalid="ignore"):
         largest = logits.max(axis=-1)
         total = np.exp(logits - largest[..., np.newaxis]).sum(axis=-1)
         share: Values = np.exp(best - largest) / total
-    return share
+    return np.where(np.isneginf(largest), 0.0, share)
 
 
 def _corners(boxes: Values, box_format: BoxFormat) -> Values:

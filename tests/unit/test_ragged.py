@@ -6,13 +6,14 @@ import numpy.typing as npt
 import pytest
 
 from quantdrift.core.config.schema import Model
-from quantdrift.core.config.vision import Column, Detection
+from quantdrift.core.config.vision import Activation, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.core.task import Task
 from shadow.comparators.choice import comparator_of
+from shadow.comparators.detection import DetectionComparator
 from shadow.linear import LinearRuntime
-from shadow.ragged import itemised
+from shadow.ragged import itemised, joined_steps
 from shadow.references import Judge
 from shadow.replay import Compared, Outcome, Prepared, compare_batch
 from shadow.runtime import Array, TensorSpec
@@ -142,6 +143,32 @@ def test_a_table_that_tells_of_other_items_harms_no_neighbour() -> None:
     assert _missed(good) == _missed(other) == [0]
     assert isinstance(bad, QuarantineError)
     assert "beyond the 1" in bad.detail
+
+
+@pytest.mark.parametrize("activation", list(Activation))
+def test_what_fills_up_is_no_object(activation: Activation) -> None:
+    """Whatever is made of the scores: neither between steps of the reference nor behind the rows of an item."""
+    box, columns = [0, 0, 9, 9], (Column.ITEM, *(Column.BOX,) * 4, Column.SCORE)
+    model = Model(
+        name="m", task=Task.DETECTION, detection=Detection(boxes="b", scores="s", activation=activation)
+    )
+    steps = [np.full((1, n, 1), 5, dtype=np.float32) * np.ones(4) for n in (1, 3)]
+    boxes = joined_steps([step * 0 + box for step in steps], model)
+    scores = joined_steps([step[..., :2] * [-1, 1] for step in steps], model)
+    assert boxes is not None
+    assert scores is not None
+    one = {"b": boxes[:1, :1], "s": scores[:1, :1]}
+    found = comparator_of(model).compare(one, {"b": boxes[:1], "s": scores[:1]})
+    assert (found.flip.tolist(), found.detail["n_reference"].tolist()) == ([0], [1])
+    if activation is Activation.SOFTMAX:
+        return
+    options = Detection(detections="t", columns=columns, activation=activation, score_threshold=0.25)
+    table = np.array(
+        [[0, *box, 5], [0, 20, 20, 29, 29, 5], [1, *box, 5], [-1, 40, 40, 49, 49, 5]], dtype=np.float32
+    )
+    for rows in (itemised(table, 0, 2)[1:], table[np.newaxis, 2:]):  # the latter of a model without batches
+        found = DetectionComparator(options).compare({"t": rows}, {"t": table[np.newaxis, 2:3]})
+        assert (found.flip.tolist(), found.detail["n_candidate"].tolist()) == ([0], [1])
 
 
 def test_rows_keep_their_order() -> None:
