@@ -1,7 +1,10 @@
 """Checks across options: what each value's own bounds cannot see."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
+
+import msgspec
 
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
@@ -116,12 +119,22 @@ def _models(config: Config) -> Iterator[str]:
             )
         yield from _tensors(model)
         yield from _task(model)
+        yield from _infinite(model)
         yield from misfits(model)
         yield from unfit(model)
     if config.clusters.least_vectors > config.clusters.most_vectors:
         yield "clusters.least_vectors must not be above clusters.most_vectors"
     if config.clusters.n_clusters > config.clusters.most_ids:
         yield "clusters.n_clusters must not be above clusters.most_ids"
+
+
+def _infinite(model: Model) -> Iterator[str]:
+    """Say where an option is no number, which most bounds let through: nothing would be compared, or nothing be found."""
+    for section in ("budget", *SECTIONS):
+        for name, value in msgspec.structs.asdict(getattr(model, section)).items():
+            without_end = isinstance(value, float) and not math.isfinite(value)
+            if without_end and (name, value) != ("padding", -math.inf):
+                yield f"models `{model.name}`: {section}.{name} must be a finite number"
 
 
 def _tensors(model: Model) -> Iterator[str]:

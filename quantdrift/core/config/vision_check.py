@@ -9,6 +9,8 @@ from quantdrift.core.config.vision import Activation, Column, Detection
 
 def misfits(model: Model) -> Iterator[str]:
     """Return what does not go together in the options of `model`, each as a sentence that says what to change."""
+    if model.output and (model.detection.detections or model.detection.boxes):
+        yield f"models `{model.name}`: output and detection.detections or boxes exclude each other"
     yield from (f"models `{model.name}`: {problem}" for problem in _detection(model.detection))
 
 
