@@ -25,6 +25,7 @@ side not finite, and so does an output without numbers: of the candidate it is a
 of the reference everything but these is.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ class TensorComparator:
         detail |= {name: np.where(both, _worst(found, name), np.nan) for name in _WORST}
         detail |= {name: _counted(found, name) for name in _COUNTS}
         if len(found) > 1:
-            detail["by_output"] = _by_output(list(candidate), found)
+            detail["by_output"] = _by_output(list(candidate), found, both)
         return Divergences(
             flip=np.where(p_finite, flip, np.nan),
             divergence=error,
@@ -191,9 +192,12 @@ def _counted(found: Sequence[_Found], name: str) -> npt.NDArray[Any]:
     return detail
 
 
-def _by_output(names: Sequence[str], found: Sequence[_Found]) -> npt.NDArray[Any]:
-    """Return the error of each output by its name, one object for each item."""
+def _by_output(names: Sequence[str], found: Sequence[_Found], both: Flags) -> npt.NDArray[Any]:
+    """Return the error of each output by its name, without infinite ones; None where a side is not finite."""
     rows = zip(*(one.error.tolist() for one in found), strict=True)
-    detail = np.empty(len(found[0].error), dtype=object)
-    detail[:] = [dict(zip(names, row, strict=True)) for row in rows]
+    detail = np.empty(len(both), dtype=object)
+    detail[:] = [
+        {name: error for name, error in zip(names, row, strict=True) if math.isfinite(error)} for row in rows
+    ]
+    detail[~both] = None
     return detail

@@ -158,7 +158,12 @@ def test_of_several_outputs_the_worst_counts() -> None:
     np.testing.assert_allclose(found.divergence, [0.2, np.nan])
     assert found.flip.tolist() == [1, 1]
     assert found.detail["by_output"][0] == {"a": pytest.approx(0.01), "b": pytest.approx(0.2)}
+    assert found.detail["by_output"][1] is None
     assert found.detail["candidate_nan"].tolist() == [None, 1]
+    reference["a"][0] = 0  # against which any error is infinite, which JSON cannot say
+    found = comparator.compare(candidate, reference)
+    assert found.divergence[0] == np.inf
+    assert found.detail["by_output"][0] == {"b": pytest.approx(0.2)}
 
 
 def test_the_record_holds_what_is_defined() -> None:
