@@ -119,6 +119,14 @@ def test_every_layout_is_the_same_map() -> None:
     assert _compared(half, other) == _compared(half.argmax(axis=0), other.argmax(axis=0))
 
 
+def test_class_numbers_may_be_half_precision() -> None:
+    """Whose range ends below the largest class number that is allowed."""
+    numbers = np.array([[[0, 1], [2, 2048]]], dtype=np.float16)
+    options = Segmentation(classes_axis=0)
+    found = SegmentationComparator(options, OutputKind.LOGITS).compare(numbers, numbers.astype(np.int64))
+    assert found.flip.tolist() == [0]
+
+
 @pytest.mark.parametrize("axis", [1, -1])
 def test_of_equal_scores_the_first_class_has_the_pixel(axis: int) -> None:
     """In either layout."""
