@@ -3,7 +3,9 @@ r"""The comparator for classifiers: two distributions over the same classes, per
 With p the reference's and q the candidate's probabilities:
 
 - `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
-- `divergence` = KL(p || q) = sum p ln(p / q): infinite where the candidate gives zero to what the reference does not.
+- `divergence` = KL(p || q) = sum p ln(p / q). Of logits it is infinite where the candidate rules out what the reference
+  does not. Of probabilities a zero of the candidate counts as min(p, 1/512), what fits best of all that 8 bits round to
+  zero: an infinite KL would say how many bits the probabilities have, not what they are worth.
 - `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
 - `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
 
@@ -49,6 +51,7 @@ from quantdrift.core.config.schema import OutputKind
 from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
 from shadow.comparators.interest import among
 from shadow.comparators.listed import Listed, read_listed
+from shadow.comparators.pair import rounded
 from shadow.comparators.top import top_set
 from shadow.runtime import Array
 
@@ -113,7 +116,7 @@ class ClassificationComparator:
             flip=np.where(p_finite, flip.astype(np.float64), np.nan),
             topk=np.where(p_finite, topk.astype(np.float64), np.nan),
             js=np.where(both, _jensen_shannon(p, q), np.nan),
-            divergence=np.where(both, _kullback_leibler(log_p, log_q), np.nan),
+            divergence=np.where(both, self._kullback_leibler(log_p, log_q), np.nan),
             margin=np.where(both, np.abs(candidate_margin - reference_margin), np.nan),
             candidate_margin=np.where(q_finite, candidate_margin, np.nan),
             reference_margin=np.where(p_finite, reference_margin, np.nan),
@@ -131,6 +134,17 @@ class ClassificationComparator:
                 ),
             },
         )
+
+    def _kullback_leibler(self, log_p: Values, log_q: Values) -> Values:
+        if self._output_kind is OutputKind.PROBABILITIES:
+            log_q = rounded(log_q, log_p)
+        p = np.exp(log_p)
+        # A class that the reference rules out costs nothing, whatever the candidate says of it.
+        with np.errstate(invalid="ignore"):
+            terms = np.where(p > 0, p * (log_p - log_q), 0.0)
+        # Rounding may take the sum of nearly equal distributions below zero.
+        divergence: Values = np.maximum(terms.sum(axis=1), 0.0)
+        return divergence
 
     def _turned(
         self, candidate_top: Classes, reference_top: Classes, *, found: tuple[Flags, Flags], n_classes: int
@@ -269,16 +283,6 @@ def _log_normalised(probabilities: Values, side: str) -> Values:
     with np.errstate(divide="ignore"):
         log: Values = np.log(clipped / clipped.sum(axis=1, keepdims=True))
     return log
-
-
-def _kullback_leibler(log_p: Values, log_q: Values) -> Values:
-    p = np.exp(log_p)
-    # A class that the reference rules out costs nothing, whatever the candidate says of it.
-    with np.errstate(invalid="ignore"):
-        terms = np.where(p > 0, p * (log_p - log_q), 0.0)
-    # Rounding may take the sum of nearly equal distributions below zero.
-    divergence: Values = np.maximum(terms.sum(axis=1), 0.0)
-    return divergence
 
 
 def _jensen_shannon(p: Values, q: Values) -> Values:

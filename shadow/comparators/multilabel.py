@@ -5,8 +5,9 @@ labels whose probability is above the label's threshold:
 
 - `flip` = 1 where P and Q differ.
 - `divergence` = sum over labels of p ln(p / q) + (1 - p) ln((1 - p) / (1 - q)), in nats: the KL of the labels' Bernoulli
-  distributions (Kullback and Leibler, 1951), as of labels that are drawn independently. Infinite where the candidate
-  is sure of what the reference holds possible to be otherwise. Of logits it is exact where probabilities round to 0 or 1.
+  distributions (Kullback and Leibler, 1951), as of labels that are drawn independently. Of logits it is exact where
+  probabilities round to 0 or 1, and infinite where the candidate rules out what the reference does not. Of probabilities
+  a candidate's q = 0 counts as min(p, 1/512), what fits best of all that 8 bits round to zero, and 1 - q alike.
 
 In `detail`:
 
@@ -29,7 +30,7 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import OutputKind
 from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
 from shadow.comparators.interest import among
-from shadow.comparators.pair import Pair, pair_of
+from shadow.comparators.pair import Pair, pair_of, rounded
 from shadow.runtime import Array
 
 TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; what is further off is no probability
@@ -84,7 +85,7 @@ class MultilabelComparator:
         changed, either = (gained | lost).sum(axis=1), (now | before).sum(axis=1)
         return Divergences(
             flip=pair.flip(changed > 0),
-            divergence=pair.defined(_kullback_leibler(log_p, log_q)),
+            divergence=pair.defined(_kullback_leibler(log_p, log_q, exact=logits)),
             candidate_finite=pair.candidate_finite,
             reference_finite=pair.reference_finite,
             detail={
@@ -130,13 +131,14 @@ def _columns(output: Array) -> Array:
     return output
 
 
-def _kullback_leibler(log_p: list[Values], log_q: list[Values]) -> Values:
+def _kullback_leibler(log_p: list[Values], log_q: list[Values], *, exact: bool) -> Values:
     """Return the sum over labels, of ln of the probabilities that they are given and that they are not."""
     terms = np.zeros(log_p[0].shape)
     for of_p, of_q in zip(log_p, log_q, strict=True):
+        found = of_q if exact else rounded(of_q, of_p)
         # What the reference rules out costs nothing, whatever the candidate says of it.
         with np.errstate(invalid="ignore"):
-            terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - of_q), 0.0)
+            terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - found), 0.0)
     # Rounding may take those of nearly equal probabilities below zero.
     divergence: Values = np.maximum(terms, 0.0).sum(axis=1)
     return divergence

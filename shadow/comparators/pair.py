@@ -1,10 +1,15 @@
 """Numbers of both sides, ready to be compared: float64, and what is not finite set aside."""
 
+import math
+
 import msgspec
 import numpy as np
 
 from shadow.comparators.comparator import Flags, Values, uncomparable
 from shadow.runtime import Array
+
+# Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
+LOG_ZERO = -math.log(512)
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +41,11 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     def defined(self, values: Values) -> Values:
         """Return values of items; NaN where a side is not finite."""
         return np.where(self.both, values, np.nan)
+
+
+def rounded(log_q: Values, log_p: Values) -> Values:
+    """Return ln of the candidate's probabilities; of a zero what fits the reference's best of all that rounds to it."""
+    return np.where(np.isneginf(log_q), np.minimum(log_p, LOG_ZERO), log_q)
 
 
 def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = False) -> Pair:

@@ -38,15 +38,36 @@ def test_two_classes_have_closed_forms() -> None:
     assert (found.detail["candidate_top"][0], found.detail["reference_top"][0]) == (1, 0)
 
 
-def test_a_zero_where_the_reference_has_mass_is_infinitely_far() -> None:
-    """KL is infinite and kept, JS is bounded; a zero on the reference's side costs nothing."""
+def test_a_zero_where_the_reference_has_mass_is_far() -> None:
+    """A zero of probabilities is one of 8 bits, JS is bounded; a zero on the reference's side costs nothing."""
     found = PROBABILITIES.compare(
         np.array([[0.0, 1.0, 0.0], [0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]),
         np.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]),
     )
-    assert found.divergence.tolist() == [np.inf, pytest.approx(np.log(2)), np.inf]
+    np.testing.assert_allclose(
+        found.divergence, [0.5 * np.log(256) + 0.5 * np.log(0.5), np.log(2), np.log(512)]
+    )
     assert found.js[2] == pytest.approx(LN2)
     assert np.all(found.js <= LN2)
+
+
+@pytest.mark.parametrize("kind", ["float16", "8 bits"])
+def test_rounded_probabilities_say_what_logits_say(kind: str) -> None:
+    """Nearly every item has a zero then: that is neither an infinite divergence, nor does it hide a damaged model."""
+    rng = np.random.default_rng(4)
+    reference = rng.normal(scale=8, size=(400, 10))
+
+    def means(noise: float) -> list[float]:
+        logits = reference + rng.normal(scale=noise, size=reference.shape)
+        q, p = softmax(logits, axis=1), softmax(reference, axis=1)
+        rounded = q.astype(np.float16) if kind == "float16" else np.rint(q * 256).clip(0, 255) / 256
+        assert (rounded == 0).any(axis=1).mean() > 0.4
+        return [float(PROBABILITIES.compare(side, p).divergence.mean()) for side in (q, rounded)]
+
+    healthy, damaged = means(0.05), means(3.0)
+    assert abs(healthy[1] - healthy[0]) < 2e-3
+    assert damaged[1] == pytest.approx(damaged[0], rel=0.4)
+    assert damaged[1] > 0.1
 
 
 def test_the_top_set_ignores_order_and_small_classes() -> None:

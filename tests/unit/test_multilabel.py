@@ -72,6 +72,16 @@ def test_logits_that_round_to_certainty_keep_their_divergence() -> None:
     assert LOGITS.compare(np.array([[-np.inf]]), np.array([[-np.inf]])).divergence.tolist() == [0.0]
 
 
+def test_probabilities_that_round_to_certainty_are_rounded_ones() -> None:
+    """Saturated in FP16 as the logits say, and not infinitely far; a lost label costs what 8 bits can say of it."""
+    logits = np.array([[12.0, -20.0, 0.5]])
+    found = PROBABILITIES.compare(expit(logits + 0.01).astype(np.float16), expit(logits))
+    exact = LOGITS.compare(logits + 0.01, logits)
+    assert found.divergence[0] == pytest.approx(exact.divergence[0], abs=1e-5)
+    lost = PROBABILITIES.compare(np.array([[0.0], [1.0]]), np.array([[0.5], [0.5]])).divergence
+    np.testing.assert_allclose(lost, 0.5 * np.log(256) + 0.5 * np.log(0.5))
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_is_not_finite_is_an_outcome(bad: float) -> None:
     """Of the candidate a flip that lost all, of the reference nothing at all."""

@@ -222,7 +222,7 @@ class Budget(Section, frozen=True, kw_only=True):
     cap: Annotated[
         float,
         about(
-            "Single divergences count at most this much, in the same unit: a quantised zero has an infinite KL. Where the "
+            "Single divergences count at most this much, in the same unit: a class ruled out has an infinite KL. Where the "
             "divergence cannot be above 1, a cap of 1 finds drifts sooner.",
             gt=0,
         ),
