@@ -70,6 +70,23 @@ def test_rounded_probabilities_say_what_logits_say(kind: str) -> None:
     assert damaged[1] > 0.1
 
 
+def test_many_classes_of_8_bits_are_a_distribution() -> None:
+    """Of 1000 classes most round to zero, and with them more of the sum than one rounding explains; all do not."""
+    logits = np.random.default_rng(5).normal(size=(200, 1000)) + 8 * np.eye(1000)[:200]
+    p = softmax(logits, axis=1)
+    q = np.rint(p * 256) / 256
+    assert (q.sum(axis=1) < 0.8).any()
+    found = PROBABILITIES.compare(q, p)
+    assert not found.flip.any()
+    assert found.divergence.mean() < 0.02
+    damaged = PROBABILITIES.compare(np.roll(q, 1, axis=0), p)
+    assert damaged.flip.all()
+    assert damaged.divergence.mean() > 1
+    for wrong in (np.zeros((1, 1000)), np.full((1, 1000), 9e-4)):
+        with pytest.raises(QuarantineError, match="no distribution"):
+            PROBABILITIES.compare(wrong, p[:1])
+
+
 def test_the_top_set_ignores_order_and_small_classes() -> None:
     """Swapping the two top classes is a flip but no change of the set; a new member is one."""
     reference = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0]])
