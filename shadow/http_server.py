@@ -114,4 +114,5 @@ def refuse(status: int, body: bytes) -> None:
         said = document.get("error", document.get("message", said))
         said = str(said.get("message", said) if isinstance(said, dict) else said)
     kind = Refusal.ACCESS if status in _ACCESS else Refusal.FAILURE if status >= 500 else Refusal.INPUT
-    raise RefusedError(f"HTTP {status}: {''.join(said.splitlines()[:1])[:_SAID]}", kind)
+    brief = f"HTTP {status}"
+    raise RefusedError(f"{brief}: {''.join(said.splitlines()[:1])[:_SAID]}", kind, brief)

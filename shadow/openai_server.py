@@ -129,9 +129,10 @@ class OpenAIServer:
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error
         except RefusedError as error:
+            # Of people's text nothing may get into logs or the record's details: the server's words may quote it.
             if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self.is_ready()):
-                raise RetryError(f"{self._where}: {error}") from error
-            raise refused(str(error)) from error
+                raise RetryError(f"{self._where}: {error.brief}") from error
+            raise refused(f"{error.brief}; the server's own log tells why") from error
 
     def close(self) -> None:
         """Let go of the connection."""

@@ -77,11 +77,19 @@ class RefusedError(QuantdriftError):
         What it said.
     kind
         Why.
+    brief
+        The same without the server's own words, which may quote what it was asked; empty: there are none in it.
+
+    Attributes
+    ----------
+    kind, brief
+        As above.
     """
 
-    def __init__(self, detail: str, kind: Refusal) -> None:
+    def __init__(self, detail: str, kind: Refusal, brief: str = "") -> None:
         super().__init__(detail)
         self.kind = kind
+        self.brief = brief or detail
 
 
 class Transport(Protocol):
