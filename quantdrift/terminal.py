@@ -54,10 +54,11 @@ def explained(explanation: Explanation, path: Path) -> str:
             f"model {model.name}: {model.task}, flips <= {model.flip_budget:.2%}, mean {measure.name} <= "
             f"{model.divergence_budget:g} {measure.unit}".rstrip()
         )
-        for pattern, file in model.references.items():
-            lines.append(f"  versions {pattern:<12} against {file}")
-            if file in explanation.checked:
-                lines.append(f"           {'':<12} {explanation.checked[file]}")
+        for word, places in (("against", model.references), ("copied at", model.copies)):
+            for pattern, place in places.items():
+                lines.append(f"  versions {pattern:<12} {word} {place}")
+                if place in explanation.checked:
+                    lines.append(f"           {'':<12} {explanation.checked[place]}")
         lines.append(f"  slices: {', '.join([*model.slices, *model.open_slices])}")
     rows = []
     for stratum in explanation.strata:

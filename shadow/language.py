@@ -45,6 +45,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         Tokens of the answer.
     is_cut
         Whether `served` may end within a token: the last one that is made of it is then not what was generated.
+    is_copied
+        Whether a copy of the candidate is to tell the log-probabilities that were not served.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -57,6 +59,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     served: str | None = None
     served_ids: tuple[int, ...] | None = None
     is_cut: bool = False
+    is_copied: bool = False
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +81,8 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
         (tokens, k), int64, -1 where it is not told.
     top_logprobs
         (tokens, k), float64, nats; not a number where a row is filled up. In any order.
+    copy
+        Of a reference's scores: what a copy of the candidate says of the same tokens; None where it was not asked.
     """
 
     tokens: tuple[bytes, ...]
@@ -87,6 +92,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     top_tokens: tuple[tuple[bytes, ...], ...]
     top_ids: npt.NDArray[np.int64]
     top_logprobs: npt.NDArray[np.float64]
+    copy: "Scores | None" = None
 
 
 NOTHING: Final = Scores(

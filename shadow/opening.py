@@ -47,6 +47,8 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
         Bearer token for a server, where `reference.token_file` names none.
     headers
         More headers of every request to a server, in small letters.
+    is_copy
+        Whether it is no reference but a copy of the candidate, which may be quantised.
     """
 
     model: Model
@@ -59,6 +61,7 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     allow_fallback: bool = False
     token: str = ""
     headers: Mapping[str, str] = MappingProxyType({})
+    is_copy: bool = False
 
     def __repr__(self) -> str:
         return f"Opening({self.reference.where(self.model.name)})"
@@ -95,6 +98,12 @@ def gpu_share(config: Config, reference: Reference) -> int:
         for model in config.models
         for one in model.references
         if not one.url
+    ]
+    here += [
+        (model.name, Runtime.TRANSFORMERS, one.copy.path)
+        for model in config.models
+        for one in model.references
+        if one.copy.path
     ]
     together = 1
     if reference.runtime in _PYTORCH:

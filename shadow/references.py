@@ -34,6 +34,10 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
     comparator: Comparator
     reference: Reference = Reference()
 
+    def is_copied(self, version: str) -> bool:
+        """Return whether a copy of candidate `version` is there."""
+        return any(fnmatchcase(version, pattern) for pattern in self.reference.copy.versions)
+
 
 class References:
     """Every configured reference, loaded once.
@@ -81,8 +85,8 @@ class References:
 
 
 def at_a_server(model: Model) -> bool:
-    """Return whether a reference of `model` is at a server: all of them are replayed in a thread of their own then."""
-    return any(reference.url for reference in model.references)
+    """Return whether a reference of `model`, or a copy, is at a server: all are replayed in a thread of their own then."""
+    return any(reference.url or reference.copy.url for reference in model.references)
 
 
 def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:

@@ -89,6 +89,9 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
         The device, in words.
     driver
         Version of the device's driver; empty where there is none.
+    copy, copy_precision, copy_runtime
+        Of a copy of the candidate beside it: its digest, what it computes in as far as that is told, and what computes
+        it, in words. Empty where there is none.
     """
 
     runtime: str
@@ -96,14 +99,17 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     device: str
     driver: str = ""
+    copy: str = ""
+    copy_precision: str = ""
+    copy_runtime: str = ""
 
 
-class Replayed(msgspec.Struct, frozen=True, kw_only=True):
+class Replayed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What replayed a batch, as it is stored with it.
 
     Parameters
     ----------
-    runtime, version, provider, device, driver
+    runtime, version, provider, device, driver, copy, copy_precision, copy_runtime
         As of `Provenance`.
     digest, precision
         As of `Artefact`.
@@ -116,6 +122,9 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
     driver: str
     digest: str
     precision: str
+    copy: str = ""
+    copy_precision: str = ""
+    copy_runtime: str = ""
 
 
 class ReferenceRuntime(Protocol):

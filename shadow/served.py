@@ -67,7 +67,9 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     texts: list[str]
 
 
-def served(exchange: Exchange, repetition_penalty: float = 1.0) -> tuple[dict[str, Array], Outputs]:
+def served(
+    exchange: Exchange, repetition_penalty: float = 1.0, *, copied: bool = False
+) -> tuple[dict[str, Array], Outputs]:
     """Return what a reference is asked about an exchange, and what the candidate gave.
 
     Parameters
@@ -76,6 +78,8 @@ def served(exchange: Exchange, repetition_penalty: float = 1.0) -> tuple[dict[st
         As captured.
     repetition_penalty
         What the candidate's server takes where a request names none.
+    copied
+        Whether a copy of the candidate is there to tell log-probabilities that were not served.
 
     Returns
     -------
@@ -91,7 +95,7 @@ def served(exchange: Exchange, repetition_penalty: float = 1.0) -> tuple[dict[st
         Reason `schema`: it is no exchange of text. `output`: what was served is not what was generated.
     """
     try:
-        return _served(exchange, repetition_penalty)
+        return _served(exchange, repetition_penalty, copied=copied)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
 
@@ -113,12 +117,16 @@ def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
 
-def _served(exchange: Exchange, repetition_penalty: float) -> tuple[dict[str, Array], Outputs]:
+def _served(
+    exchange: Exchange, repetition_penalty: float, *, copied: bool
+) -> tuple[dict[str, Array], Outputs]:
     said = _read(exchange, repetition_penalty)
     answers = _answers(said)
     scores = [_scores(said.outputs, index) for index in range(len(answers))]
     asked = [
-        _asked(said, index, of_candidate, answer)
+        msgspec.structs.replace(
+            _asked(said, index, of_candidate, answer), is_copied=copied and of_candidate is None
+        )
         for index, (of_candidate, answer) in enumerate(zip(scores, answers, strict=True))
     ]
     return (

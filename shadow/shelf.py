@@ -130,11 +130,12 @@ class ShelvedRuntime:
             raise BrokenRuntimeError(
                 f"the reference {self.artefact.path} could be opened before: {error}"
             ) from error
-        if runtime.artefact.digest != self.artefact.digest:
+        copy, first_copy = runtime.provenance.copy, self.provenance.copy
+        if (runtime.artefact.digest, copy) != (self.artefact.digest, first_copy):
             runtime.close()
             raise BrokenRuntimeError(
-                f"the reference {self.artefact.path} is another one than at the start ({runtime.artefact.digest}, not "
-                f"{self.artefact.digest}): the worker must start anew with it"
+                f"the reference {self.artefact.path} is another one than at the start ({runtime.artefact.digest} {copy}, not "
+                f"{self.artefact.digest} {first_copy}): the worker must start anew with it"
             )
         return runtime
 

@@ -17,6 +17,7 @@ from quantdrift.core.errors import OperatorError
 from shadow.device import driver_version
 from shadow.language import Asked, Row, Scores, ScoringRuntime, refused
 from shadow.opening import Opening
+from shadow.remote import UNVERIFIED
 from shadow.runtime import Artefact, Provenance, check_pin, digest_of, digest_of_parts, said_by
 from shadow.torch_precision import Finding, Witness, precision_of
 from shadow.torch_settings import device_for, limit_memory, settle
@@ -59,8 +60,8 @@ class TransformersLanguage:
     Raises
     ------
     OperatorError
-        The folder cannot be read, holds no safetensors, wants code of its own, is quantised or of reduced precision,
-        lacks weights, or is not the one that is pinned; the device is not there.
+        The folder cannot be read, holds no safetensors, wants code of its own, is quantised or of reduced precision and
+        no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
     """
 
     def __init__(self, opening: Opening) -> None:
@@ -72,8 +73,8 @@ class TransformersLanguage:
         folder = Path(reference.path)
         digest = _digest(folder)
         check_pin(folder, digest, reference.digest)
-        config = _checked(folder)
-        stored = list(_stored(folder))
+        config = _checked(folder, is_copy=opening.is_copy)
+        stored = [] if opening.is_copy else list(_stored(folder))
         disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -84,7 +85,7 @@ class TransformersLanguage:
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                dtype=torch.float32,
+                dtype="auto" if opening.is_copy else torch.float32,
                 output_loading_info=True,
             )
         except Exception as error:
@@ -104,7 +105,9 @@ class TransformersLanguage:
         self.artefact = Artefact(
             path=reference.path,
             digest=digest,
-            precision=precision_of(folder, [*stored, *witness.findings], reference.allow_reduced_precision),
+            precision=UNVERIFIED
+            if opening.is_copy
+            else precision_of(folder, [*stored, *witness.findings], reference.allow_reduced_precision),
             opset=0,
             producer=f"transformers {config.get('transformers_version', '')}".strip(),
         )
@@ -279,7 +282,7 @@ def _digest(folder: Path) -> str:
         raise OperatorError(f"the reference {folder} cannot be read: {error.strerror}") from error
 
 
-def _checked(folder: Path) -> dict[str, Any]:
+def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
     """Return what config.json holds, having checked that nothing but data would be loaded."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
@@ -295,7 +298,7 @@ def _checked(folder: Path) -> dict[str, Any]:
         )
     if "auto_map" in config:
         raise OperatorError(f"the reference {folder} wants code of its own (`auto_map`): it is not run here")
-    if "quantization_config" in config:
+    if "quantization_config" in config and not is_copy:
         raise OperatorError(
             f"the reference {folder} is itself quantised: configure the model that the candidate was made from"
         )

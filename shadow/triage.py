@@ -50,7 +50,11 @@ def triage(
     candidate = None
     try:
         if judge.model.task is Task.GENERATION:
-            inputs, candidate = served(exchange, judge.model.generation.repetition_penalty)
+            inputs, candidate = served(
+                exchange,
+                judge.model.generation.repetition_penalty,
+                copied=judge.is_copied(exchange.version),
+            )
         else:
             openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
             inputs = fit_inputs(

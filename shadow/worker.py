@@ -26,6 +26,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
 from shadow.assessor import Assessor
+from shadow.copied import opened_with_copy
 from shadow.discovered import DiscoveredSlices
 from shadow.held import held
 from shadow.holding import Holding
@@ -33,8 +34,7 @@ from shadow.in_force import InForce
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters
 from shadow.noise import Noise
-from shadow.opening import open_reference, opening_of
-from shadow.proven import ProvenRuntime
+from shadow.opening import opening_of
 from shadow.reader import Reader
 from shadow.readers import Readers
 from shadow.recheck import Rechecks
@@ -302,9 +302,7 @@ def _load_references(
     """Open what is not in `opened` yet; a server that is away is asked again, and the others stay open meanwhile."""
 
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
-        runtime = ProvenRuntime(
-            open_reference(opening_of(config, model, reference, token)), remote=bool(reference.url)
-        )
+        runtime = opened_with_copy(opening_of(config, model, reference, token))
         try:
             return hold(model, reference, runtime)
         except BaseException:
@@ -318,7 +316,9 @@ def _load_references(
                 opened[key] = open_one(model, reference)
             else:
                 opened[key] = ShelvedRuntime(
-                    shelf, partial(open_one, model, reference), files_bytes(reference.path)
+                    shelf,
+                    partial(open_one, model, reference),
+                    files_bytes(reference.path) + files_bytes(reference.copy.path),
                 )
         return opened[key]
 

@@ -39,8 +39,9 @@ def exchange(path: str, asked: Mapping[str, Any], answered: Any, version: str = 
 
 def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> Prepared:
     """Return an exchange that is ready to be replayed."""
-    inputs, candidate = served(exchange)
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    reference = model.references[0]
+    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model), reference=reference)
+    inputs, candidate = served(exchange, copied=judge.is_copied(exchange.version))
     return Prepared(
         stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs, candidate=candidate
     )

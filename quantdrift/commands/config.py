@@ -52,14 +52,19 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     missing = [
         f"reference file {path} of model `{model.name}` does not exist here (the shadow needs it)"
         for model in config.models
-        for path in dict.fromkeys(reference.path for reference in model.references if reference.path)
+        for path in dict.fromkeys(
+            path for reference in model.references for path in (reference.path, reference.copy.path) if path
+        )
         if not Path(path).exists()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:
         found = [
-            _opened(config, model, reference) for model in config.models for reference in model.references
+            artefact
+            for model in config.models
+            for reference in model.references
+            for artefact in _opened(config, model, reference)
         ]
         checked = {one.path: _said(one) for one in found}
         explanation = msgspec.structs.replace(explanation, checked=checked)
@@ -74,9 +79,13 @@ def _said(artefact: "Artefact") -> str:
     return f"{artefact.precision}, {opset}sha256 {artefact.digest}"
 
 
-def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
-    """Return what a reference is, having checked what the shadow checks; an ONNX graph is loaded only for an embedding."""
+def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefact, ...]":
+    """Return what a reference is, having checked what the shadow checks, and what the copy beside it is.
+
+    An ONNX graph is loaded only for an embedding.
+    """
     from shadow.comparators.choice import comparator_of
+    from shadow.copied import copy_opening, open_copy
     from shadow.held import canaries_of
     from shadow.mapping import check_mapping
     from shadow.onnx_runtime import inspect
@@ -88,18 +97,23 @@ def _opened(config: Config, model: Model, reference: Reference) -> "Artefact":
         provider=Provider.CPU,
         threads=1,
     )
-    told = opening.embedding or reference.inputs or reference.output or reference.canaries
-    if reference.runtime is Runtime.ONNX and not told:
+    named = opening.embedding or reference.inputs or reference.output or reference.canaries
+    if reference.runtime is Runtime.ONNX and not named:
         artefact = inspect(Path(reference.path), reference.allow_reduced_precision)
         check_pin(reference.path, artefact.digest, reference.digest)
-        return artefact
+        return (artefact,)
     runtime = open_reference(opening)
     try:
         check_mapping(model, reference, runtime, comparator_of(model).outputs)
         canaries_of(model, reference, runtime)
     finally:
         runtime.close()
-    return runtime.artefact
+    told = copy_opening(opening)
+    if told is None:
+        return (runtime.artefact,)
+    copy = open_copy(told)
+    copy.close()
+    return runtime.artefact, copy.artefact
 
 
 @config_.command("show")

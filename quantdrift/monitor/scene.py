@@ -27,6 +27,8 @@ _ENGINE = {
     "provider": "provider",
     "device": "device",
     "driver": "driver",
+    "copy": "copy of the candidate",
+    "copy_runtime": "engine of that copy",
 }
 
 

@@ -7,9 +7,9 @@ p the reference's and q the candidate's distribution at a place, t the token tha
   likeliest; `top1_share` of the places where p holds no token likelier than t.
 - `regret` = mean of max ln p - ln p(t), nats per token: 0 where each token is the reference's likeliest.
 
-Where the client asked for log-probabilities, q is known of the served token and of the k likeliest. Tokens of which p and
-q are both known are cells, all others together are one more, the tail. Of the two distributions over the cells, as means
-over the places:
+Where the client asked for log-probabilities, or a copy of the candidate scored the same tokens, q is known of the served
+token and of the k likeliest. Tokens of which p and q are both known are cells, all others together are one more, the tail.
+Of the two distributions over the cells, as means over the places:
 
 - `kl` = sum p ln(p / q), nats per token. Lumping outcomes never raises a divergence (data processing inequality: Cover
   and Thomas, Elements of Information Theory, 2.8), so it is a lower bound of KL over the vocabulary, exact where the
@@ -95,18 +95,21 @@ class GenerationComparator:
             `scores`, a `Scores` each or None where none were served, and `answer`, an `Answer` each : (items,).
             Without `answer` it is the scores alone that are compared, as of a reference with itself.
         reference
-            `scores`, a `Scores` each : (items,).
+            `scores`, a `Scores` each : (items,); what a copy of the candidate says counts where none were served.
 
         Raises
         ------
         QuarantineError
             Reason `output`: the sides differ in number of items.
         """
-        given: list[Scores | None] = candidate[SCORES].tolist()
-        answers: list[Answer] = candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(given)
+        on_wire: list[Scores | None] = candidate[SCORES].tolist()
+        answers: list[Answer] = (
+            candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(on_wire)
+        )
         found: list[Scores] = reference[SCORES].tolist()
-        if not len(answers) == len(given) == len(found):
-            raise uncomparable(f"the candidate gave {len(given)} answers, {len(found)} were scored")
+        if not len(answers) == len(on_wire) == len(found):
+            raise uncomparable(f"the candidate gave {len(on_wire)} answers, {len(found)} were scored")
+        given = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
         n_items = len(answers)
         owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
         used = [
@@ -125,12 +128,14 @@ class GenerationComparator:
                 for one, use, of in zip(given, used, found, strict=True)
             ]
         )
+        listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
+        own_top = _highest(q.logprobs) - q.logprobs[0] <= self._tie
         decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
 
         def mean(values: Values, where: Flags | None = None) -> Values:
             return _mean(values, owner, n_items, where)
 
-        q_finite = np.array([_is_finite(one) for one in given]) & np.array(
+        q_finite = np.array([_is_finite(one) for one in on_wire]) & np.array(
             [not (one.is_empty and not len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
         )
         p_finite = np.array([_is_finite(one) and not np.isnan(one.logprobs).any() for one in found])
@@ -153,10 +158,11 @@ class GenerationComparator:
             candidate_finite=q_finite,
             reference_finite=p_finite,
             detail={
+                "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
                 "finish_reason": _told(one.finish_reason or None for one in answers),
                 "first_change": _first(decided, owner, n_items) + undefined,
                 "json_valid": _told(json_valid(one) for one in answers),
-                "logprobs": _told(map(_use, given, used)),
+                "logprobs": _told(map(_source, on_wire, given, used)),
                 "measure": _told(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
                 "n_scored": np.array([len(one.logprobs) for one in found]),
                 "n_tokens": _told(one.n_tokens for one in answers),
@@ -343,10 +349,12 @@ def _unknown(scores: Scores) -> Scores:
     )
 
 
-def _use(given: Scores | None, used: Scores | None) -> str:
+def _source(on_wire: Scores | None, given: Scores | None, used: Scores | None) -> str:
     if given is None:
         return "unavailable"
-    return "misaligned" if used is None else "used"
+    if used is None:
+        return "misaligned"
+    return "copy" if on_wire is None else "wire"
 
 
 def _highest(logprobs: Values) -> Values:

@@ -111,7 +111,7 @@ def test_a_model_does_not_diverge_from_itself(
     assert not np.concatenate([one.divergences.flip for one in found]).any()
     lists = "lists" in way
     assert set(_column(found, "measure")) == {"kl" if lists else "regret"}
-    assert set(_column(found, "logprobs")) == {"used" if lists else "unavailable"}
+    assert set(_column(found, "logprobs")) == {"wire" if lists else "unavailable"}
     np.testing.assert_array_equal(_column(found, "top1_share"), 1.0)
     if lists:
         np.testing.assert_array_equal(_column(found, "same_top1"), 1.0)
@@ -177,7 +177,7 @@ def test_completions_of_several_prompts_are_items(language_folder: Path, int8: V
     _, answered = int8.answer(COMPLETIONS, asked)
     (found,) = replayed([exchange(COMPLETIONS, asked, answered)], opening(language_folder))
     assert found.divergences.detail["n_tokens"].tolist() == [24, 24]
-    assert set(found.divergences.detail["logprobs"]) == {"used"}
+    assert set(found.divergences.detail["logprobs"]) == {"wire"}
     assert (found.divergences.divergence > 0).all()
 
 

@@ -55,6 +55,12 @@ def _torch(path: str, options: str = "", *, told: str = "") -> str:
     return TORCH.replace("{path}", path) + options + "\n" + told
 
 
+def _copied(options: str) -> str:
+    text = MODEL.replace('name = "m"', 'name = "m"\ntask = "generation"', 1)
+    text = text.replace('path = "m.onnx"', 'runtime = "transformers"\npath = "fp32"')
+    return f"{text}[models.references.copy]\n{options}"
+
+
 def _remote(runtime: str, url: str) -> str:
     return MODEL.replace('path = "m.onnx"', f'runtime = "{runtime}"\nurl = "{url}"')
 
@@ -90,6 +96,12 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
             MODEL.replace('name = "m"', 'name = "m"\ntask = "generation"', 1),
             "`onnx` and task `generation` do not go together: take runtime `transformers` or `openai`",
         ),
+        (_copied('versions = ["7"]'), "needs `url` or `path`"),
+        (_copied('url = "http://vllm-int8:8000"'), "`versions` is empty"),
+        (_copied('path = "fp32"\nversions = ["7"]'), "is the reference itself"),
+        (_copied('path = "int8"\nurl = "http://t"\nversions = ["7"]'), "exclude each other"),
+        (_copied('path = "int8"\nmodel = "n"\nversions = ["7"]'), "belong to `url`, not to `path`"),
+        (MODEL + '[models.references.copy]\npath = "p"\nversions = ["7"]', r"copy\] belongs to task `gen"),
         (MODEL + "[models.generation]\ntop = 5", r"models\.generation\] belongs to task `generation`"),
         (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
         (
@@ -131,6 +143,8 @@ def test_options_that_do_not_fit_a_reference_are_refused(tmp_path: Path, text: s
         _remote("oip-http", "https://triton.models:8000/prefix") + 'model = "d"\ntoken_file = "token"',
         _remote("oip-http", "http://t") + 'allow_reduced_precision = ["float16"]',
         _remote("oip-grpc", "grpc://triton:8001") + 'model_version = "3"\ntimeout_s = 2.5',
+        _copied('url = "http://vllm-int8:8000"\nmodel = "n"\nversions = ["7"]\nprecision = "awq"'),
+        _copied('path = "int8"\nversions = ["7"]'),
     ],
 )
 def test_options_that_fit_a_reference_are_taken(tmp_path: Path, text: str) -> None:

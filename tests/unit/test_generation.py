@@ -52,7 +52,23 @@ def test_kl_is_that_of_the_listed_tokens_and_the_rest() -> None:
     listed = told(compared(scores_of(Q[:1], (0,), k=2), scores_of(P[:1], (0,))))
     assert listed["divergence"] == pytest.approx(entropy([0.5, 0.3, 0.2], [0.4, 0.4, 0.2]))
     assert listed["kl_tail"] == pytest.approx(0.2)
-    assert (listed["measure"], listed["logprobs"]) == ("kl", "used")
+    assert (listed["measure"], listed["logprobs"]) == ("kl", "wire")
+
+
+def test_a_copy_counts_as_the_candidate_where_nothing_was_served() -> None:
+    """The same figures as from the wire, which goes first; a copy that tells no probabilities is no flip."""
+    served, reference = scores_of(Q, SERVED), scores_of(P, SERVED)
+    on_wire = told(compared(served, reference))
+    by_copy = told(compared(None, msgspec.structs.replace(reference, copy=served)))
+    assert (by_copy.pop("logprobs"), on_wire.pop("logprobs")) == ("copy", "wire")
+    assert by_copy == pytest.approx(on_wire, nan_ok=True)
+    assert by_copy["candidate_top1"] == pytest.approx(2 / 3)  # the last one is none of its likeliest
+    both = told(compared(served, msgspec.structs.replace(reference, copy=reference)))
+    assert both.pop("logprobs") == "wire"
+    assert both == pytest.approx(on_wire, nan_ok=True)
+    broken = scores_of(Q + 1, SERVED)
+    found = told(compared(None, msgspec.structs.replace(reference, copy=broken)))
+    assert (found["logprobs"], found["measure"], found["flip"]) == ("misaligned", "none", 0)
 
 
 def test_of_the_served_token_alone_a_bound_is_left() -> None:
@@ -110,7 +126,7 @@ def test_log_probabilities_of_other_tokens_are_not_used() -> None:
     assert (found["logprobs"], found["measure"], found["flip"]) == ("misaligned", "none", 0)
     assert math.isnan(found["divergence"])
     longer = scores_of(np.vstack([Q, Q[:1]]), (*SERVED, 2))  # the end, which the text does not hold
-    assert told(compared(longer, scores_of(P, SERVED)))["logprobs"] == "used"
+    assert told(compared(longer, scores_of(P, SERVED)))["logprobs"] == "wire"
 
 
 @pytest.mark.parametrize(("likely", "flip"), [(0.3, 0), (0.6, 1)])
@@ -148,7 +164,7 @@ def test_a_part_of_a_character_may_be_spelt_in_many_ways() -> None:
     candidate = _respelt(scores_of(Q, SERVED), {b"t0": "ü".encode()})
     reference = _respelt(scores_of(P, SERVED), {b"t0": mark})
     found = told(compared(candidate, reference))
-    assert (found["logprobs"], found["flip"]) == ("used", 0)
+    assert (found["logprobs"], found["flip"]) == ("wire", 0)
 
 
 def test_lists_in_another_spelling_are_not_used() -> None:

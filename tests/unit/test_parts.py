@@ -29,7 +29,8 @@ def test_parts_add_models_and_slices_in_the_order_of_their_names(tmp_path: Path)
     path = written(
         tmp_path,
         '[[models]]\nname = "m"',
-        b='[[models]]\nname = "b"\n[[models.references]]\npath = "b.onnx"',
+        b='[[models]]\nname = "b"\ntask = "generation"\n[[models.references]]\nruntime = "transformers"\npath = "b"\n'
+        '[models.references.copy]\npath = "b-int8"\nversions = ["7"]',
         a='[[models]]\nname = "a"\n[[slices]]\nname = "size"\nfeature = "size"\nedges = [1]',
     )
     (tmp_path / "models.d" / ".hidden.toml").write_text("broken")
@@ -37,7 +38,9 @@ def test_parts_add_models_and_slices_in_the_order_of_their_names(tmp_path: Path)
     config = load(path, {})
     assert [model.name for model in config.models] == ["m", "a", "b"]
     assert [rule.name for rule in config.slices] == ["size"]
-    assert config.models[2].references[0].path == str(tmp_path / "models.d" / "b.onnx")
+    (reference,) = config.models[2].references
+    assert reference.path == str(tmp_path / "models.d" / "b")
+    assert reference.copy.path == str(tmp_path / "models.d" / "b-int8")
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,7 @@ class ModelPlan(msgspec.Struct, frozen=True, kw_only=True):
     divergence_budget: float
     slices: list[str]
     open_slices: list[str]
+    copies: dict[str, str] = {}
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +151,11 @@ def _model(config: Config, name: str) -> ModelPlan:
             for rule in rules
             if rule.cross or (not rule.feature and not rule.values)
         ],
+        copies={
+            pattern: reference.copy.where(name)
+            for reference in model.references
+            for pattern in reference.copy.versions
+        },
     )
 
 

@@ -172,6 +172,9 @@ def _resolve(config: Config, base: Path) -> Config:
                     path=absolute(r.path),
                     token_file=absolute(r.token_file),
                     canaries=absolute(r.canaries),
+                    copy=msgspec.structs.replace(
+                        r.copy, path=absolute(r.copy.path), token_file=absolute(r.copy.token_file)
+                    ),
                 )
                 for r in model.references
             ),

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.tasks import (
     Classification,
@@ -188,6 +189,7 @@ class Reference(Section, frozen=True, kw_only=True):
             "File with a bearer token for that server, read anew for each request. Empty: QUANTDRIFT_REFERENCE_TOKEN, if set."
         ),
     ] = ""
+    copy: Copy = Copy()
 
     def where(self, model: str) -> str:
         """Return where the reference of `model` is: a file, or a model at a server."""

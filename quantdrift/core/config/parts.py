@@ -79,7 +79,9 @@ def _extend(document: dict[str, Any], name: str, more: Any, part: Path) -> None:
         raise OperatorError(f"{part}: write [[{name}]], a list")
     for one in more:
         references = one.get("references")
-        for reference in (*(references if isinstance(references, list) else ()), one.get("recheck")):
+        found = references if isinstance(references, list) else []
+        copies = [reference.get("copy") for reference in found if isinstance(reference, dict)]
+        for reference in (*found, *copies, one.get("recheck")):
             for file in _FILES if isinstance(reference, dict) else ():
                 if isinstance(reference.get(file), str) and reference[file]:
                     reference[file] = str(part.resolve().parent / reference[file])

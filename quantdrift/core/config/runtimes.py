@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.models import Model, Reference, Runtime
 from quantdrift.core.task import Task
 
@@ -18,7 +19,8 @@ _EVERYWHERE: Final = frozenset(
     {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
 )
 # Of text nothing is mapped, and there are no canaries yet.
-_OF_TEXT: Final = frozenset({"runtime", "versions", "digest", "allow_reduced_precision"})
+_OF_TEXT: Final = frozenset({"runtime", "versions", "digest", "allow_reduced_precision", "copy"})
+_OF_SERVER: Final = ("model", "timeout_s", "token_file")
 _FILE: Final = frozenset({"path"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file", "canary_interval_s"})
 _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
@@ -66,6 +68,7 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 "take it away, or set `runtime`"
             )
     yield from _mapping(model, reference)
+    yield from _copy(model, reference)
     if model.task not in _TASKS.get(reference.runtime, _ANY_TASK):
         fits = " or ".join(f"`{one}`" for one in Runtime if model.task in _TASKS.get(one, _ANY_TASK))
         yield (
@@ -97,6 +100,27 @@ def _mapping(model: Model, reference: Reference) -> Iterator[str]:
         yield "`output` names the reference's side: name the candidate's in `models.output` too"
     if reference.output_zero_point and not reference.output_scale:
         yield "`output_zero_point` needs `output_scale`"
+
+
+def _copy(model: Model, reference: Reference) -> Iterator[str]:
+    copy = reference.copy
+    if not copy.is_there:
+        if copy != Copy():
+            yield "[models.references.copy] needs `url` or `path`"
+        return
+    if model.task is not Task.GENERATION:
+        yield f"[models.references.copy] belongs to task `generation`, and this one's is `{model.task}`"
+    if copy.url and copy.path:
+        yield "[models.references.copy]: `url` and `path` exclude each other"
+    if copy.path and any(getattr(copy, name) != getattr(Copy(), name) for name in _OF_SERVER):
+        yield f"[models.references.copy]: {', '.join(f'`{name}`' for name in _OF_SERVER)} belong to `url`, not to `path`"
+    if not copy.versions:
+        yield (
+            "[models.references.copy]: `versions` is empty: name the candidate versions that it is a copy of, or it would "
+            "speak for others"
+        )
+    if (copy.path, copy.url, copy.model) == (reference.path, reference.url, reference.model):
+        yield "[models.references.copy] is the reference itself: name a copy of the candidate"
 
 
 def _torch(model: Model, reference: Reference) -> Iterator[str]:

@@ -4,6 +4,7 @@ The sections are the single source: the loader validates with them, `config.toml
 from them.
 """
 
+from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.models import (
     Budget,
     Model,
@@ -37,6 +38,7 @@ __all__ = [
     "Capture",
     "Clusters",
     "Config",
+    "Copy",
     "Discovery",
     "Generation",
     "Intake",

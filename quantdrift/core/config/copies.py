@@ -1,0 +1,57 @@
+"""Where a copy of a candidate is that tells what the candidate did not."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from quantdrift.core.config.section import Section, about
+
+
+class Copy(Section, frozen=True, kw_only=True):
+    """A copy of the candidate that serves nobody: it scores answers whose log-probabilities were not served. For text."""
+
+    url: Annotated[
+        str,
+        about(
+            "Where it is: `http://HOST:PORT` or `https://...` of an OpenAI-compatible server. Empty: see `path`. Prompts and "
+            "answers are sent there."
+        ),
+        Meta(pattern=r"^(|https?://[^/?#@\s]+(/[^?#\s]*)?)$"),
+    ] = ""
+    path: Annotated[
+        str,
+        about(
+            "Instead of `url`: the folder that `save_pretrained` wrote. It may be quantised. Empty, and no `url`: no copy."
+        ),
+    ] = ""
+    versions: Annotated[
+        tuple[str, ...],
+        about(
+            "Candidate versions that it is, with shell wildcards: of another one it would tell a falsehood."
+        ),
+    ] = ()
+    precision: Annotated[
+        str,
+        about("What it computes in, in your words, e.g. `int8`: recorded, not checked. Empty: `unverified`."),
+    ] = ""
+    digest: Annotated[
+        str,
+        about("`sha256:...`: refuse any other folder. Of a server it is recorded."),
+        Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
+    ] = ""
+    model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
+    timeout_s: Annotated[
+        float, about("Longest wait for that server's answer to one batch.", "s", gt=0, le=3600)
+    ] = 30.0
+    token_file: Annotated[
+        str, about("File with a bearer token for that server, read anew for each request. Empty: none.")
+    ] = ""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether there is one."""
+        return bool(self.url or self.path)
+
+    def where(self, model: str) -> str:
+        """Return where the copy of `model` is: a folder, or a model at a server."""
+        return self.path or (f"{self.url.rstrip('/')}/{self.model or model}" if self.url else "")
