@@ -216,7 +216,7 @@ def test_a_connection_that_the_server_has_closed_is_opened_anew(triton: Server) 
             for _ in range(3):
                 runtime.run({"x": inputs_of(1)})
             assert len(tap.lines) == 1
-            runtime._transport._connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
+            runtime._transport._server._connection.sock.shutdown(socket.SHUT_RDWR)  # type: ignore[attr-defined]
             runtime.run({"x": inputs_of(1)})
             assert len(tap.lines) == 2
 
