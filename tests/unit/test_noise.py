@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Model
+from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.task import Task
@@ -210,7 +210,7 @@ class _Scoring(_Watched):
 def test_scores_of_text_are_compared_without_what_the_candidate_said() -> None:
     """An answer that is broken is so whatever its reference does."""
     worker = Worker(_Scoring)
-    model = Model(name="digits", task=Task.GENERATION)
+    model = Model(name="digits", task=Task.GENERATION, references=(Reference(path="folder"),))
     asked = {"messages": [{"role": "user", "content": "a"}], "response_format": {"type": "json_object"}}
     spoken = exchange("/v1/chat/completions", {"model": "digits", **asked}, chat("no JSON"))
     items = [item for _ in range(40) for item in worker.replay([answered(spoken, model, worker.runtime)])]
