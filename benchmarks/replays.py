@@ -42,6 +42,8 @@ from shadow.worker import serve
 from sidecar.policy import policy_of
 
 READY_S: Final = 120.0
+# After it the server has forgotten what a worker that is stopped had asked for, and sends it nothing that is lost.
+_LAPSED_S: Final = 2.0
 _LONGEST_S: Final = 600.0
 _POLL_S: Final = 0.02
 _HZ: Final = os.sysconf("SC_CLK_TCK")
@@ -120,6 +122,7 @@ class Worker:
     def pause(self) -> None:
         """Stop it where it stands."""
         self._process.send_signal(signal.SIGSTOP)
+        time.sleep(_LAPSED_S)
 
     def go_on(self) -> None:
         """Let it go on."""

@@ -64,7 +64,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rounds: int = 5
-    round_s: float = 10.0
+    round_s: float = 30.0  # to begin and to end takes some tenths of a second
     steady_s: float = 30.0
 
 
@@ -146,6 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.soak:
             figures, goals = asyncio.run(soak.measure(Path(temporary), servers, provider, given.soak))
         else:
+            (given.out or Path(temporary)).mkdir(parents=True, exist_ok=True)
             paths = {name: _saved(name, given.out or Path(temporary)) for name in given.models}
             scale = QUICK if given.quick else Scale()
             figures, goals = asyncio.run(_measure(paths, servers, provider, scale))
