@@ -14,7 +14,8 @@ from shadow.features import features_of
 from shadow.items import items_of
 from shadow.learned import LearnedSlices
 from shadow.noise import Noise
-from shadow.replay import Answer, Assembled, Compared, Outcome, Prepared, assemble, compare, replay
+from shadow.prepared import Answer, Prepared
+from shadow.replay import Assembled, Compared, Outcome, assemble, compare, replay
 from shadow.runtime import replayed_by
 from shadow.triage import Case, set_aside
 from storage.rows import (

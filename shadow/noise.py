@@ -22,9 +22,11 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from shadow.comparators.comparator import Outputs
+from shadow.pairing import Pair, pair_of
+from shadow.prepared import Answer, Prepared
 from shadow.recheck import Asked, NoRechecks, Rechecker
 from shadow.repeated import Repeated, version_of
-from shadow.replay import Answer, Compared, Outcome, Pair, Prepared, pair_of, replay_again
+from shadow.replay import Compared, Outcome, replay_again
 from storage.rows import NoiseItem, VersionKey
 
 _FIRST: Final = 500  # exchanges of a version that are all chosen

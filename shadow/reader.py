@@ -17,8 +17,8 @@ from shadow.batcher import Batcher
 from shadow.holding import Holding, give_back
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters, Step
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Prepared
 from shadow.stages import Taken
 from shadow.triage import triage
 

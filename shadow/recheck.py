@@ -21,9 +21,10 @@ from quantdrift.core.mark import MARK
 from quantdrift.core.records import Side
 from shadow.comparators.comparator import Outputs
 from shadow.opening import Opening
+from shadow.prepared import Prepared
 from shadow.remote import RefusedError, Transport
 from shadow.repeated import Repeated
-from shadow.replay import Prepared, answered_again
+from shadow.replay import answered_again
 from storage.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)

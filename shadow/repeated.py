@@ -7,7 +7,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Divergences, Outputs
-from shadow.replay import Prepared
+from shadow.prepared import Prepared
 from storage.rows import NoiseItem, VersionKey
 
 

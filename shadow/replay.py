@@ -8,62 +8,17 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.records import Exchange, Tensor
-from shadow.comparators.comparator import Divergences, Outputs, uncomparable
-from shadow.mapping import dequantised
+from quantdrift.core.records import Tensor
+from shadow.comparators.comparator import Divergences, Outputs
+from shadow.pairing import Pair, captured_of, pair_of, replayed_of
+from shadow.prepared import Answer, Prepared
 from shadow.ragged import item_columns, itemised, joined_steps
 from shadow.references import Judge
 from shadow.runtime import Array, TensorSpec
-from shadow.tensor import decode
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")
-
-
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange that is ready to be replayed.
-
-    Parameters
-    ----------
-    stream_sequence, payload
-        Its place in the stream and its wire form.
-    exchange
-        As captured.
-    judge
-        What it is measured with.
-    inputs
-        Name to array : (items, ...), as the reference takes them.
-    candidate
-        What is compared of the candidate, by name : (items, ...), where that is more than its outputs; else None.
-    """
-
-    stream_sequence: int
-    payload: bytes
-    exchange: Exchange
-    judge: Judge
-    inputs: dict[str, Array]
-    candidate: Outputs | None = None
-
-    @property
-    def batched(self) -> bool:
-        """Whether the reference takes several items at once: always, where we have put the items together."""
-        return self.judge.model.batched or self.candidate is not None
-
-    @property
-    def n_items(self) -> int:
-        """Number of items."""
-        return len(next(iter(self.inputs.values())))
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """What exchanges must share to be replayed together: version, and names, types and shapes of inputs.
-
-        In their order too: a feature without the name of an input is that of the first one.
-        """
-        shapes = tuple((name, array.dtype.str, array.shape[1:]) for name, array in self.inputs.items())
-        return (self.exchange.model, self.exchange.version, shapes)
 
 
 class Compared(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,35 +47,6 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
 Outcome = Compared | QuarantineError
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs of both sides that are compared.
-
-    Parameters
-    ----------
-    judge, n_items
-        Of the exchange.
-    names
-        Of the outputs, and what the reference calls them.
-    candidate, reference
-        By name : (items, ...) each. They may be views of those of a whole batch.
-    embedding
-        As in `Compared`.
-    """
-
-    judge: Judge
-    n_items: int
-    names: Mapping[str, str]
-    candidate: Outputs
-    reference: Outputs
-    embedding: Array | None
-
-    @property
-    def signature(self) -> tuple[object, ...]:
-        """What pairs must share to be compared together: types and shapes."""
-        arrays = (*self.candidate.values(), *self.reference.values())
-        return tuple((array.dtype.str, array.shape[1:]) for array in arrays)
-
-
 class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is ready to be replayed.
 
@@ -139,9 +65,6 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
     def n_items(self) -> int:
         """Number of items."""
         return len(next(iter(self.inputs.values())))
-
-
-Answer = dict[str, Array] | QuarantineError
 
 
 def assemble(batch: Sequence[Prepared]) -> Assembled:
@@ -244,7 +167,9 @@ def replay_again(
         What computes is away for now.
     """
     return [
-        answer if isinstance(answer, QuarantineError) else _outputs(partial(_replayed, entry, answer), wanted)
+        answer
+        if isinstance(answer, QuarantineError)
+        else _outputs(partial(replayed_of, entry, answer), wanted)
         for entry, answer, wanted in zip(
             batch, replay(assemble(batch), most_items=most_items), names, strict=True
         )
@@ -257,7 +182,7 @@ def answered_again(
     """Return the outputs `names` of a second answer of the candidate as those of the first are read, or why not."""
     exchange = msgspec.structs.replace(entry.exchange, outputs=tuple(answer))
     again = msgspec.structs.replace(entry, exchange=exchange)
-    return _outputs(partial(_captured, again), {name: name for name in names})
+    return _outputs(partial(captured_of, again), {name: name for name in names})
 
 
 def _outputs(find: Callable[[str], Array], names: Mapping[str, str]) -> Outputs | QuarantineError:
@@ -337,100 +262,6 @@ def _rows(array: Array, begin: int, size: int) -> Array:
 def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
     """Return how many items the reference insists on, None where any number will do."""
     return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
-
-
-def pair_of(
-    entry: Prepared, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
-) -> Pair | QuarantineError:
-    """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
-    if isinstance(outputs, QuarantineError):
-        return outputs
-    given = tuple(tensor.name for tensor in entry.exchange.outputs)
-    key = (id(entry.judge), *given)
-    try:
-        names = {name: name for name in entry.judge.comparator.outputs}
-        if not names:
-            if key not in chosen:
-                chosen[key] = _output_names(entry)
-            names = dict([chosen[key]])
-        candidate = entry.candidate or {name: _captured(entry, name) for name in names}
-        reference = {name: _replayed(entry, outputs, own) for name, own in names.items()}
-    except QuarantineError as error:
-        return uncomparable(error.detail)
-    embedding = outputs.get(entry.judge.runtime.embedding)
-    if embedding is not None and not entry.batched:
-        embedding = _one_row(embedding)
-    return Pair(
-        judge=entry.judge,
-        n_items=entry.n_items,
-        names=names,
-        candidate=candidate,
-        reference=reference,
-        embedding=embedding,
-    )
-
-
-def _captured(entry: Prepared, name: str) -> Array:
-    """Return what the candidate gave : (items, ...)."""
-    tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
-    if tensor is None:
-        given = [tensor.name for tensor in entry.exchange.outputs]
-        raise uncomparable(f"the candidate's outputs are {given}: `{name}` is not among them")
-    candidate = _dequantised(tensor, entry.judge.reference)
-    if not entry.judge.model.batched:
-        candidate = candidate[np.newaxis]
-    column = item_columns(entry.judge.model).get(name)
-    if column is not None:
-        candidate = itemised(candidate, column, entry.n_items)
-    if candidate.shape[:1] != (entry.n_items,):
-        raise uncomparable(
-            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"
-        )
-    return candidate if entry.judge.model.batched else _one_row(candidate)
-
-
-def _replayed(entry: Prepared, outputs: Mapping[str, Array], name: str) -> Array:
-    """Return what the reference gave : (items, ...)."""
-    if name not in outputs:
-        raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
-    return outputs[name] if entry.batched else _one_row(outputs[name])
-
-
-def _one_row(output: Array) -> Array:
-    """Return the output of a single item : (1, ...), without a first dimension of 1 of its own."""
-    return output[0] if output.ndim > 2 and output.shape[1] == 1 else output
-
-
-def _dequantised(captured: Tensor, reference: Reference) -> Array:
-    candidate = decode(captured)
-    if not reference.output_scale:
-        return candidate
-    if candidate.dtype.kind not in "iu":
-        raise uncomparable(
-            f"the candidate's `{captured.name}` is {captured.datatype}, and `models.references.output_scale` says that "
-            "it holds quantised integers"
-        )
-    return dequantised(candidate, reference.output_scale, reference.output_zero_point)
-
-
-def _output_names(entry: Prepared) -> tuple[str, str]:
-    """Return the names of the compared output: the candidate's and the reference's."""
-    given = [tensor.name for tensor in entry.exchange.outputs]
-    embedding = entry.judge.runtime.embedding
-    wanted = entry.judge.model.output
-    # What is an embedding is compared only where nothing else can be.
-    known = sorted((spec.name for spec in entry.judge.runtime.outputs), key=lambda name: name == embedding)
-    pairs = [(name, name) for name in known if wanted in ("", name)]
-    if entry.judge.reference.output:
-        pairs = [(wanted, entry.judge.reference.output)]
-    common = [pair for pair in pairs if pair[0] in given]
-    if not common:
-        asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
-        raise uncomparable(
-            f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
-            "see `models.output` and `models.references.output`"
-        )
-    return common[0]
 
 
 def _compare(pairs: Sequence[Pair]) -> list[Compared]:

@@ -22,7 +22,8 @@ from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding, acknowledge, give_back
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters, Step
-from shadow.replay import Answer, Outcome
+from shadow.prepared import Answer
+from shadow.replay import Outcome
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import Spans
 from shadow.storing import until_stored

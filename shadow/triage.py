@@ -4,8 +4,8 @@ from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.task import Task
 from shadow.intake import read_exchange
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Prepared
 from shadow.served import embedded, served
 from shadow.tensor import fit_inputs
 from storage.rows import Quarantined, Unreferenced, VersionKey

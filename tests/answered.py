@@ -8,8 +8,8 @@ import msgspec
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
 from shadow.comparators.choice import comparator_of
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Prepared
 from shadow.runtime import ReferenceRuntime
 from shadow.served import served
 from sidecar.protocols.decoder import Decoder

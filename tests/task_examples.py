@@ -10,8 +10,8 @@ from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Provider
 from shadow.comparators.choice import comparator_of
 from shadow.opening import open_reference, opening_of
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Prepared
 from shadow.runtime import Array
 from tests.onnx_models import exchange_of, tensor
 

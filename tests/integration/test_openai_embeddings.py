@@ -14,8 +14,9 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.task import Task
 from shadow.language import objects
 from shadow.opening import Opening, open_reference
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Compared, Outcome, Prepared, compare_batch
+from shadow.replay import Compared, Outcome, compare_batch
 from shadow.runtime import ReferenceRuntime
 from shadow.triage import Case, triage
 from storage.rows import Quarantined

@@ -17,8 +17,9 @@ from quantdrift.core.config.load import load
 from quantdrift.core.records import Tensor
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.opening import open_reference, opening_of
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.triage import triage
 from tests.onnx_models import exchange_of, inputs_of
 from tests.reference_examples import EXAMPLE, ROOT, commands, made, typed, works

@@ -23,8 +23,9 @@ from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.monitor.fold import Fold
 from shadow.opening import open_reference, opening_of
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.tensor import encode as tensor_of
 from shadow.tensor import fit_inputs
 from shadow.worker import serve

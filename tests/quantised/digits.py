@@ -10,8 +10,9 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import Model, Reference
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Divergences
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.runtime import ReferenceRuntime
 from shadow.tensor import fit_inputs
 from tests.onnx_models import exchange_of, tensor

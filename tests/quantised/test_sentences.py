@@ -27,8 +27,9 @@ from quantdrift.core.task import Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Divergences
 from shadow.onnx_runtime import OnnxRuntime
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.tensor import fit_inputs
 from tests.onnx_models import exchange_of, tensor
 

@@ -13,8 +13,9 @@ from quantdrift.core.records import Tensor
 from shadow.comparators.classification import ClassificationComparator
 from shadow.comparators.comparator import Alone
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.tensor import fit_inputs
 from sidecar.protocols.oip import OipRest
 from tests.decoding import answer

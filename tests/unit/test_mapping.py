@@ -12,8 +12,9 @@ from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
 from shadow.linear import LinearRuntime
 from shadow.mapping import check_mapping
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Compared, Prepared, compare_batch
+from shadow.replay import Compared, compare_batch
 from shadow.runtime import Array, TensorSpec
 from shadow.tensor import fit_inputs
 from shadow.triage import triage

@@ -22,8 +22,9 @@ from shadow.comparators.comparator import Comparator, Divergences, Outputs
 from shadow.language import PROMPT, SCORES, objects
 from shadow.linear import LinearRuntime
 from shadow.noise import Noise, draw
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Compared, Prepared, assemble, compare, replay
+from shadow.replay import Compared, assemble, compare, replay
 from shadow.runtime import Array, ReferenceRuntime
 from shadow.tensor import fit_inputs
 from storage.rows import NoiseItem

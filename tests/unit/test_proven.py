@@ -6,9 +6,10 @@ import pytest
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.proven import ProvenRuntime
 from shadow.references import References
-from shadow.replay import Prepared, assemble, replay
+from shadow.replay import assemble, replay
 from shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
 from shadow.worker import longest_replay_s
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of

@@ -13,9 +13,10 @@ from quantdrift.core.task import Task
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.detection import DetectionComparator
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.ragged import itemised, joined_steps
 from shadow.references import Judge
-from shadow.replay import Compared, Outcome, Prepared, compare_batch
+from shadow.replay import Compared, Outcome, compare_batch
 from shadow.runtime import Array, TensorSpec
 from shadow.tensor import fit_inputs
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, tensor

@@ -21,9 +21,9 @@ from quantdrift.core.records import Side, Tensor
 from quantdrift.core.task import Task
 from shadow.comparators.choice import comparator_of
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.recheck import Answered, Asked, Rechecks
 from shadow.references import Judge
-from shadow.replay import Prepared
 from shadow.tensor import decode, fit_inputs
 from tests.grpc_backend import Doubling, running_grpc
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor

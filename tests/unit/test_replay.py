@@ -10,8 +10,9 @@ from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from shadow.comparators.choice import comparator_of
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Compared, Outcome, Prepared, compare_batch
+from shadow.replay import Compared, Outcome, compare_batch
 from shadow.runtime import Array, ReferenceRuntime, TensorSpec
 from shadow.tensor import fit_inputs
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor

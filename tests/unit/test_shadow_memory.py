@@ -12,8 +12,8 @@ from quantdrift.core.records import Exchange
 from shadow.assessor import Assessor
 from shadow.comparators.choice import comparator_of
 from shadow.onnx_runtime import OnnxRuntime
+from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.replay import Prepared
 from shadow.shelf import Shelf, ShelvedRuntime
 from shadow.tensor import fit_inputs
 from tests.onnx_models import WEIGHT, exchange_of, model_of, saved

@@ -19,9 +19,9 @@ from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters
+from shadow.prepared import Answer
 from shadow.reader import Reader
 from shadow.references import References
-from shadow.replay import Answer
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import NoSpans
 from shadow.stages import Stages, Taken

@@ -13,8 +13,8 @@ from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
 from shadow.intake import read_exchange, read_tally
 from shadow.linear import LinearRuntime
+from shadow.prepared import Prepared
 from shadow.references import References
-from shadow.replay import Prepared
 from shadow.runtime import ReferenceRuntime
 from shadow.triage import Case, triage
 from storage.rows import Quarantined, Unreferenced
