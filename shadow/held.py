@@ -11,7 +11,8 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, RetryError
 from shadow.canaries import Canaries, read_canaries, trouble
-from shadow.runtime import Array, Artefact, Provenance, ReferenceRuntime, TensorSpec
+from shadow.runtime import Array, Artefact, ReferenceRuntime
+from shadow.wrapped import WrappedRuntime
 
 _LOG = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def canaries_of(model: Model, reference: Reference, runtime: ReferenceRuntime) -
     return canaries
 
 
-class HeldRuntime:
+class HeldRuntime(WrappedRuntime):
     """A reference at a server, held to its canaries while it works.
 
     A check follows a replay, at most every `interval_s`. Where it fails, what was just replayed is not given out,
@@ -86,7 +87,7 @@ class HeldRuntime:
         self._where = reference.where(model.name)
         self._tolerance = reference.canary_tolerance
         self._interval_s = interval_s
-        self._runtime = runtime
+        super().__init__(runtime)
         self._canaries = canaries
         self._clock = clock
         self._told = told
@@ -98,26 +99,6 @@ class HeldRuntime:
     def artefact(self) -> Artefact:
         """What was loaded, with the digest of its canaries."""
         return msgspec.structs.replace(self._runtime.artefact, canaries=self._canaries.digest)
-
-    @property
-    def provenance(self) -> Provenance:
-        """What replays it."""
-        return self._runtime.provenance
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Every input that must be given."""
-        return self._runtime.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Every output, in the reference's order."""
-        return self._runtime.outputs
-
-    @property
-    def embedding(self) -> str:
-        """The output whose vectors make learned slices, or empty."""
-        return self._runtime.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name; errors as of the runtime that computes.
@@ -133,10 +114,6 @@ class HeldRuntime:
         if self._clock.monotonic_s() - self._held_s >= self._interval_s:
             self._check()
         return outputs
-
-    def close(self) -> None:
-        """Let go of what the runtime holds."""
-        self._runtime.close()
 
     def _check(self) -> None:
         problem = trouble(self._runtime, self._canaries, self._tolerance)

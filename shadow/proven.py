@@ -7,16 +7,15 @@ import numpy as np
 from quantdrift.core.errors import QuarantineError, RetryError
 from shadow.runtime import (
     Array,
-    Artefact,
     BrokenRuntimeError,
     DoubtfulInputError,
-    Provenance,
     ReferenceRuntime,
     TensorSpec,
 )
+from shadow.wrapped import WrappedRuntime
 
 
-class ProvenRuntime:
+class ProvenRuntime(WrappedRuntime):
     """A reference that keeps the smallest input it could compute, and tries it again whenever another one fails.
 
     Where that fails as well, the input is not to blame: a CUDA device that was lost or whose memory is taken fails
@@ -36,7 +35,7 @@ class ProvenRuntime:
     """
 
     def __init__(self, runtime: ReferenceRuntime, *, remote: bool = False) -> None:
-        self._runtime = runtime
+        super().__init__(runtime)
         self._remote = remote
         self._waits = False
         self._good: dict[str, Array] | None = None
@@ -46,31 +45,6 @@ class ProvenRuntime:
         except QuarantineError:
             return  # not every reference takes zeros
         self._good = zeros
-
-    @property
-    def artefact(self) -> Artefact:
-        """What was loaded."""
-        return self._runtime.artefact
-
-    @property
-    def provenance(self) -> Provenance:
-        """What replays it."""
-        return self._runtime.provenance
-
-    @property
-    def inputs(self) -> tuple[TensorSpec, ...]:
-        """Every input that must be given."""
-        return self._runtime.inputs
-
-    @property
-    def outputs(self) -> tuple[TensorSpec, ...]:
-        """Every output, in the reference's order."""
-        return self._runtime.outputs
-
-    @property
-    def embedding(self) -> str:
-        """The output whose vectors make learned slices, or empty."""
-        return self._runtime.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return every output by name.
@@ -106,7 +80,7 @@ class ProvenRuntime:
     def close(self) -> None:
         """Let go of what the runtime holds."""
         self._good = None
-        self._runtime.close()
+        super().close()
 
     def _check(self, error: QuarantineError) -> None:
         if self._good is None:
