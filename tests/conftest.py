@@ -8,7 +8,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.config.schema import Storage
@@ -17,10 +17,11 @@ from storage.embedded import PostgresServer
 from storage.migrate import upgrade
 from storage.throwaway import throwaway_server
 
-# Seeded by each test's own code, so that CI finds the same twice; no deadline, because machines differ. To look
-# further afield: HYPOTHESIS_PROFILE=explore.
-settings.register_profile("seeded", derandomize=True, deadline=None)
-settings.register_profile("explore", deadline=None, max_examples=2000)
+# Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ. To
+# look further afield: HYPOTHESIS_PROFILE=explore.
+_UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("seeded", _UNTIMED, derandomize=True)
+settings.register_profile("explore", _UNTIMED, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
 
 
