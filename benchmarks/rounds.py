@@ -85,7 +85,7 @@ Round = Mapping[tuple[Case, str], Run]
 Figure = Callable[[Run], float]
 
 
-def run(name: str, way: Way, case: Case, seconds: float, directory: Path) -> Run:
+def run(name: str, way: Way, case: Case, seconds: float, directory: Path, *, lead_s: float = 0.0) -> Run:
     """Run a case on a way.
 
     Parameters
@@ -100,6 +100,8 @@ def run(name: str, way: Way, case: Case, seconds: float, directory: Path) -> Run
         How long.
     directory
         For what wrk reads.
+    lead_s
+        How long before that, unmeasured: what lets a burst pass first has let it pass.
 
     Raises
     ------
@@ -110,6 +112,8 @@ def run(name: str, way: Way, case: Case, seconds: float, directory: Path) -> Run
     script = directory / f"{case.size}-{case.wire}.lua"
     if not script.exists():
         write_script(payload, directory, script.stem)
+    if lead_s:
+        load.wrk(script, url, connections=case.connections, seconds=lead_s)
     before, serving_s, capturing_s = way.counts(), ways.cpu_s(way.serving), ways.cpu_s(way.capturing)
     if case.wire is Wire.GRPC:
         seen = load.h2load(payload, url, connections=case.connections, streams=case.streams, seconds=seconds)
@@ -138,22 +142,9 @@ def ratio(rounds: Sequence[Round], case: Case, way: str, over: str, figure: Figu
     return statistics.median(figure(each[case, way]) / figure(each[case, over]) for each in rounds)
 
 
-def merged(runs: Sequence[Run]) -> Run:
-    """Return several turns of the same case on the same way as one run."""
-    loads = [one.load for one in runs]
-    return Run(
-        load=Load(
-            requests=sum(one.requests for one in loads),
-            per_s=statistics.mean(one.per_s for one in loads),
-            p50_ms=statistics.median(one.p50_ms for one in loads),
-            p99_ms=statistics.median(one.p99_ms for one in loads),
-            failed=sum(one.failed for one in loads),
-        ),
-        serving_s=sum(one.serving_s for one in runs),
-        capturing_s=sum(one.capturing_s for one in runs),
-        n_offered=sum(one.n_offered for one in runs),
-        n_published=sum(one.n_published for one in runs),
-    )
+def middle(runs: Sequence[Run]) -> Run:
+    """Return the turn whose cost is the middle one: what other work did to one of them counts for nothing."""
+    return sorted(runs, key=lambda one: one.mean_us)[len(runs) // 2]
 
 
 def _settled(way: Way) -> dict[str, float]:
