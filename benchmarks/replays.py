@@ -46,6 +46,7 @@ READY_S: Final = 120.0
 _LAPSED_S: Final = 2.0
 _LONGEST_S: Final = 600.0
 _POLL_S: Final = 0.02
+_FAR_S: Final = 0.5
 _HZ: Final = os.sysconf("SC_CLK_TCK")
 _SPAWN: Final = multiprocessing.get_context("spawn")
 _SITES: Final = ("north", "east", "south", "west")
@@ -175,14 +176,15 @@ async def running(config: Config, servers: Servers) -> AsyncIterator[Worker]:
             process.kill()
 
 
-async def until_empty(queue: Queue, n_near: int) -> None:
-    """Wait until everything in the stream is acknowledged, looking seldom while more than `n_near` wait."""
+async def until_left(queue: Queue, n_left: int, n_near: int) -> int:
+    """Wait until no more than `n_left` are not acknowledged, looking seldom until `n_near` more are; return how many are."""
     until = time.monotonic() + _LONGEST_S
-    while n := (await read_backlog(queue)).n_messages:
+    while (n := (await read_backlog(queue)).n_messages) > n_left:
         if time.monotonic() > until:
             raise TimeoutError(f"the worker has not finished within {_LONGEST_S:g} s")
-        # Asking costs the server time.
-        await asyncio.sleep(_POLL_S if n <= n_near else 10 * _POLL_S)
+        # Asking costs time that the worker could have had.
+        await asyncio.sleep(_POLL_S if n <= n_left + n_near else _FAR_S)
+    return n
 
 
 class Bare:

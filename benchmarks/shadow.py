@@ -9,8 +9,9 @@ server on this machine. In turn, round after round:
 
 - **bare**: the same runtime, with the same options and threads, in a process that does nothing else, on one batch that
   lies ready;
-- **worker**: with the worker stopped, exchanges of one item each are put into the stream; it is let go, and timed until
-  the stream is empty: pulled, decoded, batched, replayed, compared, put into slices, stored and acknowledged.
+- **worker**: with the worker stopped, exchanges of one item each are put into the stream; it is let go, and timed while it
+  is at work, from one batch's acknowledgement to another's: pulled, decoded, batched, replayed, compared, put into
+  slices, stored and acknowledged.
 
 `efficiency` is the median over the rounds of the worker's replays per second over the bare runtime's. Both may use all
 cores, and on a CPU whatever is done beside the replay costs replays; `cpu_efficiency` is the same in processor time, the
@@ -37,7 +38,7 @@ import numpy as np
 
 from benchmarks import device, soak
 from benchmarks.references import SORTS, Sort
-from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_empty
+from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import Provider, Storage
 from quantdrift.core.jetstream import Queue
@@ -46,6 +47,7 @@ from storage.embedded import PostgresServer
 from storage.migrate import upgrade
 
 _BOUNDS: Final = {"small_cnn": 0.5, "resnet50": 0.95, "bert": 0.95}
+_LEAD_BATCHES: Final = 6  # more than are in hand at once
 _ITEMS: Final = 64  # different ones
 Figures = dict[str, float | int | str | None]
 
@@ -64,7 +66,7 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     rounds: int = 5
-    round_s: float = 30.0  # to begin and to end takes some tenths of a second
+    round_s: float = 30.0
     steady_s: float = 30.0
 
 
@@ -198,7 +200,7 @@ async def _turns(trial: Trial) -> list[Turn]:
     per_s, _ = trial.alone.per_s(batch, 1)
     n_batches = max(2, round(trial.scale.round_s * per_s / size))
     await trial.traffic.publish(2 * size)
-    await until_empty(trial.queue, size)
+    await until_left(trial.queue, 0, size)
     turns = []
     for number in range(trial.scale.rounds):
         turns.append(await _turn(trial, batch, n_batches))
@@ -210,21 +212,29 @@ async def _turns(trial: Trial) -> list[Turn]:
 
 
 async def _turn(trial: Trial, batch: np.ndarray, n_batches: int) -> Turn:
-    worker, n = trial.worker, n_batches * len(batch)
-    steps_s = worker.steps_s()
+    """Time `n_batches` in the middle of more.
+
+    A worker that was stopped must take its work up again first. What it has fetched before the first of them stands for
+    what it fetches of others before the last.
+    """
+    worker, queue, size = trial.worker, trial.queue, len(batch)
+    lead = _LEAD_BATCHES * size
     worker.pause()
-    await trial.traffic.publish(n)
+    await trial.traffic.publish(n_batches * size + 2 * lead)
     bare_per_s, bare_cpu_s = await asyncio.to_thread(trial.alone.per_s, batch, n_batches)
-    cpu_s, began = worker.cpu_s(), time.monotonic()
     worker.go_on()
-    await until_empty(trial.queue, len(batch))
-    seconds, after = time.monotonic() - began, worker.cpu_s()
+    first = await until_left(queue, n_batches * size + lead, size)
+    cpu_s, steps_s, began = worker.cpu_s(), worker.steps_s(), time.monotonic()
+    last = await until_left(queue, lead, size)
+    seconds, after, steps_after = time.monotonic() - began, worker.cpu_s(), worker.steps_s()
+    await until_left(queue, 0, size)
+    n = first - last
     return Turn(
         bare_per_s=bare_per_s,
         bare_cpu_s=bare_cpu_s,
         worker_per_s=n / seconds,
         cpu_s={part: (after[part] - cpu_s[part]) / n for part in after},
-        steps_s={step: (took - steps_s.get(step, 0.0)) / n for step, took in worker.steps_s().items()},
+        steps_s={step: (took - steps_s.get(step, 0.0)) / n for step, took in steps_after.items()},
     )
 
 
@@ -236,7 +246,7 @@ async def _staleness(trial: Trial, turns: Sequence[Turn]) -> Figures:
     try:
         began = await connection.fetchval("select clock_timestamp()")
         await trial.traffic.steady(per_s, trial.scale.steady_s)
-        await until_empty(trial.queue, trial.worker.config.shadow.batch_items)
+        await until_left(trial.queue, 0, trial.worker.config.shadow.batch_items)
         row = await connection.fetchrow(_STALENESS, began)
     finally:
         await connection.close()

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.references import Sort, smallest
-from benchmarks.replays import Servers, Traffic, Worker, config_of, running, until_empty
+from benchmarks.replays import Servers, Traffic, Worker, config_of, running, until_left
 from benchmarks.result import Goal
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.jetstream import Queue
@@ -92,7 +92,7 @@ async def _send(queue: Queue, sort: Sort, seconds: float) -> int:
         burst = int(rng.integers(1, _BURST))
         await traffic[model, side].publish(burst)
         n += burst
-        await until_empty(queue, _BURST)
+        await until_left(queue, 0, _BURST)
     return n
 
 

@@ -1,7 +1,8 @@
 """The stages behind the reader: assembling, replaying, comparing and storing. They work at the same time.
 
-While the reference computes one batch, the next is laid out, the one before is compared and put into slices in another
-thread, and the one before that is stored: what computes hardly ever waits for what does not.
+While the reference computes one batch, the next waits in its thread and another is laid out, the one before is compared
+and put into slices in another thread, and the one before that is stored: what computes hardly ever waits for what does
+not.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 import msgspec
@@ -22,7 +23,8 @@ from shadow.assessor import Assessor, Begun
 from shadow.holding import Holding, acknowledge, give_back
 from shadow.lanes import Lanes
 from shadow.meters import Health, Meters, Step
-from shadow.prepared import Answer
+from shadow.noise import Noise
+from shadow.prepared import Answer, Prepared
 from shadow.replay import Outcome
 from shadow.runtime import BrokenRuntimeError
 from shadow.spans import Spans
@@ -73,8 +75,8 @@ class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
 class Stages:
     """Replays and stores batches in the order they come.
 
-    `assemble_one`, `replay_one`, `compare_one` and `store_one` are each called again and again by one task. Whatever
-    they raise, the batch they had is let go, so that it comes again, and `drained` does not wait for it.
+    `assemble_one`, `replay_one`, `compare_one` and `store_one` are each called again and again by one task, `replay_one` by
+    two: the reference's thread has the next batch before it has done one. Whatever they raise, the batch they had is let go, so that it comes again, and `drained` does not wait for it.
 
     Parameters
     ----------
@@ -249,13 +251,14 @@ class Stages:
 
     async def _replay(self, ready: _Ready) -> list[Answer]:
         begun = ready.begun
-        began_s, began = self._clock.monotonic_s(), self._clock.now()
-        outputs = await self._in_thread(self._thread, lambda: self._assessor.replay(begun), Step.REPLAY)
-        took_s = self._clock.monotonic_s() - began_s
+        outputs, took_s = await self._timed_in_thread(
+            self._thread, lambda: self._assessor.replay(begun), Step.REPLAY
+        )
+        ended = self._clock.now()
         self._lanes.charge(ready.turn, took_s if begun.prepared else 0.0)
         if begun.assembled is not None:
             self._meters.replayed(begun.assembled, took_s)
-        self._spans.replayed(begun.prepared, _ns(began), _ns(self._clock.now()))
+        self._spans.replayed(begun.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))
         return outputs
 
     async def _replay_again(self, begun: Begun) -> None:
@@ -263,35 +266,48 @@ class Stages:
         noise = self._assessor.noise
         if begun.prepared and noise.is_due(begun.prepared[0]):
             try:
-                await self._in_thread(self._thread, lambda: noise.again(begun.prepared[0]), Step.NOISE)
+                await self._in_thread(self._thread, lambda: _again(noise, begun.prepared[0]), Step.NOISE)
             except BrokenRuntimeError as error:
                 self._broken(str(error))
                 raise
         self._meters.measured(noise.counts)
 
     async def _in_thread(self, thread: Executor, work: Callable[[], Done], step: Step) -> Done:
-        """Do `work` in a thread, and note how long it took there.
+        done, _ = await self._timed_in_thread(thread, work, step)
+        return done
+
+    async def _timed_in_thread(
+        self, thread: Executor, work: Callable[[], Done], step: Step
+    ) -> tuple[Done, float]:
+        """Do `work` in a thread, note how long it took there, and return that too.
 
         Raises
         ------
         BrokenRuntimeError
-            It did not end in time.
+            It did not end in time; what it waited for the thread is no part of that.
         """
+        loop = asyncio.get_running_loop()
+        begun = asyncio.Event()
 
         def timed() -> tuple[Done, float]:
+            loop.call_soon_threadsafe(begun.set)
             began_s = self._clock.monotonic_s()
             done = work()
             return done, self._clock.monotonic_s() - began_s
 
+        doing = loop.run_in_executor(thread, timed)
         try:
+            await begun.wait()
             async with asyncio.timeout(self._replay_limit_s):
-                done, took_s = await asyncio.get_running_loop().run_in_executor(thread, timed)
+                done, took_s = await doing
         except TimeoutError as error:
             raise BrokenRuntimeError(
                 f"the step `{step}` of a batch did not end within {self._replay_limit_s:g} s"
             ) from error
+        finally:
+            doing.cancel()
         self._meters.took(step, took_s)
-        return done
+        return done, took_s
 
     @asynccontextmanager
     async def _in_hand(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:
@@ -307,6 +323,12 @@ class Stages:
     def _let_go(self, deliveries: Sequence[Delivery]) -> None:
         self._holding.release(deliveries)
         self._lanes.done()
+
+
+def _again(noise: Noise, entry: Prepared) -> None:
+    """Replay some again, if it is still its turn: another batch may have come to it first."""
+    if noise.is_due(entry):
+        noise.again(entry)
 
 
 def _ns(moment: datetime) -> int:

@@ -1,6 +1,6 @@
 """The shadow worker: stream, replay, record, acknowledge. Nothing is acknowledged before it is stored.
 
-Reading, replaying, comparing and storing go on at once. Of each model one batch fills and one waits for its turn; four
+Reading, replaying, comparing and storing go on at once. Of each model one batch fills and one waits for its turn; five
 are in the stages. That and `fetch_bytes` bound the memory whatever is down: with Postgres away the stages fill up, the
 messages in hand are kept alive on the stream, and the rest waits there.
 """
@@ -57,7 +57,7 @@ _WAITS_PER_REPLAY = 10
 _ASKED_PER_EXCHANGE = (
     4  # fewer than two tries in halves for each, and after each try what the server could compute before
 )
-_MOST_IN_HAND = 4  # one laid out, one replayed, one compared, one stored
+_MOST_IN_HAND = 5  # one laid out, one replayed and one next, one compared, one stored
 
 Found = TypeVar("Found")
 
@@ -75,6 +75,7 @@ class Track(msgspec.Struct, frozen=True, kw_only=True):
         return (
             ("assembling", stages.assemble_one),
             ("replaying", stages.replay_one),
+            ("replaying the next", stages.replay_one),
             ("comparing", stages.compare_one),
             ("storing", stages.store_one),
         )

@@ -27,6 +27,7 @@ from shadow.spans import NoSpans
 from shadow.stages import Stages, Taken
 from shadow.storing import until_stored
 from shadow.turns import Turns
+from shadow.worker import Track
 from storage.database import Database
 from storage.rows import Quarantined, VectorRow, Written
 from storage.writer import Writer
@@ -98,7 +99,12 @@ class _Bench:
     """Stages around `work`, and what they said."""
 
     def __init__(
-        self, work: Callable[[], None], thread: ThreadPoolExecutor, *, replay_limit_s: float = DEADLINE_S
+        self,
+        work: Callable[[], None],
+        thread: ThreadPoolExecutor,
+        *,
+        beside: ThreadPoolExecutor | None = None,
+        replay_limit_s: float = DEADLINE_S,
     ) -> None:
         self.holding = Holding()
         self.said: list[str] = []
@@ -112,7 +118,7 @@ class _Bench:
             lanes=self.lanes,
             assessor=self.assessor,
             thread=thread,
-            beside=thread,
+            beside=beside or thread,
             writer=Writer(Database(NOWHERE, Config().storage), clock),
             keep=self._keep,
             holding=self.holding,
@@ -154,6 +160,35 @@ async def test_a_replay_that_hangs_ends_the_worker() -> None:
         await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
     assert len(bench.said) == 1
     assert "did not end within 0.05 s" in bench.said[0]
+
+
+async def test_the_reference_goes_on_to_the_next_batch_by_itself() -> None:
+    """Its thread has that one before it has done the first: it does not wait for the loop, which may be busy."""
+    begun = [threading.Event(), threading.Event()]
+    released = threading.Event()
+
+    def work() -> None:
+        first = not begun[0].is_set()
+        begun[0 if first else 1].set()
+        if first:
+            released.wait(DEADLINE_S)
+
+    with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as beside:
+        bench = _Bench(work, thread, beside=beside)
+        steps = [step for _, step in Track(lanes=bench.lanes, stages=bench.stages).steps]
+        replaying = [asyncio.ensure_future(step()) for step in steps if step == bench.stages.replay_one]
+        for _ in range(2):
+            await bench.lanes.put("digits", [])
+            await asyncio.wait_for(bench.stages.assemble_one(), DEADLINE_S)
+        try:
+            assert await asyncio.to_thread(begun[0].wait, DEADLINE_S)
+            assert not begun[1].is_set()
+            released.set()
+            assert begun[1].wait(DEADLINE_S)  # the loop stands still meanwhile
+        finally:
+            released.set()
+        await asyncio.wait_for(bench.stages.compare_one(), DEADLINE_S)
+        await asyncio.wait_for(asyncio.gather(*replaying), DEADLINE_S)
 
 
 async def test_a_broken_reference_ends_the_worker() -> None:
