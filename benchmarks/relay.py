@@ -1,6 +1,6 @@
 """What the serving path costs: our relay beside nginx, nginx with its mirror, a proxy of aiohttp's, and no proxy.
 
-    python -m benchmarks.relay [--quick] [--rounds 3] [--out out/benchmarks]
+    python -m benchmarks.relay [--quick] [--rounds 3] [--turns 5] [--connections 1 16 128] [--out out/benchmarks]
 
 Needs nginx, wrk and h2load (Debian: nginx, wrk, nghttp2-client). A backend that reads each request whole and
 answers at once (nginx) is driven through each way in turn, each with one worker, as fast as it goes: by wrk with bodies
@@ -10,14 +10,15 @@ of 0, 1 % and 100 %, with the caps that it is shipped with; and at 100 % once mo
 is to be published to a real NATS server. nginx keeps its connections to the backend, writes no log, and has
 room for every body in memory, with which it is quickest.
 
-In a round every case has five turns of a second on each way, in an order that is turned by one each time; the middle one
-by processor time counts, a ratio is that of two ways in the same round, and a figure the median over the rounds. Processor time is what the kernel counts
-for the processes, its own work for them included: `cpu_us` of those on the serving path for each request, `capture_us`
-of the capture process beside them for each exchange that it published. What the backend, the mirror's target, NATS and
-the load generators take is not counted. A goal is the worst of its cases: those of one size, or all over HTTP/1.1; that
-of gRPC counts only where the relay follows HTTP/2, and does not merely pass it on. That of sampling is what a request costs
-with the default configuration and everything sampled, caps included, once the burst has passed that full buckets allow;
-what an exchange costs that is published stands beside it as `cpu_ratio_published_vs_mirror`.
+In a round every case has five turns of a second on each way, in an order that is turned by one each time. The middle one
+by processor time counts, a ratio is that of two ways in the same round, and a figure the median over the rounds.
+Processor time is what the kernel counts for the processes, its own work for them included: `cpu_us` of those on the
+serving path for each request, `capture_us` of the capture process beside them for each exchange that it published. What
+the backend, the mirror's target, NATS and the load generators take is not counted. A goal is the worst of its cases:
+those of one size, or all over HTTP/1.1; that of gRPC counts only where the relay follows HTTP/2, and does not merely
+pass it on. That of sampling is what a request costs with the default configuration and everything sampled, caps
+included, once the burst has passed that full buckets allow; what an exchange costs that is published stands beside it
+as `cpu_ratio_published_vs_mirror`.
 
 `--quick`: one second each, one round, 16 connections.
 """
@@ -303,9 +304,15 @@ if __name__ == "__main__":
     parser.add_argument(
         "--rounds", type=int, help="of all cases; the more there are, the less other work counts"
     )
+    parser.add_argument("--turns", type=int, help="of each way in a case of a round")
+    parser.add_argument("--connections", type=int, nargs="+", help="to each way")
     parser.add_argument("--out", type=Path, default=OUT, help="where the table goes")
     chosen = parser.parse_args()
     chosen_scale = QUICK if chosen.quick else Scale()
     if chosen.rounds:
         chosen_scale = msgspec.structs.replace(chosen_scale, rounds=chosen.rounds)
+    if chosen.turns:
+        chosen_scale = msgspec.structs.replace(chosen_scale, turns=chosen.turns)
+    if chosen.connections:
+        chosen_scale = msgspec.structs.replace(chosen_scale, connections=tuple(chosen.connections))
     sys.exit(main(chosen_scale, chosen.out))

@@ -140,6 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument("--provider", choices=[one.value for one in Provider], default=Provider.AUTO.value)
     parser.add_argument("--models", nargs="+", choices=list(SORTS), default=list(SORTS))
+    parser.add_argument("--rounds", type=int, help="of both ways")
+    parser.add_argument("--seconds", type=float, help="aimed at for one way in one round")
     parser.add_argument("--out", type=Path, help="keep the ONNX files there")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="memory alone")
     given = parser.parse_args(arguments)
@@ -151,6 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (given.out or Path(temporary)).mkdir(parents=True, exist_ok=True)
             paths = {name: _saved(name, given.out or Path(temporary)) for name in given.models}
             scale = QUICK if given.quick else Scale()
+            scale = msgspec.structs.replace(
+                scale, rounds=given.rounds or scale.rounds, round_s=given.seconds or scale.round_s
+            )
             figures, goals = asyncio.run(_measure(paths, servers, provider, scale))
     finish("shadow", figures, goals)
     return 0

@@ -11,41 +11,21 @@ from quantdrift.core.records import Exchange, Tensor
 from shadow.answer import Answer, Call
 from shadow.comparators.comparator import Outputs
 from shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
+from shadow.options import (
+    changes_prompt,
+    functions,
+    json_asked,
+    may_be_cut,
+    object_of,
+    takes_likeliest,
+    template_of,
+    wanted_choices,
+)
 from shadow.runtime import Array
 from shadow.tensor import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
 _LEAST: Final = -9999.0  # what vLLM writes for a log-probability that it has not, and for minus infinity
-_TEMPLATE: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents")
-# Options under which the likeliest token need not be the one that is taken, with the value that does nothing.
-_CONSTRAINTS: Final[Mapping[str, Any]] = {
-    "allowed_token_ids": None,
-    "bad_words": [],
-    "dry_multiplier": 0,
-    "ebnf": None,
-    "frequency_penalty": 0,
-    "grammar": None,
-    "guided_choice": None,
-    "guided_grammar": None,
-    "guided_json": None,
-    "guided_regex": None,
-    "ignore_eos": False,
-    "json_schema": None,
-    "logit_bias": {},
-    "logits_processors": None,
-    "min_tokens": 0,
-    "mirostat": 0,
-    "no_repeat_ngram_size": 0,
-    "presence_penalty": 0,
-    "regex": None,
-    "repeat_penalty": 1,
-    "repetition_penalty": 1,
-    "structured_outputs": None,
-    "thinking_token_budget": None,
-    "use_beam_search": False,
-    "xtc_probability": 0,
-}
-_FREE_CHOICE: Final = (None, "auto", "none")
 
 
 class _Function(msgspec.Struct):
@@ -170,11 +150,11 @@ def _answers(said: _Said) -> list[Answer]:
     aside = [_texts(outputs[name]) for name in ("reasoning", "refusal") if name in outputs]
     if not all(len(column) == n_choices for column in (reasons, calls, *aside)):
         raise _schema("the choices differ in number from tensor to tensor")
-    wants_json, schema = _json_asked(said.options)
-    is_greedy = _is_greedy(said.options)
+    wants_json, schema = json_asked(said.options)
+    is_greedy = takes_likeliest(said.options)
     offered = {
-        str(function.get("name", "")): _object(function.get("parameters"))
-        for function in (*(_object(tool.get("function")) for tool in said.tools), *_functions(said.options))
+        str(function.get("name", "")): object_of(function.get("parameters"))
+        for function in (*(object_of(tool.get("function")) for tool in said.tools), *functions(said.options))
     }
     return [
         Answer(
@@ -187,7 +167,7 @@ def _answers(said: _Said) -> list[Answer]:
             is_empty=not text
             and calls[index] == "[]"
             and not any(column[index] for column in aside)
-            and not _is_cut(said.options, reasons[index]),
+            and not may_be_cut(said.options, reasons[index]),
             n_tokens=_n_tokens(outputs, index, n_choices),
             is_greedy=is_greedy,
             wants_json=wants_json,
@@ -206,7 +186,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
     prompt_ids = _ids(outputs.get(f"prompt_token_ids.{index}", outputs.get("prompt_token_ids")))
     messages: tuple[dict[str, Any], ...] = ()
     prompt, n_prompts = "", 1
-    if prompt_ids is None and (unlike := _unlike(options)):
+    if prompt_ids is None and (unlike := changes_prompt(options)):
         raise QuarantineError(
             QuarantineReason.OUTPUT,
             f"`{unlike}` changes the prompt as it was sent: have clients ask for `return_token_ids`",
@@ -215,7 +195,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
     else:
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
-        place = index // _n(options)
+        place = index // wanted_choices(options)
         if place >= n_prompts:
             raise _schema(f"choice {index} answers none of the {n_prompts} prompts")
         if "prompt" in inputs:
@@ -226,14 +206,14 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
     return Asked(
         messages=messages,
         tools=tuple(said.tools),
-        template=_template(options),
+        template=template_of(options),
         prompt=prompt,
         prompt_ids=prompt_ids,
         n_prompt_tokens=_usage(outputs)[0] if n_prompts == 1 else None,
         add_special_tokens=options.get("add_special_tokens") is not False,
         served=text,
         served_ids=served_ids,
-        is_cut=text == answer.text and _is_cut(options, answer.finish_reason),
+        is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
     )
 
 
@@ -295,54 +275,6 @@ def _named(token: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) <= 18 else -1
 
 
-def _json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Return whether JSON was asked for, and the schema that it is to fit."""
-    wanted = _object(options.get("response_format"))
-    kind = wanted.get("type")
-    if kind == "json_schema":
-        return True, _object(_object(wanted.get("json_schema")).get("schema"))
-    guided = options.get("guided_json") or _object(options.get("structured_outputs")).get("json")
-    guided = guided or options.get("json_schema")
-    return kind == "json_object" or guided is not None, _object(guided)
-
-
-def _is_greedy(options: Mapping[str, Any]) -> bool:
-    """Return whether each token had to be the likeliest. A temperature that is not told is the server's own."""
-    if options.get("temperature") != 0 and options.get("top_k") != 1:
-        return False
-    free = all(options.get(name, neutral) == neutral for name, neutral in _CONSTRAINTS.items())
-    wanted = _object(options.get("response_format")).get("type", "text")
-    choice = options.get("tool_choice")
-    return free and wanted == "text" and (choice is None or choice in _FREE_CHOICE)
-
-
-def _unlike(options: Mapping[str, Any]) -> str:
-    """Return an option under which the reference's own template or tokenizer would make another prompt; else empty."""
-    return next(
-        (name for name in ("chat_template", "suffix", "truncate_prompt_tokens") if options.get(name)), ""
-    )
-
-
-def _template(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the chat template is given; the effort is told to it as what a client may add is."""
-    given = {name: options[name] for name in _TEMPLATE if name in options}
-    if "reasoning_effort" in options:
-        more = _object(given.get("chat_template_kwargs"))
-        given["chat_template_kwargs"] = {"reasoning_effort": options["reasoning_effort"], **more}
-    return given
-
-
-def _functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what was offered before there were tools."""
-    offered = options.get("functions")
-    return [_object(one) for one in offered] if isinstance(offered, list) else []
-
-
-def _is_cut(options: Mapping[str, Any], finish_reason: str) -> bool:
-    """Return whether a text may end where a stop sequence of the client began, and thus within a token, or before any."""
-    return bool(options.get("stop")) and finish_reason in {"", "stop"}
-
-
 def _prompt_text(asked: Asked) -> str:
     """Return a prompt as text: what is said in a chat, message by message."""
     said = [one for message in asked.messages for one in _said(message.get("content"))]
@@ -353,7 +285,7 @@ def _said(content: Any) -> Iterable[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
-        yield from (part["text"] for part in map(_object, content) if isinstance(part.get("text"), str))
+        yield from (part["text"] for part in map(object_of, content) if isinstance(part.get("text"), str))
 
 
 def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int | None:
@@ -367,11 +299,6 @@ def _usage(outputs: Mapping[str, Tensor]) -> tuple[int | None, int | None]:
     """Return the tokens of prompt and answer, as far as they are told; some servers tell zero of both."""
     counts = decode(outputs["usage"]).tolist() if "usage" in outputs else [0, 0]
     return (counts[0], counts[1]) if counts[0] > 0 else (None, None)
-
-
-def _n(options: Mapping[str, Any]) -> int:
-    n = options.get("n")
-    return n if type(n) is int and n > 0 else 1
 
 
 def _ids(tensor: Tensor | None) -> tuple[int, ...] | None:
@@ -397,10 +324,6 @@ def _decoded(text: bytes, kind: Any) -> Any:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
         raise _schema(f"what should be JSON of a chat is none: {error}") from error
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _schema(detail: str) -> QuarantineError:

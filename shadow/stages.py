@@ -76,7 +76,8 @@ class Stages:
     """Replays and stores batches in the order they come.
 
     `assemble_one`, `replay_one`, `compare_one` and `store_one` are each called again and again by one task, `replay_one` by
-    two: the reference's thread has the next batch before it has done one. Whatever they raise, the batch they had is let go, so that it comes again, and `drained` does not wait for it.
+    two: the reference's thread has the next batch before it has done one. Whatever they raise, the batch they had is let
+    go, so that it comes again, and `drained` does not wait for it.
 
     Parameters
     ----------

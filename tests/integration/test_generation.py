@@ -28,7 +28,7 @@ from shadow.triage import triage
 from storage.database import Database
 from storage.writer import Writer
 from tests.answered import exchange, prepared
-from tests.language_models import loaded, opening, quantised, remote_opening
+from tests.language_models import opening, remote_opening
 from tests.monitors import connected, folded, running_monitor, until
 from tests.vllm_like import VllmLike, serving
 
@@ -57,19 +57,6 @@ def chats(server: VllmLike, **more: Any) -> list[Exchange]:
         assert status == 200
         found.append(exchange(CHAT, asked, answered))
     return found
-
-
-@pytest.fixture(scope="module")
-def fp32(language_folder: Path) -> VllmLike:
-    """Return a candidate that is its own reference."""
-    return VllmLike(*loaded(language_folder), name="digits")
-
-
-@pytest.fixture(scope="module")
-def int8(language_folder: Path) -> VllmLike:
-    """Return a candidate that was quantised."""
-    model, tokenizer = loaded(language_folder)
-    return VllmLike(quantised(model), tokenizer, name="digits")
 
 
 @contextmanager

@@ -25,25 +25,12 @@ from shadow.runtime import replayed_by
 from shadow.tensor import decode
 from tests.answered import prepared
 from tests.integration.test_generation import IDS, LISTS, chats
-from tests.language_models import loaded, opening, quantised
+from tests.language_models import opening
 from tests.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 
 SCORED = "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def fp32(language_folder: Path) -> VllmLike:
-    """Return a candidate that is its own reference."""
-    return VllmLike(*loaded(language_folder), name="digits")
-
-
-@pytest.fixture(scope="module")
-def int8(language_folder: Path) -> VllmLike:
-    """Return a candidate that was quantised."""
-    model, tokenizer = loaded(language_folder)
-    return VllmLike(quantised(model), tokenizer, name="digits")
 
 
 @pytest.fixture

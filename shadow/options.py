@@ -1,0 +1,94 @@
+"""What a client of an OpenAI-compatible server asked for, beside its text."""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+_TEMPLATE: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents")
+# Options under which the likeliest token need not be the one that is taken, with the value that does nothing.
+_CONSTRAINTS: Final[Mapping[str, Any]] = {
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "dry_multiplier": 0,
+    "ebnf": None,
+    "frequency_penalty": 0,
+    "grammar": None,
+    "guided_choice": None,
+    "guided_grammar": None,
+    "guided_json": None,
+    "guided_regex": None,
+    "ignore_eos": False,
+    "json_schema": None,
+    "logit_bias": {},
+    "logits_processors": None,
+    "min_tokens": 0,
+    "mirostat": 0,
+    "no_repeat_ngram_size": 0,
+    "presence_penalty": 0,
+    "regex": None,
+    "repeat_penalty": 1,
+    "repetition_penalty": 1,
+    "structured_outputs": None,
+    "thinking_token_budget": None,
+    "use_beam_search": False,
+    "xtc_probability": 0,
+}
+_FREE_CHOICE: Final = (None, "auto", "none")
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return a JSON object as it is, and an empty one in place of anything else."""
+    return value if isinstance(value, dict) else {}
+
+
+def json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Return whether JSON was asked for, and the schema that it is to fit."""
+    wanted = object_of(options.get("response_format"))
+    kind = wanted.get("type")
+    if kind == "json_schema":
+        return True, object_of(object_of(wanted.get("json_schema")).get("schema"))
+    guided = options.get("guided_json") or object_of(options.get("structured_outputs")).get("json")
+    guided = guided or options.get("json_schema")
+    return kind == "json_object" or guided is not None, object_of(guided)
+
+
+def takes_likeliest(options: Mapping[str, Any]) -> bool:
+    """Return whether each token had to be the likeliest. A temperature that is not told is the server's own."""
+    if options.get("temperature") != 0 and options.get("top_k") != 1:
+        return False
+    free = all(options.get(name, neutral) == neutral for name, neutral in _CONSTRAINTS.items())
+    wanted = object_of(options.get("response_format")).get("type", "text")
+    choice = options.get("tool_choice")
+    return free and wanted == "text" and (choice is None or choice in _FREE_CHOICE)
+
+
+def changes_prompt(options: Mapping[str, Any]) -> str:
+    """Return an option under which the reference's own template or tokenizer would make another prompt; else empty."""
+    return next(
+        (name for name in ("chat_template", "suffix", "truncate_prompt_tokens") if options.get(name)), ""
+    )
+
+
+def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the chat template is given; the effort is told to it as what a client may add is."""
+    given = {name: options[name] for name in _TEMPLATE if name in options}
+    if "reasoning_effort" in options:
+        more = object_of(given.get("chat_template_kwargs"))
+        given["chat_template_kwargs"] = {"reasoning_effort": options["reasoning_effort"], **more}
+    return given
+
+
+def functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return what was offered before there were tools."""
+    offered = options.get("functions")
+    return [object_of(one) for one in offered] if isinstance(offered, list) else []
+
+
+def may_be_cut(options: Mapping[str, Any], finish_reason: str) -> bool:
+    """Return whether a text may end where a stop sequence of the client began, and thus within a token, or before any."""
+    return bool(options.get("stop")) and finish_reason in {"", "stop"}
+
+
+def wanted_choices(options: Mapping[str, Any]) -> int:
+    """Return how many answers were asked for to each prompt."""
+    n = options.get("n")
+    return n if type(n) is int and n > 0 else 1
