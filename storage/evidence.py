@@ -21,10 +21,9 @@ MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
 MOST_SCANNED: Final = 100_000  # items of the version that are looked through for a rare slice's
 _MOST_ALERTS: Final = 256
 
-_ITEMS: Final = text("""
+_NEWEST_OF_SLICE: Final = """
     select newest.* from (
-        select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi,
-            c.flip, c.divergence, c.reference_margin, c.source, c.batch_id
+        select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi, {columns}
         from comparison c join batch b on b.id = c.batch_id
         where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
             and b.fold_seq <= :fold_seq
@@ -32,7 +31,14 @@ _ITEMS: Final = text("""
     ) newest
     where newest.slice_ids @> array[cast(:slice as int)]
     order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
-""")
+"""
+_ITEMS: Final = text(
+    _NEWEST_OF_SLICE.format(
+        columns="c.flip, c.divergence, c.reference_margin, c.source, c.batch_id,"
+        " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite"
+    )
+)
+_DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="c.detail::text as detail"))
 _NEWEST: Final = text("""
     select newest.model_version_id from (
         select c.captured_at, c.exchange_id, c.item, c.slice_ids, c.model_version_id
@@ -46,6 +52,10 @@ _NEWEST: Final = text("""
 """)
 _PROVENANCE: Final = text("select id, provenance from batch where id = any(cast(:batches as bigint[]))")
 _STORED: Final = text("select stored_at from batch where fold_seq = :fold_seq")
+_DOUBT: Final = text("""
+    select doubt from doubt join model_version using (model, reference_digest)
+    where model_version.id = :version and doubt <> ''
+""")
 _ALERTING: Final = text("""
     select model_version_id, slice_id, severity, details from alert
     where resolved_at is null and model_version_id = any(cast(:versions as int[])) order by id limit :most
@@ -53,7 +63,10 @@ _ALERTING: Final = text("""
 
 
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item; columns as in `comparison`, `group` the session or else the exchange."""
+    """One item; columns as in `comparison`, `group` the session or else the exchange.
+
+    `not_finite` tells that the candidate's output was not a number, infinite or empty.
+    """
 
     captured_us: int
     exchange: str
@@ -65,6 +78,16 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     margin: float | None
     source: str
     batch_id: int
+    not_finite: bool = False
+
+
+class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was measured of one item: `detail` is the text of a JSON object, the others as of `EvidenceItem`."""
+
+    exchange: str
+    group: str
+    pi: float
+    detail: str | None
 
 
 class Alerting(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,18 +130,7 @@ class Evidence:
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
         """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
-        found = await self._connection.execute(
-            _ITEMS,
-            {
-                "begin": from_us(begin_us),
-                "end": from_us(end_us),
-                "version": version,
-                "slice": slice_id,
-                "fold_seq": fold_seq,
-                "scanned": MOST_SCANNED,
-                "most": MOST_ROWS,
-            },
-        )
+        found = await self._connection.execute(_ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq))
         return [
             EvidenceItem(
                 captured_us=to_us(captured_at),
@@ -131,8 +143,39 @@ class Evidence:
                 margin=margin,
                 source=source,
                 batch_id=batch_id,
+                not_finite=not_finite,
             )
-            for captured_at, exchange, _, group, slice_ids, pi, flip, divergence, margin, source, batch_id in found
+            for (
+                captured_at,
+                exchange,
+                _,
+                group,
+                slice_ids,
+                pi,
+                flip,
+                divergence,
+                margin,
+                source,
+                batch_id,
+                not_finite,
+            ) in found
+        ]
+
+    async def details(
+        self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> list[DetailItem]:
+        """Return what else was measured of the items that `items` returns."""
+        found = await self._connection.execute(
+            _DETAILS, _newest(version, slice_id, begin_us, end_us, fold_seq)
+        )
+        return [
+            DetailItem(
+                exchange=row["exchange_id"],
+                group=row["group_key"] or row["exchange_id"],
+                pi=row["pi"],
+                detail=row["detail"],
+            )
+            for row in found.mappings()
         ]
 
     async def last_compared(
@@ -162,6 +205,11 @@ class Evidence:
         at = await self._connection.scalar(_STORED, {"fold_seq": fold_seq})
         return None if at is None else to_us(at)
 
+    async def doubt(self, version: int) -> str | None:
+        """Return what the outputs of a version's reference say against the configuration, or None."""
+        said: str | None = await self._connection.scalar(_DOUBT, {"version": version})
+        return said
+
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
         """Return the open alerts of some versions, oldest first, at most 256."""
         found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
@@ -179,3 +227,15 @@ class Evidence:
         await self._connection.execute(
             text("select set_config('statement_timeout', :setting, true)"), {"setting": setting}
         )
+
+
+def _newest(version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int) -> dict[str, Any]:
+    return {
+        "begin": from_us(begin_us),
+        "end": from_us(end_us),
+        "version": version,
+        "slice": slice_id,
+        "fold_seq": fold_seq,
+        "scanned": MOST_SCANNED,
+        "most": MOST_ROWS,
+    }

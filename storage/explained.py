@@ -36,6 +36,17 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         tuple[str, ...], Meta(description="Larger alerting slices of which nothing is left without this one.")
     ] = ()
     explains_ids: Annotated[tuple[int, ...], Meta(description="Their slice ids.")] = ()
+    not_finite: Annotated[
+        float | None,
+        Meta(
+            description="Share of the slice's items since the onset whose output was not a number, infinite or empty."
+        ),
+    ] = None
+    not_finite_before: Annotated[float | None, Meta(description="The same before the onset.")] = None
+    doubt: Annotated[
+        str | None,
+        Meta(description="What the reference's outputs say against the configuration: figures may mislead."),
+    ] = None
     cause: Annotated[
         str | None,
         Meta(
@@ -92,6 +103,16 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         float | None, Meta(description="Part of it by traffic that was not there before: neither of the two.")
     ] = None
     aggregate_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
+    moved: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Other measures of the slice, as in comparison.detail, whose means moved beyond chance, the surest"
+            " first."
+        ),
+    ] = ()
+    moved_before: Annotated[tuple[float, ...], Meta(description="Their means before the onset.")] = ()
+    moved_after: Annotated[tuple[float, ...], Meta(description="Their means since the onset.")] = ()
+    n_measures: Annotated[int | None, Meta(description="How many other measures were looked at.")] = None
     changes: Annotated[
         tuple[str, ...],
         Meta(description="Candidate version, replay engine, provider, device or sidecar that are new."),

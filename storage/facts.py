@@ -2,6 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -38,13 +39,17 @@ class Window(_Fact, frozen=True, kw_only=True):
 
 
 class Version(_Fact, frozen=True, kw_only=True):
-    """A candidate version with its reference; digest and precision of it are empty where it has none."""
+    """A candidate version with its reference; digest and precision of it are empty where it has none.
+
+    `doubt` is what that reference's outputs say against the configuration; empty: nothing.
+    """
 
     id: int
     model: str
     candidate_version: str
     reference_digest: str
     precision: str = ""
+    doubt: str = ""
     first_seen_at: datetime
 
 
@@ -182,7 +187,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
 
 
 class Example(_Fact, frozen=True, kw_only=True):
-    """An exchange that shows the drift; `trace` is its traceparent, or empty."""
+    """An exchange that shows the drift; `trace` is its traceparent, or empty, `detail` what else was measured of it."""
 
     exchange_id: str
     item: int
@@ -190,6 +195,7 @@ class Example(_Fact, frozen=True, kw_only=True):
     flip: bool | None
     divergence: float | None
     trace: str
+    detail: dict[str, Any] | None = None
 
 
 class Changes(_Fact, frozen=True, kw_only=True):

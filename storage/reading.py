@@ -18,8 +18,10 @@ from storage.facts import Changes, Episode, Example, SliceName, VerdictFact, Ver
 from storage.tables import ReportRun
 
 _VERSIONS = text("""
-    select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at
-    from model_version where :model = '' or model = :model order by model, id
+    select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at,
+        coalesce(doubt, '') as doubt
+    from model_version left join doubt using (model, reference_digest)
+    where :model = '' or model = :model order by model, id
 """)
 
 _SLICES = text(
@@ -61,7 +63,7 @@ _CHANGES = text("""
 """)
 
 _EXAMPLES = text("""
-    select exchange_id::text, item, captured_at, flip, divergence, trace from comparison
+    select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
         and slice_ids @> array[cast(:slice as int)]
     order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most

@@ -14,7 +14,7 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
 
-# What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun.
+# What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun, and changes `doubt`.
 _WRITTEN: Final = ("model_version", "slice", "policy", "batch", "comparison", "tally", "quarantine", "noise")
 # What the monitor alone writes.
 _DERIVED: Final = (
@@ -94,6 +94,7 @@ def _shadow() -> list[str]:
     readable = [table for table in _WRITTEN if table != Quarantine.__tablename__]
     return [
         f"grant select on {', '.join(readable)} to {SHADOW}",
+        f"grant select, insert, update on doubt to {SHADOW}",
         f"grant insert on {', '.join(_WRITTEN)} to {SHADOW}",
         f"grant select (id, stream_sequence, reason) on quarantine to {SHADOW}",
         f"grant update (n_rows, skipped), delete on batch to {SHADOW}",

@@ -166,6 +166,23 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
     divergence: float | None
 
 
+class DoubtRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a reference's outputs look like what the configuration says of them.
+
+    Parameters
+    ----------
+    model, reference_digest
+        Whose.
+    option, doubt
+        What may be wrong, and in words what seems to be; empty where nothing does.
+    """
+
+    model: str
+    reference_digest: str
+    option: str
+    doubt: str
+
+
 class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     """What one transaction stores.
 
@@ -185,6 +202,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         Some of its items' vectors. They are stored after the transaction, and may be lost.
     noise
         Items of earlier batches that were computed again meanwhile.
+    doubts
+        Of references that were looked at meanwhile.
     """
 
     worker: str
@@ -196,6 +215,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     provenance: str = "{}"
     vectors: tuple[VectorRow, ...] = ()
     noise: tuple[NoiseItem, ...] = ()
+    doubts: tuple[DoubtRow, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

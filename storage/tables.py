@@ -213,6 +213,25 @@ class Comparison(Base):
     stored_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was stored.")
 
 
+class Doubt(Base):
+    """Whether a reference's outputs look like what the configuration says."""
+
+    __tablename__ = "doubt"
+    __table_args__ = (
+        {
+            "comment": "Whether the outputs of a reference look like what the configuration says of them, as a worker saw it"
+            " last."
+        },
+    )
+    model: Mapped[Str] = mapped_column(primary_key=True, comment="Name of the model.")
+    reference_digest: Mapped[Str] = mapped_column(
+        primary_key=True, comment="SHA-256 of the reference that was looked at."
+    )
+    option: Mapped[Str] = mapped_column(comment="Option that may be wrong, or empty.")
+    doubt: Mapped[Str] = mapped_column(comment="What seems to be wrong, and what to set; empty: nothing.")
+    found_at: Mapped[Time] = mapped_column(comment="When a worker looked last.")
+
+
 class Tally(Base):
     """Exact counts of one header stratum of one sidecar."""
 

@@ -24,6 +24,7 @@ from quantdrift.core.slices import SliceKey
 from storage import tables
 from storage.bulk import comparison_rows, day_of, insert_comparisons
 from storage.database import Database
+from storage.doubt import write_doubts
 from storage.noise import insert_noise
 from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
 
@@ -125,6 +126,7 @@ class Writer:
                 if day_of(compared.exchange.captured_at) in days
             }
             skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
+            await write_doubts(connection, batch.doubts, batch.at)
             n_noise = await insert_noise(connection, batch.noise, batch_id, versions, policies)
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))

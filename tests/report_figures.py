@@ -90,6 +90,16 @@ def make_episode(
                 flip=True,
                 divergence=None,
                 trace_url="https://tracing.example.com/1",
+                detail={
+                    "candidate_top": 0,
+                    "tv": 0.41234,
+                    "lost": True,
+                    "gained": False,
+                    "classes": [],
+                    "finish_reason": "<stop>",
+                    "by_output": {"latent": 0.25},
+                    "clustering": 3,
+                },
             ),
         ),
         explanation=(

@@ -74,7 +74,12 @@ def report(
 def summary(figures: "ReportFigures") -> str:
     """Return what a terminal should show: one sentence on each version, its worst slices, and where the page is."""
     tables = [_table(model) for model in figures.models if model.aggregate]
-    return "\n".join([*figures.headlines(), *tables, f"report: {figures.path}"])
+    doubts = [
+        f"\n{model.model} {model.version}: its figures may mislead. {model.doubt[0].upper()}{model.doubt[1:]}."
+        for model in figures.models
+        if model.doubt
+    ]
+    return "\n".join([*figures.headlines(), *doubts, *tables, f"report: {figures.path}"])
 
 
 def _table(model: "ModelFigures") -> str:

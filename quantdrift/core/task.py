@@ -23,6 +23,22 @@ class Task(StrEnum):
     TENSOR = "tensor"  # numbers of which nothing is known
 
 
+LABELS = frozenset({"candidate_top", "reference_top", "worst_class"})
+"""What stands in `comparison.detail` by the number of a class: a mean of them means nothing."""
+
+COUNTED = frozenset(
+    {
+        "candidate_not_finite",
+        "reference_not_finite",
+        "candidate_nan",
+        "candidate_infinite",
+        "reference_nan",
+        "reference_infinite",
+    }
+)
+"""What stands there only where there is any."""
+
+
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """What the two watched divergences of a task are.
 

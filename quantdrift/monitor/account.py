@@ -6,6 +6,7 @@ from quantdrift.drift.detector import CHANGE, TAIL
 from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE
 from storage.explained import Explanation
 
+_MOST_MOVED = 6
 INPUT_SHIFT, UNSEEN, TOO_FEW = "input_shift", "unseen", "too_few"
 _REASONS = {
     (True, CHANGE.kind): "the flip rate is above its learned baseline",
@@ -133,7 +134,12 @@ def sentences(found: Explanation, metric: Metric, kind: str, task: Task) -> tupl
     if found.unexplained:
         return (f"Not explained: {found.unexplained}. The alert itself is as sound as any.",)
     unit = " points" if metric is Metric.FLIP or kind == TAIL.kind else _unit(measure)
-    said = [*_folded(found), *(f"New around the onset: {change}." for change in found.changes)]
+    said = [
+        *_folded(found),
+        *_not_finite(found),
+        *([f"In doubt: {found.doubt}."] if found.doubt else []),
+        *(f"New around the onset: {change}." for change in found.changes),
+    ]
     if found.cause and found.damage is not None and found.shift is not None:
         said.append(
             _CAUSES[found.cause].format(
@@ -178,6 +184,7 @@ def sentences(found: Explanation, metric: Metric, kind: str, task: Task) -> tupl
         )
     elif found.aggregate_cause == TOO_FEW:
         said.append("Of all traffic there are too few exchanges before or since the onset to split its move.")
+    said += _moved(found)
     if found.compared_with:
         since = f"{found.n_window_after or 0:,} since"
         said.append(
@@ -209,6 +216,30 @@ def _folded(found: Explanation) -> list[str]:
     if found.explains:
         said.append(f"Explains {', '.join(found.explains)}: without this slice nothing is left of them.")
     return said
+
+
+def _not_finite(found: Explanation) -> list[str]:
+    if not found.not_finite:
+        return []
+    earlier = "" if found.not_finite_before is None else f" (before: {100 * found.not_finite_before:.3g} %)"
+    share = f"{100 * found.not_finite:.3g} % of the slice's outputs since the onset"
+    return [
+        f"No numbers: {share} are not a number, infinite or empty{earlier}. Each is a flip and has no divergence."
+    ]
+
+
+def _moved(found: Explanation) -> list[str]:
+    if not found.n_measures:
+        return []
+    if not found.moved:
+        return [f"Beside it nothing moved beyond chance, of {found.n_measures} other measures."]
+    told = [
+        f"{name} from {before:.3g} to {after:.3g}"
+        for name, before, after in zip(found.moved, found.moved_before, found.moved_after, strict=True)
+    ][:_MOST_MOVED]
+    more = len(found.moved) - len(told)
+    others = f" and {more} more" if more else ""
+    return [f"Beside it moved {', '.join(told)}{others}, of {found.n_measures} other measures."]
 
 
 def _subject(metric: Metric, kind: str, measure: Measure) -> str:

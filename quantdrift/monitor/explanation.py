@@ -7,7 +7,8 @@ are bounded in rows and time and undone alone, only so many alerts of one fold a
 that is not explained says so and goes out.
 
 The same record gives the same explanation: windows are of event time, rows count that were folded no later than the
-change of verdict, and the alerts beside it are those that stand after its batch.
+change of verdict, and the alerts beside it are those that stand after its batch. What is doubted of the configuration alone
+is as of now.
 """
 
 import asyncio
@@ -24,8 +25,10 @@ from quantdrift.core.slices import ALL
 from quantdrift.core.task import Task
 from quantdrift.drift.damage import DamageCause
 from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.mix import Cause
+from quantdrift.drift.mix import FEWEST_BEFORE, Cause
+from quantdrift.drift.moves import Moves
 from quantdrift.monitor.account import advice, sentences
+from quantdrift.monitor.beside import beside
 from quantdrift.monitor.entry import Key
 from quantdrift.monitor.relation import Standing, explains, smallest
 from quantdrift.monitor.scene import (
@@ -179,12 +182,23 @@ class Explainer:
             compared_with=held_against.words,
             compared_version=catalog.versions[held_against.version].candidate_version if other else None,
             changes=tuple(changes),
+            doubt=await evidence.doubt(row.model_version_id),
             explained_by=None if by is None else catalog.slices[by].name,
             explained_by_id=by,
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
-        return _Found(explanation=explanation, explained=tuple(explained))
+        moved = await _moved(evidence, row, held_against)
+        return _Found(
+            explanation=msgspec.structs.replace(
+                explanation,
+                moved=tuple(one.name for one in moved.found),
+                moved_before=tuple(one.before for one in moved.found),
+                moved_after=tuple(one.after for one in moved.found),
+                n_measures=moved.n_measures or None,
+            ),
+            explained=tuple(explained),
+        )
 
     def _budget(self, model: str) -> Budget:
         found = self._config.model(model)
@@ -213,6 +227,30 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene
     return Scene(items)
 
 
+async def _moved(evidence: Evidence, row: TransitionRow, held_against: Yardstick) -> Moves:
+    """Return what else moved in the slice; nothing where the record does not tell in time: the rest stands without it."""
+    try:
+        async with evidence.bounded(STATEMENT_S):
+            before = await evidence.details(
+                version=held_against.version,
+                slice_id=row.slice_id,
+                begin_us=held_against.begin_us,
+                end_us=held_against.end_us,
+                fold_seq=row.fold_seq,
+            )
+            after = await evidence.details(
+                version=row.model_version_id,
+                slice_id=row.slice_id,
+                begin_us=row.onset_us,
+                end_us=row.at_us + 1,
+                fold_seq=row.fold_seq,
+            )
+    except RetryError as error:
+        _LOG.warning("an alert does not tell what else moved: %s", error)
+        return Moves()
+    return beside(before, after)
+
+
 def findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Explanation:
     """Return what the slice's own windows tell.
 
@@ -226,6 +264,10 @@ def findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Expla
         Above it a divergence counts as much.
     """
     explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
+    if (not_finite := after.not_finite()) > 0:
+        # A share of a handful would be taken for a finding.
+        earlier = before.not_finite() if before.n_exchanges >= FEWEST_BEFORE else None
+        explanation = msgspec.structs.replace(explanation, not_finite=not_finite, not_finite_before=earlier)
     if before.items and after.items and not (before.has_margins or after.has_margins):
         return explanation  # no task but classification knows close calls
     found = damaged(before, after, measure)

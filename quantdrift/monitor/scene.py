@@ -106,6 +106,11 @@ class Scene:
         """Whether any item tells how close a call it was: only classes have a margin."""
         return any(item.margin is not None for item in self.items)
 
+    def not_finite(self) -> float:
+        """Return the share of the items, by weight, whose output was not a number, infinite or empty; 0 of none."""
+        spoilt = np.array([item.not_finite for item in self.items], dtype=bool)
+        return float(self.weight[spoilt].sum() / self.weight.sum()) if self.items else 0.0
+
     def values(self, measure: Measure) -> FloatArray:
         """Return the value of each item, (n,); not a number where it has none."""
         return np.array([measure.of(item) for item in self.items], dtype=np.float64)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -67,7 +68,10 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
-    """An exchange that shows the drift; `trace_url` is empty where none is configured or recorded."""
+    """An exchange that shows the drift; `trace_url` is empty where none is configured or recorded.
+
+    `detail` is what its comparator measured beside the two, by name, as in `comparison.detail`.
+    """
 
     exchange_id: str
     item: int
@@ -75,6 +79,7 @@ class ExampleFigures(_Figures, frozen=True, kw_only=True):
     flip: bool | None
     divergence: float | None
     trace_url: str
+    detail: dict[str, Any] = {}
 
 
 class EpisodeFigures(_Figures, frozen=True, kw_only=True):
@@ -149,6 +154,8 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
         What it gives.
     precision
         Of the reference: `float32`, what else is declared, or `unverified`; empty where it is not known.
+    doubt
+        What the reference's outputs say against the configuration, as of the last look; empty: nothing.
     status
         The worst that was said in the period: firing, warning, unknown or ok.
     headline
@@ -167,6 +174,7 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
     reference_digest: str
     task: Task = Task.CLASSIFICATION
     precision: str = ""
+    doubt: str = ""
     status: Verdict
     headline: str
     n_slices: int

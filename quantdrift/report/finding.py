@@ -180,6 +180,7 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
         reference_digest=version.reference_digest,
         task=task_of(config, version.model),
         precision=version.precision,
+        doubt=version.doubt,
         status=_status(entries, alerts),
         headline=headline(
             f"{version.model} {version.candidate_version}",
@@ -317,6 +318,7 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
                 flip=example.flip,
                 divergence=example.divergence,
                 trace_url=trace_link(config.telemetry.trace_url, example.trace),
+                detail=example.detail or {},
             )
             for example in entry.examples
         ),

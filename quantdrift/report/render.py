@@ -98,6 +98,7 @@ def render(
         count=wording.count,
         moment=wording.moment,
         duration=wording.duration,
+        detail=wording.detail,
         reason=lambda name: REASONS.get(name, ""),
         tidy=lambda text: text.replace(" %", "\u00a0%").replace(" nat", "\u00a0nat"),
     )

@@ -1,8 +1,9 @@
 """Numbers and sentences as people read them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from math import floor, isfinite, log10
+from typing import Any
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import MEASURES
@@ -61,6 +62,36 @@ def duration(span: timedelta) -> str:
     size, name = next(((size, name) for size, name in _UNITS if seconds >= size), (1, "second"))
     number = f"{seconds / size:.1f}".removesuffix(".0")
     return f"{number} {name}{'' if number == '1' else 's'}"
+
+
+def detail(figures: Mapping[str, Any]) -> str:
+    """Return what a comparator measured of an item, as it stands in `comparison.detail`: `missed 2, box shift 0.12`.
+
+    Parameters
+    ----------
+    figures
+        By name: numbers, flags, texts, or lists and further figures by name.
+    """
+    told = {name: value for name, value in figures.items() if name != "clustering"}
+    return ", ".join(
+        name.replace("_", " ") + _figure(value)
+        for name, value in told.items()
+        if value is not None and value is not False and value not in ([], {})
+    )
+
+
+def _figure(value: Any) -> str:
+    """Return a figure as it goes after its name; nothing of a flag."""
+    match value:
+        case bool():
+            return ""
+        case float():
+            return f" {number(value)}"
+        case list():
+            return f" {'/'.join(map(str, value))}"
+        case dict():
+            return f" ({detail(value)})"
+    return f" {value}"
 
 
 def headline(

@@ -17,13 +17,15 @@ from storage.database import Database
 from storage.evidence import Evidence, EvidenceItem
 from storage.explained import Explanation, explanation_of
 from storage.fold import claim, load_catalog, resume
+from storage.fold_rows import from_us
 from storage.outcome import write
-from tests.fold_stream import BEGIN
+from tests.fold_stream import BEGIN, BEGIN_US, SECOND_US
 from tests.onset_stream import (
     ALL,
     CLEAR,
     DARK,
     FAINT,
+    ONSET_S,
     Draw,
     damage,
     input_shift,
@@ -128,6 +130,89 @@ async def test_damage_in_a_small_slice_explains_the_larger_ones(
             assert details["incident"] == "dark"
         else:
             assert details["incident"] == details["slice"]
+
+
+async def test_outputs_that_are_no_numbers_are_told(database: Database, record: asyncpg.Connection) -> None:
+    """Half of the flips since the onset are of such outputs: their share of the slice is said, beside that before."""
+    await store_items(record, items(damage))
+    await record.execute(
+        """update comparison set divergence = null, detail = '{"candidate_not_finite": true}'"""
+        " where flip and $1 = any(slice_ids) and captured_at >= $2 and exchange_id::text < '8'",
+        DARK,
+        from_us(BEGIN_US + ONSET_S * SECOND_US),
+    )
+    await fold_all(database, at_once=16)
+    dark = (await alerts(record))[DARK]
+    assert dark.not_finite is not None
+    assert 0.1 < dark.not_finite < 0.7
+    assert dark.not_finite_before == 0
+    (said,) = [one for one in dark.explanation if one.startswith("No numbers: ")]
+    assert f"{100 * dark.not_finite:.3g} % of the slice's outputs since the onset" in said
+    assert "(before: 0 %)" in said
+
+
+async def test_what_else_moved_is_told(database: Database, record: asyncpg.Connection) -> None:
+    """Of all that the comparator measures beside: what moved in the slice and what is counted, and not what stayed."""
+    await store_items(record, items(damage))
+    await record.execute(
+        """
+        with drawn as (
+            select exchange_id, ('x' || left(exchange_id::text, 4))::bit(16)::int / 65536.0 as u,
+                $1 = any(slice_ids) and captured_at >= $2 as moved from comparison
+        )
+        update comparison c set detail = jsonb_strip_nulls(jsonb_build_object(
+            'box_shift', case when moved then 0.3 else 0.1 end + u / 100, 'score_shift', u - 0.5, 'gained', u < 0.1,
+            'worst_class', case when moved then 7 else 2 end, 'by_output', jsonb_build_object('mask', u, 'logits', 1 - u),
+            'candidate_nan', case when moved and u < 0.5 then 1 end, 'finish_reason', 'stop'
+        )) from drawn d where d.exchange_id = c.exchange_id
+        """,
+        DARK,
+        from_us(BEGIN_US + ONSET_S * SECOND_US),
+    )
+    await fold_all(database, at_once=16)
+    dark = (await alerts(record))[DARK]
+    assert set(dark.moved) == {"box_shift", "candidate_nan"}
+    assert dark.n_measures == 6
+    before, after = (
+        dict(zip(dark.moved, means, strict=True)) for means in (dark.moved_before, dark.moved_after)
+    )
+    assert before == {"box_shift": pytest.approx(0.105, abs=0.01), "candidate_nan": 0}
+    assert after == {
+        "box_shift": pytest.approx(0.305, abs=0.01),
+        "candidate_nan": pytest.approx(0.5, abs=0.3),
+    }
+    (said,) = [one for one in dark.explanation if one.startswith("Beside it moved ")]
+    assert "box_shift from 0.105 to 0.30" in said
+    assert said.endswith("of 6 other measures.")
+
+
+async def test_a_record_that_answers_late_tells_not_what_else_moved(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """The rest of the explanation stands without it."""
+
+    class Slow(Evidence):
+        async def details(self, **asked: Any) -> Any:
+            await self._connection.execute(text("select pg_sleep(2)"))
+            return await super().details(**asked)
+
+    await store_items(record, items(damage))
+    assert set(await fold_all(database, at_once=16, evidence=Slow)) == {"explained"}
+    dark = (await alerts(record))[DARK]
+    assert dark.cause == "damage"
+    assert dark.n_measures is None
+
+
+async def test_a_doubt_of_the_configuration_is_told(database: Database, record: asyncpg.Connection) -> None:
+    """Whoever is woken by figures that may mislead reads so in the alert."""
+    await store_items(record, items(damage))
+    await record.execute(
+        "insert into doubt select model, reference_digest, 'output_kind', 'they are probabilities', now() from model_version"
+    )
+    await fold_all(database, at_once=16)
+    dark = (await alerts(record))[DARK]
+    assert dark.doubt == "they are probabilities"
+    assert "In doubt: they are probabilities." in dark.explanation
 
 
 async def test_more_close_calls_are_told_as_input_shift(

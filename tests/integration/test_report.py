@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.engine import Engine
 
+from quantdrift.commands.report import summary
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Report, Telemetry
@@ -67,6 +68,9 @@ async def test_outputs_that_are_no_distributions_are_not_reported_as_no_divergen
 async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
     """The page and its figures say which slice drifted, from what to what, and that the aggregate looks fine."""
     story = await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute("""update comparison set detail = '{"candidate_not_finite": true}' where flip""")
+    await db.close()
     figures, html = await _write(postgres_dsn, tmp_path)
     (model,), (episode,) = figures.models, figures.episodes
     assert model.status is Verdict.FIRING
@@ -82,6 +86,7 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert episode.after is not None
     assert episode.before.mean < 0.01 < episode.after.mean
     assert len(episode.examples) == 5
+    assert {len(one.detail) for one in episode.examples} == {1}
     assert (figures.source, figures.bucket_s) == ("comparison", 120.0)
     assert (figures.n_pages, figures.n_tickets, figures.n_slices) == (1, 0, 5)
     text = Page(html).text
@@ -89,8 +94,27 @@ async def test_a_drifted_slice_is_the_headline(postgres_dsn: str, tmp_path: Path
     assert "against reference 5f1d5f1d5f1d, float32+bfloat16" in text
     assert model.headline in text
     assert "12 minutes later" in text
+    assert text.count("candidate not finite") == 5
     assert "https://tracing.example.com/4bf92f3577b34da6a3ce929d0e0e4736" in html
     assert html.count("<svg ") == 6
+
+
+async def test_a_doubt_stands_beside_the_headline(postgres_dsn: str, tmp_path: Path) -> None:
+    """Of the reference that was compared with, on the page and in the terminal; one that was mended does not."""
+    await write_short_story(postgres_dsn)
+    db = await asyncpg.connect(postgres_dsn)
+    await db.execute(
+        "insert into doubt select model, reference_digest, 'output_kind', 'they are <i>probabilities', now()"
+        " from model_version where candidate_version = 'int8-7'"
+    )
+    figures, html = await _write(postgres_dsn, tmp_path)
+    assert figures.models[0].doubt == "they are <i>probabilities"
+    assert "Its figures may mislead. They are <i>probabilities." in Page(html).text
+    assert "its figures may mislead. They are <i>probabilities." in summary(figures)
+    await db.execute("update doubt set option = '', doubt = ''")
+    await db.close()
+    figures, html = await _write(postgres_dsn, tmp_path)
+    assert "may mislead" not in Page(html).text + summary(figures)
 
 
 @pytest.mark.parametrize(("noise", "older"), [(0.0, True), (0.5, False)])

@@ -16,7 +16,7 @@ from storage.fold import claim, load_catalog, resume
 from storage.migrate import upgrade
 from storage.retention import maintain
 from storage.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
-from storage.rows import ComparedExchange, ComparedItem, Quarantined, StoreBatch, VersionKey
+from storage.rows import ComparedExchange, ComparedItem, DoubtRow, Quarantined, StoreBatch, VersionKey
 from storage.tables import Base
 from storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
@@ -78,7 +78,8 @@ def batch(sequence: int) -> StoreBatch:
     bad = Quarantined(
         stream_sequence=sequence + 1, payload=b"secret", reason=QuarantineReason.DECODE, detail="no"
     )
-    return StoreBatch(worker="w", at=AT, compared=(compared,), quarantined=(bad,))
+    doubt = DoubtRow(model="digits", reference_digest="d" * 64, option="", doubt="")
+    return StoreBatch(worker="w", at=AT, compared=(compared,), quarantined=(bad,), doubts=(doubt,))
 
 
 async def refused(dsn: str, *queries: str) -> None:
@@ -108,6 +109,7 @@ async def test_the_shadow_can_do_what_the_writer_does_and_no_more(login: Login) 
         "delete from tally",
         "select payload from quarantine",
         "update batch set fold_seq = 1",
+        "delete from doubt",
         "select * from alert",
         "drop table comparison",
         "create table mine (n int)",

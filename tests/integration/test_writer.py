@@ -24,6 +24,7 @@ from storage.retention import maintain
 from storage.rows import (
     ComparedExchange,
     ComparedItem,
+    DoubtRow,
     Quarantined,
     StoreBatch,
     Unreferenced,
@@ -125,6 +126,25 @@ async def test_a_batch_is_stored_whole(database: Database, record: asyncpg.Conne
     assert msgspec.json.decode(version["reference"]) == {"path": "reference.onnx"}
     definition = await record.fetchval("select definition from policy where id = $1", row["policy_id"])
     assert msgspec.json.decode(definition, type=Policy) == POLICY
+
+
+async def test_what_was_seen_of_a_reference_last_stands(
+    database: Database, record: asyncpg.Connection
+) -> None:
+    """A look replaces the one before, also where it found nothing; other models' stay."""
+    writer = Writer(database, SystemClock())
+    seen = DoubtRow(
+        model="digits", reference_digest="5f", option="output_kind", doubt="they are probabilities"
+    )
+    other = msgspec.structs.replace(seen, model="scans")
+    await writer.store(_batch(compared=(_compared(7),), doubts=(other, seen)))
+    mended = msgspec.structs.replace(seen, option="", doubt="")
+    await writer.store(_batch(compared=(_compared(8),), doubts=(mended,)))
+    rows = await record.fetch("select model, reference_digest, option, doubt from doubt order by model")
+    assert [tuple(row) for row in rows] == [
+        ("digits", "5f", "", ""),
+        ("scans", "5f", "output_kind", "they are probabilities"),
+    ]
 
 
 async def test_storing_again_changes_nothing(database: Database, record: asyncpg.Connection) -> None:

@@ -314,6 +314,25 @@ def test_without_margins_nothing_is_said_of_them() -> None:
     assert known.cause == "too_few"
 
 
+def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
+    """Of every task, whatever else is known; nothing is said where all are numbers, and no `before` of no window."""
+    measure, cap = Measure(metric=Metric.FLIP, kind=BUDGET.kind, cap=1.0), 2.0
+    before = Scene([item(number, (ALL,), margin=None) for number in range(100)])
+    spoilt = [item(number, (ALL,), margin=None, not_finite=number < 10, pi=0.5) for number in range(20)]
+    kept = [item(number, (ALL,), margin=None) for number in range(20, 40)]
+    found = findings(before, Scene(spoilt + kept), measure, cap)
+    assert found.not_finite == pytest.approx(20 / 60)
+    assert found.not_finite_before == 0
+    said = sentences(found, Metric.FLIP, BUDGET.kind, Task.REGRESSION)
+    assert said[0].startswith("No numbers: 33.3 % of the slice's outputs since the onset")
+    assert "(before: 0 %)" in said[0]
+    few = Scene(before.items[:5])
+    alone = sentences(findings(few, Scene(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
+    assert "No numbers: 50 %" in alone[0]
+    assert "before:" not in alone[0]
+    assert findings(before, Scene(kept), measure, cap).not_finite is None
+
+
 def test_advice_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
     told = {

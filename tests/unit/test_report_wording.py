@@ -5,7 +5,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.interval import Estimate
-from quantdrift.report.wording import duration, headline, interval, measured, number, percent
+from quantdrift.report.wording import detail, duration, headline, interval, measured, number, percent
 from tests.report_figures import NOW, make_episode, make_slice
 
 pytestmark = pytest.mark.unit
@@ -38,6 +38,26 @@ def test_infinite_divergence_is_said_in_words() -> None:
     """A quantised zero is no number."""
     assert number(float("inf")) == "infinite"
     assert number(None) == "?"
+
+
+def test_what_was_measured_of_an_item_is_told_by_name() -> None:
+    """Numbers with two digits, flags by their name alone; nothing of what is not so, empty, or no figure."""
+    assert detail(
+        {
+            "candidate_top": 0,
+            "tv": 0.41234,
+            "lost": True,
+            "gained": False,
+            "classes": [],
+            "changed": [4, 7],
+            "finish_reason": "stop",
+            "by_output": {"latent": 0.25, "aside": 1e-7},
+            "clustering": 3,
+        }
+    ) == (
+        "candidate top 0, tv 0.41, lost, changed 4/7, finish reason stop, by output (latent 0.25, aside 0.0000001)"
+    )
+    assert detail({"candidate_not_finite": True}) == "candidate not finite"
 
 
 @pytest.mark.parametrize(
