@@ -24,7 +24,7 @@ demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 test: lint ## Run the linters and every test
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
 
-test-servers: setup ## Run the tests with every real server, the large ones too (3 GB; Java for TorchServe)
+test-servers: setup ## Run the tests with every real server, the large ones too (5 GB; Java for TorchServe)
 	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers
 
 coverage: setup ## Tell by branch what the tests reach

@@ -27,6 +27,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         Whether it says nothing at all: no text, no reasoning, no refusal, no call of a tool.
     n_tokens
         How many tokens it has; None where that is not told.
+    is_cut
+        Whether a stop of the client's may have taken some of them out of the text.
     is_greedy
         Whether each token had to be the likeliest: no sampling, and nothing that forbids, favours or penalises tokens.
     wants_json
@@ -42,6 +44,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: str = ""
     is_empty: bool = False
     n_tokens: int | None = None
+    is_cut: bool = False
     is_greedy: bool = False
     wants_json: bool = False
     schema: dict[str, Any] = {}

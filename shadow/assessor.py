@@ -10,6 +10,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from shadow.discovered import ByModel
+from shadow.doubts import Doubts
 from shadow.features import features_of
 from shadow.items import items_of
 from shadow.learned import LearnedSlices
@@ -82,6 +83,8 @@ class Assessor:
         Puts items into learned slices.
     noise
         As given.
+    doubts
+        What the references' outputs say against the configuration.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Assessor:
     ) -> None:
         self.learned = LearnedSlices(config)
         self.noise = noise or Noise(0.0, SystemClock())
+        self.doubts = Doubts()
         self._config = config
         self._worker = worker
         self._known = tuple(known)
@@ -153,6 +157,7 @@ class Assessor:
         """Return what came of each exchange that was replayed."""
         outcomes = compare(begun.prepared, outputs)
         self.noise.choose(begun.prepared, outputs, outcomes)
+        self.doubts.look(begun.prepared, outputs)
         return outcomes
 
     def record(self, begun: Begun, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
@@ -188,6 +193,7 @@ class Assessor:
             provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
             noise=self.noise.take(),
+            doubts=self.doubts.take(),
         )
 
     def _features(self, assembled: Assembled) -> list[dict[str, float]]:

@@ -1,7 +1,7 @@
 """Canaries: inputs whose outputs were recorded, which a reference must reproduce to be taken for what it says.
 
 A set is a safetensors file, so reading one runs nothing. It holds `input.NAME` and `output.NAME` by the reference's names,
-exactly as one call takes and gives them.
+exactly as one call takes and gives them; of a language model what `text_canaries` makes of them.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from safetensors.numpy import load, save
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from shadow.runtime import Array, DoubtfulInputError, ReferenceRuntime, TensorSpec, check_given
+from shadow.text_canaries import is_of_text, scored
 
 _INPUT: Final = "input."
 _OUTPUT: Final = "output."
@@ -52,10 +53,13 @@ class Deviation(msgspec.Struct, frozen=True, kw_only=True):
     ratio
         Largest absolute difference over the largest recorded magnitude, in [0, inf]; infinite where the shape is another
         one or a number is not finite.
+    worst
+        Where that is, the first place being that of the canary, and both numbers, in words; empty where nothing differs.
     """
 
     output: str
     ratio: float
+    worst: str = ""
 
 
 def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
@@ -66,7 +70,7 @@ def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
     runtime
         The reference.
     inputs
-        By name, as `ReferenceRuntime.run` takes them.
+        By name, as `ReferenceRuntime.run` takes them; of a language model as `tokens_of` gives them.
 
     Raises
     ------
@@ -77,8 +81,7 @@ def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
         What computes is away for now.
     """
     try:
-        check_given(inputs, runtime.inputs)
-        found = runtime.run(inputs)
+        found = _run(runtime, inputs)
     except QuarantineError as error:
         raise OperatorError(f"the reference does not compute these canaries: {error.detail}") from error
     outputs = {
@@ -104,10 +107,11 @@ def deviations(runtime: ReferenceRuntime, canaries: Canaries) -> list[Deviation]
     RetryError
         What computes is away for now.
     """
-    check_given(canaries.inputs, runtime.inputs)
-    found = runtime.run(canaries.inputs)
+    found = _run(runtime, canaries.inputs)
     return [
-        Deviation(output=name, ratio=_ratio(found.get(name), recorded))
+        Deviation(
+            output=name, ratio=_ratio(found.get(name), recorded), worst=_worst(found.get(name), recorded)
+        )
         for name, recorded in canaries.outputs.items()
     ]
 
@@ -133,7 +137,9 @@ def trouble(runtime: ReferenceRuntime, canaries: Canaries, tolerance: float) -> 
         return f"it does not compute them: {error.detail}"
     except DoubtfulInputError as error:  # no exchange is to blame
         raise RetryError(str(error)) from error
-    return "; ".join(f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}" for one in off)
+    return "; ".join(
+        f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}: {one.worst}" for one in off
+    )
 
 
 def drawn(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> dict[str, Array]:
@@ -235,6 +241,27 @@ def read_canaries(path: Path) -> Canaries:
             f"models.references.canaries {path} is no set of canaries: make one with `quantdrift reference record`"
         )
     return Canaries(inputs=inputs, outputs=outputs, digest=hashlib.sha256(content).hexdigest())
+
+
+def _run(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> dict[str, Array]:
+    if is_of_text(runtime):
+        return scored(runtime, inputs)
+    check_given(inputs, runtime.inputs)
+    return runtime.run(inputs)
+
+
+def _worst(found: Array | None, recorded: Array) -> str:
+    if found is None or found.dtype.kind not in "biuf":
+        return "it gives no such numbers"
+    if found.shape != recorded.shape:
+        return f"it gives {list(found.shape)}, recorded is {list(recorded.shape)}"
+    difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
+    if not difference.any():
+        return ""
+    # What is not a number is as far as can be.
+    place = np.unravel_index(np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape)
+    at = ", ".join(map(str, map(int, place)))
+    return f"at [{at}] it gives {float(found[place]):.8g}, recorded is {float(recorded[place]):.8g}"
 
 
 def _ratio(found: Array | None, recorded: Array) -> float:

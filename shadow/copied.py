@@ -10,7 +10,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
-from shadow.language import ASKED, SCORES, Asked, Scores, objects
+from shadow.language import ASKED, SCORES, Asked, Scores, objects, without_own
 from shadow.opening import Opening, open_reference
 from shadow.proven import ProvenRuntime
 from shadow.runtime import Array, ReferenceRuntime
@@ -55,7 +55,8 @@ class CopiedRuntime:
         rows = [n for n, one in enumerate(asked) if isinstance(one, Asked) and one.is_copied]
         if not rows:
             return self._reference.run(inputs)
-        found = self._copy.run({name: array[rows] for name, array in inputs.items()})[SCORES].tolist()
+        of_copy = without_own({name: array[rows] for name, array in inputs.items()})
+        found = self._copy.run(of_copy)[SCORES].tolist()
         told: Mapping[int, Scores] = {n: one for n, one in zip(rows, found, strict=True) if one.ids}
         same = [
             msgspec.structs.replace(one, served_ids=told[n].ids) if n in told else one

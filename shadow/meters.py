@@ -1,7 +1,7 @@
 """What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from quantdrift.core import telemetry
@@ -9,7 +9,8 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.records import Side
 from quantdrift.core.telemetry import Telemetry
 from shadow.held import CanaryOutcome
-from shadow.replay import Assembled
+from shadow.prepared import Prepared
+from shadow.replay import Assembled, Compared, Outcome
 from storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
@@ -55,8 +56,11 @@ class Meters:
         self._vectors = meter.counter(telemetry.VECTORS)
         self._overflown: dict[str, int] = {}
         self._over_cap: dict[str, int] = {}
+        self._own = meter.counter(telemetry.OWN_ANSWERS)
         self._noise_items = meter.counter(telemetry.NOISE_ITEMS)
         self._measured: Mapping[tuple[str, Side, str], int] = {}
+        self._doubts = meter.counter(telemetry.DOUBTS)
+        self._doubted: set[tuple[str, str]] = set()
 
     def took(self, step: Step, duration_s: float) -> None:
         """Note how long a batch, or a fetch, was in a step."""
@@ -84,6 +88,16 @@ class Meters:
         for model, count in over_cap.items():
             self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
         self._over_cap = dict(over_cap)
+
+    def compared(self, batch: Sequence[Prepared], outcomes: Sequence[Outcome]) -> None:
+        """Note what became of answers that references were to give themselves."""
+        found: Counter[tuple[str, str]] = Counter()
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Compared) and "own" in outcome.everything.detail:
+                of_items = outcome.everything.detail["own"][outcome.rows.start : outcome.rows.stop]
+                found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
+        for (model, own), count in found.items():
+            self._own.add(count, {"model": model, "outcome": own})
 
     def stored(self, batch: StoreBatch, written: Written) -> None:
         """Note a transaction that has committed."""
@@ -123,6 +137,12 @@ class Meters:
             if more := count - self._measured.get((model, side, outcome), 0):
                 self._noise_items.add(more, labels)
         self._measured = now
+
+    def doubted(self, found: Iterable[tuple[str, str]]) -> None:
+        """Note what seems to be configured wrongly, by model and option; from the start."""
+        for model, option in set(found) - self._doubted:
+            self._doubts.add(1, {"model": model, "option": option})
+            self._doubted.add((model, option))
 
     def store_failed(self) -> None:
         """Note a transaction that will be tried again."""

@@ -6,7 +6,6 @@ or in batches of another size. That takes at most twice the share of the time th
 is left out, whatever it would have shown.
 """
 
-import hashlib
 import itertools
 import queue
 import random
@@ -22,6 +21,8 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from shadow.comparators.comparator import Outputs
+from shadow.draw import draw
+from shadow.language import without_own
 from shadow.pairing import Pair, pair_of
 from shadow.prepared import Answer, Prepared
 from shadow.recheck import Asked, NoRechecks, Rechecker
@@ -41,7 +42,6 @@ _MOST_WAITING: Final = 512  # exchanges, of all kinds
 _LONGEST_S: Final = 30.0
 _GIVEN_UP_S: Final = 600.0
 _OF_EXCHANGE: Final = 8  # items: a random part of larger ones
-_U64: Final = 2.0**64
 _KEY: Final = b"quantdrift noise"  # another draw than those of sampling
 
 
@@ -190,14 +190,14 @@ class Noise:
         if self._n_met[version] < _FIRST:
             self._n_met[version] += 1
             return True
-        return draw(entry.exchange.id) < self._share
+        return draw(entry.exchange.id, _KEY) < self._share
 
     def _keep(self, entry: Prepared, pair: Pair, *, alone: bool) -> None:
         rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _OF_EXCHANGE))))
         self._rechecks.offer(Asked(entry=entry, first=pair.candidate, rows=rows))
         picked = list(rows)
         # Copies: they may be views of a whole batch's.
-        inputs = {name: array[picked] for name, array in entry.inputs.items()}
+        inputs = without_own({name: array[picked] for name, array in entry.inputs.items()})
         first = {name: array[picked] for name, array in pair.reference.items()}
         # The exchange is about as large as its payload was; what the reference gave may be far larger.
         n_bytes = len(entry.payload) + sum(array.nbytes for array in (*inputs.values(), *first.values()))
@@ -276,9 +276,3 @@ def _n_items(chosen: Sequence[_Chosen]) -> int:
 def _is_ripe(chosen: Sequence[_Chosen], now_s: float, *, alone: bool) -> bool:
     n_items, waited = _n_items(chosen), now_s - chosen[0].since_s >= _LONGEST_S
     return n_items >= _TOGETHER or (waited and (n_items > 1 or not alone))
-
-
-def draw(exchange_id: str) -> float:
-    """Return a number in [0, 1) that is the same wherever an exchange is replayed."""
-    digest = hashlib.blake2b(exchange_id.encode(), digest_size=8, key=_KEY).digest()
-    return int.from_bytes(digest, "little") / _U64

@@ -75,8 +75,9 @@ class OnnxRuntime:
         engine_cache: str = "",
         allow_fallback: bool = False,
     ) -> None:
-        self.artefact = inspect(path, allow_reduced_precision)
-        self.embedding, graph = _embedding(path, embedding)
+        model = _read(path)
+        self.artefact = _artefact(path, model, allow_reduced_precision)
+        self.embedding, graph = _embedding(path, model, embedding)
         engine = Engine(
             provider=provider,
             threads=threads,
@@ -84,7 +85,7 @@ class OnnxRuntime:
             engine_cache=engine_cache,
             allow_fallback=allow_fallback,
         )
-        self._session = open_session(path, graph, engine)
+        self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model))
         taken = self._session.get_providers()[0]
         devices = cuda_devices() if taken in ON_GPU else ()
         self.provenance = Provenance(
@@ -120,8 +121,12 @@ class OnnxRuntime:
             else:
                 results = self._session.run(names, inputs)
         except ERRORS as error:
-            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
-        return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+            said = said_by(error)
+        else:
+            return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        # Only now, and not as its cause: with the error goes what was bound on the device, and what is tried next has its
+        # room.
+        raise QuarantineError(QuarantineReason.REPLAY, said)
 
     def close(self) -> None:
         """Let go of the session."""
@@ -154,17 +159,31 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
     OperatorError
         It is missing, not ONNX, lacks external data, or is of reduced precision beyond `allowed`.
     """
+    return _artefact(path, _read(path), allowed)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """Return a graph without the data that lies beside it."""
     try:
-        model = onnx.load(path, load_external_data=False)
-        external = external_files(model)
-        digest = digest_of(path, external)
+        return onnx.load(path, load_external_data=False)
     except DecodeError as error:
         raise OperatorError(f"the reference {path} is not an ONNX model") from error
     except OSError as error:
-        raise OperatorError(
-            f"the reference {error.filename or path} cannot be read ({error.strerror}): "
-            "check `models.references.path`"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> OperatorError:
+    return OperatorError(
+        f"the reference {error.filename or path} cannot be read ({error.strerror}): "
+        "check `models.references.path`"
+    )
+
+
+def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> Artefact:
+    try:
+        digest = digest_of(path, external_files(model))
+    except OSError as error:
+        raise _unreadable(path, error) from error
     if unfit := findings(model, allowed):
         shown = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
         more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
@@ -183,11 +202,19 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
     )
 
 
-def _embedding(path: Path, wanted: str) -> tuple[str, bytes | None]:
+def _has_few_shapes(model: onnx.ModelProto) -> bool:
+    """Return whether nothing but the number of items differs from batch to batch."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [node for node in model.graph.input if node.name not in weights]
+    return all(
+        dim.HasField("dim_value") for node in inputs for dim in node.type.tensor_type.shape.dim[1:]
+    ) and all(node.type.tensor_type.HasField("shape") for node in inputs)
+
+
+def _embedding(path: Path, model: onnx.ModelProto, wanted: str) -> tuple[str, bytes | None]:
     """Return the tensor that `wanted` names, and the graph that has it as an output; None where the file's own has."""
     if not wanted:
         return "", None
-    model = onnx.load(path, load_external_data=False)
     try:
         name = tensor_name(model.graph, wanted)
     except OperatorError as error:

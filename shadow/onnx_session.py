@@ -72,8 +72,17 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     allow_fallback: bool = False
 
 
-def open_session(path: Path, graph: bytes | None, engine: Engine) -> Any:
+def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool) -> Any:
     """Load the file, or `graph` with the external data that lies beside the file.
+
+    Parameters
+    ----------
+    path, graph
+        The file, and what is loaded in its place.
+    engine
+        On what it runs.
+    few_shapes
+        Whether its inputs come in so few shapes that a plan of memory may be kept for each.
 
     Raises
     ------
@@ -85,6 +94,8 @@ def open_session(path: Path, graph: bytes | None, engine: Engine) -> Any:
     options.intra_op_num_threads = engine.threads
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
+    # It is kept for good for each combination of lengths that ever came.
+    options.enable_mem_pattern = few_shapes
     # The worker shares its host: threads that wait must sleep.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     if graph is not None:
@@ -126,18 +137,19 @@ def providers(engine: Engine) -> list[Any]:
 def run_bound(
     session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, np.dtype[Any]], device: str
 ) -> list[Array]:
-    """Run with inputs and outputs bound to a device: each is copied once, and nothing in between.
+    """Run with inputs and outputs bound to where they are needed: each is copied once, and nothing in between.
 
     Parameters
     ----------
     session
         Of ONNX Runtime.
     inputs
-        By name; numbers alone.
+        By name; numbers alone. They go to the device on which the graph takes them, in the session's own memory: an `OrtValue`
+        that is made on a device lies in an arena of the process, which no limit bounds and nothing ever gives back.
     outputs
         Names and types; text stays on the CPU.
     device
-        `cuda` or `cpu`.
+        `cuda` or `cpu`: where outputs are made.
 
     Returns
     -------
@@ -146,8 +158,7 @@ def run_bound(
     """
     binding = session.io_binding()
     for name, array in inputs.items():
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), device, 0)
-        binding.bind_ortvalue_input(name, value)
+        binding.bind_cpu_input(name, np.ascontiguousarray(array))
     for name, dtype in outputs.items():
         binding.bind_output(name, "cpu" if dtype == np.dtype(object) else device)
     session.run_with_iobinding(binding)

@@ -11,7 +11,7 @@ the server's own tokenizer and chat template. Nothing can be proven of such a re
 
 import http
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -20,12 +20,15 @@ from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
-from shadow.language import Asked, Row, Scores, ScoringRuntime
+from shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime
+from shadow.openai_answers import OpenAIAnswers
 from shadow.openai_embeddings import EmbeddingsRuntime
 from shadow.openai_server import OpenAIServer, unreadable
 from shadow.opening import Opening
+from shadow.options import object_of
+from shadow.own import Own, Wanted
 from shadow.remote import Refusal, RefusedError
-from shadow.runtime import ReferenceRuntime
+from shadow.runtime import Array, ReferenceRuntime
 
 _PROBE: Final = (0, 0)
 
@@ -78,6 +81,8 @@ class OpenAILanguage:
         self._where = opening.reference.where(opening.model.name)
         self._top = opening.model.generation.top
         self._server = server
+        self._answers = OpenAIAnswers(opening)
+        self.end_ids = opening.model.generation.end_ids
         self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
         # One token is generated with each: there must be room for it.
         self.longest = None if longest is None else longest - 1
@@ -85,6 +90,11 @@ class OpenAILanguage:
     def chat_ids(self, asked: Asked) -> tuple[int, ...]:
         """Return the tokens of a chat, by the server's chat template."""
         question = {"messages": asked.messages, **asked.template}
+        if documents := question.pop(
+            "documents", None
+        ):  # /tokenize reads them only beside what else a template takes
+            more = {"documents": documents, **object_of(question.get("chat_template_kwargs"))}
+            question["chat_template_kwargs"] = more
         if asked.tools:
             question["tools"] = asked.tools
         return self._tokens(question)
@@ -107,13 +117,29 @@ class OpenAILanguage:
             return []
         return self._server.guarded(lambda: self._ask(rows))
 
+    def answer(
+        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
+    ) -> Own:
+        """Return the server's own answer; `prompt` and `within_s`, which its connection keeps to, are not needed here.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+        RetryError
+            It is away.
+        """
+        return self._answers.answer(asked, wanted)
+
     def close(self) -> None:
-        """Let go of the connection."""
+        """Let go of the connections."""
+        self._answers.close()
         self._server.close()
 
     def _way(self) -> Callable[[Sequence[Row]], list[Scores]]:
         """Return how the server is asked: what it takes of the two ways."""
-        row = Row(prompt=_PROBE[:1], served=_PROBE[1:])
+        # An end that the server does not know would have it refuse answers later.
+        row = Row(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
         said = []
         for way in (self._by_prompt_logprobs, self._by_echo):
             try:
@@ -124,8 +150,9 @@ class OpenAILanguage:
                 said.append(str(error))
             else:
                 return way
+        ends = f", of models.generation.end_ids {list(self.end_ids)} among it" if self.end_ids else ""
         raise OperatorError(
-            f"the server of the reference {self._where} tells no log-probabilities of a prompt ({'; '.join(said)}): serve the "
+            f"the server of the reference {self._where} tells no log-probabilities of a prompt{ends} ({'; '.join(said)}): serve the "
             "reference with vLLM, or score it here with runtime `transformers`"
         )
 
@@ -153,7 +180,10 @@ class OpenAILanguage:
 
     def _by_echo(self, rows: Sequence[Row]) -> list[Scores]:
         choices = self._completed(rows, {"max_tokens": 0, "echo": True, "logprobs": self._top})
-        return [_of_echo(row, choice.logprobs, self._top) for row, choice in zip(rows, choices, strict=True)]
+        return [
+            _of_echo(row, choice.logprobs, self._top, self.end_ids)
+            for row, choice in zip(rows, choices, strict=True)
+        ]
 
     def _completed(self, rows: Sequence[Row], question: Mapping[str, Any]) -> list[_Choice]:
         body = {
@@ -182,6 +212,7 @@ class OpenAILanguage:
         k = max(map(len, places))
         rows = [sorted(place.items(), key=lambda one: (-one[1].logprob, one[0])) for place in places]
         filled = [[*one, *([(-1, _Likely(logprob=math.nan))] * (k - len(one)))] for one in rows]
+        ends, ends_upper = _ends(places, self.end_ids, self._top)
         return Scores(
             tokens=tuple(_spelt(one) for one in own),
             ids=row.served,
@@ -192,6 +223,8 @@ class OpenAILanguage:
             top_logprobs=np.array(
                 [[likely.logprob for _, likely in one] for one in filled], dtype=np.float64
             ),
+            ends=ends,
+            ends_upper=ends_upper,
         )
 
 
@@ -207,7 +240,24 @@ def open_reference(opening: Opening) -> ReferenceRuntime:
         raise
 
 
-def _of_echo(row: Row, told: _Echoed | None, top: int) -> Scores:
+def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int) -> tuple[Array, Array]:
+    """Return how likely the end is at each place, at least and at most.
+
+    What is not listed has at most what the least likely of the list has, and all of it together what the list leaves.
+    """
+    if not end_ids:
+        return UNTOLD, UNTOLD
+    least = np.zeros(len(places))
+    more = np.zeros(len(places))
+    for index, place in enumerate(places):
+        listed = sorted((math.exp(one.logprob) for one in place.values()), reverse=True)
+        least[index] = sum(math.exp(place[one].logprob) for one in end_ids if one in place)
+        n_hidden = sum(one not in place for one in end_ids)
+        more[index] = min(n_hidden * listed[:top][-1], max(1.0 - sum(listed), 0.0))
+    return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
+
+
+def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
     n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
     if told is None or min(len(told.tokens), len(told.token_logprobs)) < n_tokens:
         raise unreadable("no log-probabilities of what is echoed, or not of each token")
@@ -220,6 +270,8 @@ def _of_echo(row: Row, told: _Echoed | None, top: int) -> Scores:
     filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
     top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
     above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
+    # Lists have no ids: of an end it is known alone that was asked about.
+    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNTOLD
     return Scores(
         tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
         ids=row.served,
@@ -229,6 +281,8 @@ def _of_echo(row: Row, told: _Echoed | None, top: int) -> Scores:
         top_tokens=tuple(tuple(name.encode() for name, _ in one) for one in filled),
         top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
         top_logprobs=top_logprobs,
+        ends=ends,
+        ends_upper=ends,
     )
 
 

@@ -10,6 +10,7 @@ import msgspec
 from quantdrift.core.clustering import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from shadow.runtime import ReferenceRuntime
+from shadow.tf32 import refuse_tf32
 
 # Each module has an `open_reference(opening)`.
 _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
@@ -121,6 +122,8 @@ def open_reference(opening: Opening) -> ReferenceRuntime:
     RetryError
         The server that holds it is away, or not ready.
     """
+    if opening.provider is Provider.TENSORRT and not opening.reference.url:
+        refuse_tf32()  # before PyTorch, which may stand beside it, loads the libraries that are told so
     runtime: ReferenceRuntime = importlib.import_module(_MODULES[opening.reference.runtime]).open_reference(
         opening
     )

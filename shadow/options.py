@@ -9,30 +9,34 @@ _CONSTRAINTS: Final[Mapping[str, Any]] = {
     "allowed_token_ids": None,
     "bad_words": [],
     "dry_multiplier": 0,
-    "ebnf": None,
     "frequency_penalty": 0,
-    "grammar": None,
-    "guided_choice": None,
-    "guided_grammar": None,
-    "guided_json": None,
-    "guided_regex": None,
     "ignore_eos": False,
-    "json_schema": None,
     "logit_bias": {},
     "logits_processors": None,
     "min_tokens": 0,
     "mirostat": 0,
     "no_repeat_ngram_size": 0,
     "presence_penalty": 0,
-    "regex": None,
     "repeat_penalty": 1,
     "repetition_penalty": 1,
-    "structured_outputs": None,
     "thinking_token_budget": None,
     "use_beam_search": False,
     "xtc_probability": 0,
 }
+# Options that name a grammar.
+_GRAMMARS: Final = (
+    "ebnf",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "json_schema",
+    "regex",
+    "structured_outputs",
+)
 _FREE_CHOICE: Final = (None, "auto", "none")
+_ENDED: Final = frozenset({"stop", "tool_calls", "function_call"})
 
 
 def object_of(value: Any) -> dict[str, Any]:
@@ -55,10 +59,32 @@ def takes_likeliest(options: Mapping[str, Any]) -> bool:
     """Return whether each token had to be the likeliest. A temperature that is not told is the server's own."""
     if options.get("temperature") != 0 and options.get("top_k") != 1:
         return False
-    free = all(options.get(name, neutral) == neutral for name, neutral in _CONSTRAINTS.items())
+    return not constraints(options) and not has_grammar(options)
+
+
+def constraints(options: Mapping[str, Any]) -> set[str]:
+    """Return the options that forbid, favour or penalise tokens, apart from `response_format` and `tool_choice`."""
+    grammars = {name for name in _GRAMMARS if options.get(name) is not None}
+    return grammars | {
+        name for name, neutral in _CONSTRAINTS.items() if options.get(name, neutral) != neutral
+    }
+
+
+def forces_tool(options: Mapping[str, Any]) -> bool:
+    """Return whether a tool must be called."""
+    return options.get("tool_choice") not in _FREE_CHOICE
+
+
+def has_grammar(options: Mapping[str, Any]) -> bool:
+    """Return whether a grammar says at each place which tokens may come.
+
+    vLLM takes what it forbids out of the logits before it tells log-probabilities, raw ones too: they are of the tokens that
+    were left, and not what the model said.
+    """
     wanted = object_of(options.get("response_format")).get("type", "text")
-    choice = options.get("tool_choice")
-    return free and wanted == "text" and (choice is None or choice in _FREE_CHOICE)
+    return (
+        forces_tool(options) or wanted != "text" or any(options.get(name) is not None for name in _GRAMMARS)
+    )
 
 
 def changes_prompt(options: Mapping[str, Any]) -> str:
@@ -86,6 +112,13 @@ def functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
 def may_be_cut(options: Mapping[str, Any], finish_reason: str) -> bool:
     """Return whether a text may end where a stop sequence of the client began, and thus within a token, or before any."""
     return bool(options.get("stop")) and finish_reason in {"", "stop"}
+
+
+def ended_itself(options: Mapping[str, Any], finish_reason: str) -> bool | None:
+    """Return whether the model chose the end; None where a sequence of the client may have, or nobody tells."""
+    if finish_reason in _ENDED:
+        return None if options.get("stop") or options.get("stop_token_ids") else True
+    return False if finish_reason == "length" else None
 
 
 def wanted_choices(options: Mapping[str, Any]) -> int:

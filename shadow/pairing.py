@@ -87,7 +87,10 @@ def captured_of(entry: Prepared, name: str) -> Array:
     if not entry.judge.model.batched:
         candidate = candidate[np.newaxis]
     column = item_columns(entry.judge.model).get(name)
-    if column is not None:
+    if not candidate.size and len(candidate) != entry.n_items:
+        # A list without anything in it is nothing of each item, however it is written.
+        candidate = np.empty((entry.n_items, 0), candidate.dtype)
+    elif column is not None:
         candidate = itemised(candidate, column, entry.n_items)
     if candidate.shape[:1] != (entry.n_items,):
         raise uncomparable(

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from quantdrift.core.errors import QuarantineError, RetryError
+from shadow.language import without_own
 from shadow.runtime import (
     Array,
     BrokenRuntimeError,
@@ -74,7 +75,7 @@ class ProvenRuntime(WrappedRuntime):
         self._waits = False
         if self._good is None or _n_bytes(inputs) < _n_bytes(self._good):
             # Copied: it may be a part of a batch, which would stay with it.
-            self._good = {name: array.copy() for name, array in inputs.items()}
+            self._good = {name: array.copy() for name, array in without_own(inputs).items()}
         return outputs
 
     def close(self) -> None:

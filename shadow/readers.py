@@ -25,7 +25,8 @@ class Readers:
     found
         Tells of which models exchanges wait.
     make
-        Makes the reader of a model.
+        Makes the reader of a model. While it raises `RetryError` exchanges of that model wait in the stream, and it is tried
+        again; others are read.
     health
         Told that the stream answers: without any model nobody else asks it.
     stop
@@ -50,19 +51,26 @@ class Readers:
 
     async def run(self) -> None:
         """Read until the end is asked for, and pass on what waited for its batch to fill."""
+        begun: frozenset[str] = frozenset()
         async with asyncio.TaskGroup() as group:
             while not self._stop.is_set():
-                for model in sorted(await self._wanted() - self._readers.keys()):
-                    try:
-                        reader = await self._make(model)
-                    except RetryError as error:
-                        _LOG.warning("exchanges of %s are not read yet: %s", model, error)
-                        continue
-                    self._readers[model] = reader
-                    group.create_task(supervise(f"reading {model}", reader.read_once, self._stop))
+                for model in sorted(await self._wanted() - begun):
+                    group.create_task(self._read(model))
+                    begun |= {model}
                 await self._stop.wait(_LOOK_S)
         for reader in self._readers.values():
             await reader.flush()
+
+    async def _read(self, model: str) -> None:
+        while not self._stop.is_set():
+            try:
+                reader = await self._make(model)
+            except RetryError as error:
+                _LOG.warning("exchanges of %s are not read yet: %s", model, error)
+                await self._stop.wait(_LOOK_S)
+                continue
+            self._readers[model] = reader
+            await supervise(f"reading {model}", reader.read_once, self._stop)
 
     async def _wanted(self) -> frozenset[str]:
         try:

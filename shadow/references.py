@@ -40,36 +40,54 @@ class Judge(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class References:
-    """Every configured reference, loaded once.
+    """Every reference that is open.
 
     Parameters
     ----------
     models
-        Models with their references and the versions these answer for.
+        Models with their references and the versions these answer for; `add` takes further ones.
     load
         Loads one; called once for all versions, and all models of one ONNX file and embedding.
 
     Raises
     ------
-    OperatorError
-        A reference cannot be loaded or is none, or has not the tensors that its configuration names.
+    OperatorError, RetryError
+        As of `add`.
     """
 
     def __init__(self, models: Iterable[Model], load: Load) -> None:
+        self._load = load
         self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
         self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
         for model in models:
-            judges = self._judges.setdefault(model.name, [])
-            for reference in model.references:
-                key = _key(model, reference)
-                if key not in self._loaded:
-                    self._loaded[key] = load(model, reference)
-                runtime = self._loaded[key]
-                # One each: it may remember what its reference gave.
-                comparator = comparator_of(model)
-                check_mapping(model, reference, runtime, comparator.outputs)
-                judge = Judge(model=model, runtime=runtime, comparator=comparator, reference=reference)
-                judges.append((reference.versions, judge))
+            self.add(model)
+
+    def add(self, model: Model) -> None:
+        """Open the references of a model, or none of them.
+
+        Raises
+        ------
+        OperatorError
+            A reference cannot be loaded or is none, or has not the tensors that its configuration names.
+        RetryError
+            The server that holds one is away; what was opened for the model stays open for the next try.
+        """
+        judges = []
+        for reference in model.references:
+            key = _key(model, reference)
+            if key not in self._loaded:
+                self._loaded[key] = self._load(model, reference)
+            runtime = self._loaded[key]
+            # One each: it may remember what its reference gave.
+            comparator = comparator_of(model)
+            check_mapping(model, reference, runtime, comparator.outputs)
+            judge = Judge(model=model, runtime=runtime, comparator=comparator, reference=reference)
+            judges.append((reference.versions, judge))
+        self._judges[model.name] = judges
+
+    def __contains__(self, model: str) -> bool:
+        """Return whether the references of `model` are open."""
+        return model in self._judges
 
     def find(self, model: str, version: str) -> Judge | None:
         """Return what `version` is measured with: the first reference with a pattern that matches, or None."""

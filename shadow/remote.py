@@ -218,10 +218,14 @@ class RemoteRuntime:
             provider="remote",
             device=UNVERIFIED,
         )
-        _LOG.info(
-            "reference %s: at %s, unverified",
+        _LOG.log(
+            logging.INFO if reference.canaries else logging.WARNING,
+            "reference %s: at %s, unverified, %s",
             self._where,
             self.provenance.version or "a server without a name",
+            "held to its canaries"
+            if reference.canaries
+            else "and without canaries: nothing would tell whether it is the model that you mean",
         )
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:

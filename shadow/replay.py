@@ -84,8 +84,8 @@ def assemble(batch: Sequence[Prepared]) -> Assembled:
 def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
     """Return, per exchange, the reference's outputs, items along the first dimension, or why it is set aside.
 
-    All exchanges are replayed together. Where that fails, halves are tried, down to single exchanges: only those
-    that fail alone are set aside, nothing else pays for them.
+    All exchanges are replayed together. Where that fails, halves are tried, down to single exchanges, and of one with many
+    items in steps that are half as long, down to single items: only what fails so is set aside, nothing else pays for it.
 
     Parameters
     ----------
@@ -104,7 +104,8 @@ def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
 
     def work(batch: Sequence[Prepared]) -> Sequence[dict[str, Array]]:
         whole = len(batch) == len(assembled.batch)
-        return _replay(assembled if whole else assemble(batch), most_items=most_items)
+        replayed = _replay if len(batch) > 1 else _replay_one
+        return replayed(assembled if whole else assemble(batch), most_items=most_items)
 
     return _together(assembled.batch, work)
 
@@ -218,6 +219,20 @@ def _replay(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
     outputs = _in_steps(judge, joined, n_items, size)
     whole = {name: array for name, array in outputs.items() if len(array) == n_items}
     return [{name: array[begin:end] for name, array in whole.items()} for begin, end in _spans(entries)]
+
+
+def _replay_one(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
+    """Return the reference's outputs of one exchange, in shorter steps where it is too large for the memory that there is."""
+    entry = assembled.batch[0]
+    divisible = entry.batched and _fixed_size(entry.judge.runtime.inputs) is None
+    size = min(most_items, assembled.n_items)
+    while True:
+        try:
+            return _replay(assembled, most_items=size)
+        except QuarantineError:
+            if not divisible or size == 1:
+                raise
+        size = ceil(size / 2)
 
 
 def _spans(entries: Sequence[Prepared]) -> Iterator[tuple[int, int]]:

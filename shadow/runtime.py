@@ -207,9 +207,9 @@ def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> Non
             raise QuarantineError(QuarantineReason.REPLAY, f"given was {told}, the reference takes {spec}")
 
 
-def said_by(error: BaseException) -> str:
-    """Return what a library's error says in its first line: the rest may quote values."""
-    return f"{type(error).__name__}: {''.join(str(error).splitlines()[:1])[:300]}"
+def said_by(error: BaseException, n_lines: int = 1) -> str:
+    """Return what a library's error says in its first lines: the rest may quote values."""
+    return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:n_lines])[:300]}"
 
 
 def check_pin(path: Path | str, digest: str, pin: str) -> None:

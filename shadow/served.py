@@ -6,6 +6,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from shadow.answer import Answer, Call
@@ -13,7 +14,9 @@ from shadow.comparators.comparator import Outputs
 from shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
 from shadow.options import (
     changes_prompt,
+    ended_itself,
     functions,
+    has_grammar,
     json_asked,
     may_be_cut,
     object_of,
@@ -21,10 +24,12 @@ from shadow.options import (
     template_of,
     wanted_choices,
 )
+from shadow.own import wanted
 from shadow.runtime import Array
 from shadow.tensor import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
+_DEFAULTS: Final = Generation()
 _LEAST: Final = -9999.0  # what vLLM writes for a log-probability that it has not, and for minus infinity
 
 
@@ -48,7 +53,7 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def served(
-    exchange: Exchange, repetition_penalty: float = 1.0, *, copied: bool = False
+    exchange: Exchange, generation: Generation = _DEFAULTS, *, copied: bool = False
 ) -> tuple[dict[str, Array], Outputs]:
     """Return what a reference is asked about an exchange, and what the candidate gave.
 
@@ -56,8 +61,9 @@ def served(
     ----------
     exchange
         As captured.
-    repetition_penalty
-        What the candidate's server takes where a request names none.
+    generation
+        What is configured: what the candidate's server takes where a request names nothing, and how many of the exchanges
+        the reference answers itself.
     copied
         Whether a copy of the candidate is there to tell log-probabilities that were not served.
 
@@ -66,8 +72,8 @@ def served(
     inputs
         `prompt` and `answer`, texts, and `asked`, an `Asked` each : (choices,).
     candidate
-        `scores`, a `Scores` each or None where no log-probabilities were served, and `answer`, an `Answer` each :
-        (choices,).
+        `scores`, a `Scores` each or None where none of the model's log-probabilities were served, and `answer`, an
+        `Answer` each : (choices,).
 
     Raises
     ------
@@ -75,7 +81,7 @@ def served(
         Reason `schema`: it is no exchange of text. `output`: what was served is not what was generated.
     """
     try:
-        return _served(exchange, repetition_penalty, copied=copied)
+        return _served(exchange, generation, copied=copied)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
 
@@ -97,18 +103,19 @@ def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
 
-def _served(
-    exchange: Exchange, repetition_penalty: float, *, copied: bool
-) -> tuple[dict[str, Array], Outputs]:
-    said = _read(exchange, repetition_penalty)
+def _served(exchange: Exchange, generation: Generation, *, copied: bool) -> tuple[dict[str, Array], Outputs]:
+    said = _read(exchange, generation.repetition_penalty)
     answers = _answers(said)
-    scores = [_scores(said.outputs, index) for index in range(len(answers))]
+    told = [_scores(said, index) for index in range(len(answers))]
+    scores = [None] * len(told) if has_grammar(said.options) else told
     asked = [
         msgspec.structs.replace(
-            _asked(said, index, of_candidate, answer), is_copied=copied and of_candidate is None
+            _asked(said, index, tokens, answer), is_copied=copied and of_candidate is None
         )
-        for index, (of_candidate, answer) in enumerate(zip(scores, answers, strict=True))
+        for index, (tokens, of_candidate, answer) in enumerate(zip(told, scores, answers, strict=True))
     ]
+    own = wanted(exchange.id, generation, said.options, answers[0])
+    asked[0] = msgspec.structs.replace(asked[0], own=own)  # one answer of an exchange
     return (
         {
             PROMPT: objects([_prompt_text(one) for one in asked]),
@@ -169,6 +176,7 @@ def _answers(said: _Said) -> list[Answer]:
             and not any(column[index] for column in aside)
             and not may_be_cut(said.options, reasons[index]),
             n_tokens=_n_tokens(outputs, index, n_choices),
+            is_cut=may_be_cut(said.options, reasons[index]),
             is_greedy=is_greedy,
             wants_json=wants_json,
             schema=schema,
@@ -214,6 +222,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
         served=text,
         served_ids=served_ids,
         is_cut=text == answer.text and may_be_cut(options, answer.finish_reason),
+        is_ended=ended_itself(options, answer.finish_reason),
     )
 
 
@@ -229,8 +238,9 @@ def _served_text(
     return spelt if spelt.startswith(answer.text) else answer.text
 
 
-def _scores(outputs: Mapping[str, Tensor], index: int) -> Scores | None:
+def _scores(said: _Said, index: int) -> Scores | None:
     """Return the candidate's own log-probabilities of a choice; None where it was not asked for them."""
+    outputs = said.outputs
     if f"tokens.{index}" not in outputs or f"logprobs.{index}" not in outputs:
         return None
     tokens = tuple(decode(outputs[f"tokens.{index}"]).tolist())
@@ -240,7 +250,9 @@ def _scores(outputs: Mapping[str, Tensor], index: int) -> Scores | None:
         ids = None
     top_tokens: tuple[tuple[bytes, ...], ...] = tuple(() for _ in tokens)
     top_logprobs = np.empty((len(tokens), 0))
-    if f"top_tokens.{index}" in outputs and f"top_logprobs.{index}" in outputs:
+    # With `logprob_token_ids` vLLM lists what the client named, and not the likeliest.
+    is_listed = f"top_tokens.{index}" in outputs and f"top_logprobs.{index}" in outputs
+    if is_listed and not said.options.get("logprob_token_ids"):
         top_tokens = tuple(map(tuple, decode(outputs[f"top_tokens.{index}"]).tolist()))
         top_logprobs = decode(outputs[f"top_logprobs.{index}"]).astype(np.float64)
     if len(logprobs) != len(tokens) or top_logprobs.shape != (
@@ -292,7 +304,7 @@ def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int 
     for name in (f"token_ids.{index}", f"tokens.{index}"):
         if name in outputs:
             return outputs[name].shape[0]
-    return _usage(outputs)[1] if n_choices == 1 else None
+    return (_usage(outputs)[1] or None) if n_choices == 1 else None
 
 
 def _usage(outputs: Mapping[str, Tensor]) -> tuple[int | None, int | None]:

@@ -7,11 +7,14 @@ import logging
 import resource
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from quantdrift.core.errors import OperatorError
+from shadow import heap
 from shadow.runtime import Array, Artefact, BrokenRuntimeError, Provenance, ReferenceRuntime, TensorSpec
 
 _LOG = logging.getLogger(__name__)
+_MEASURED: Final = 3  # runs of a new largest input: a library may plan its memory anew for the second one
 _STATM = Path("/proc/self/statm")
 
 
@@ -54,7 +57,8 @@ class Shelf:
         return runtime
 
     def put(self, one: "ShelvedRuntime", runtime: ReferenceRuntime) -> None:
-        """Take a reference that was opened for the first time."""
+        """Take a reference that was opened for the first time, or one that takes more than was known."""
+        self._open.pop(one, None)
         self._make_room(one.n_bytes)
         self._open[one] = runtime
 
@@ -69,6 +73,7 @@ class Shelf:
             if oldest is None:
                 return
             self._open.pop(oldest).close()
+            heap.trim()
             _LOG.info("reference %s is closed for now: shadow.reference_memory_bytes", oldest.artefact.path)
 
 
@@ -84,7 +89,8 @@ class ShelvedRuntime:
         closed.
     least_bytes
         What it takes at least: the size of its files. Counted is what opening it added to this process, where that is
-        more. 0: it is at a server, takes nothing here and stays open.
+        more, and what its largest inputs added to that: a library keeps what it computed in for the next ones. 0: it is at a
+        server, takes nothing here and stays open.
     """
 
     def __init__(self, shelf: Shelf, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
@@ -93,6 +99,9 @@ class ShelvedRuntime:
         before = _resident_bytes()
         runtime = load()
         self.n_bytes = max(_resident_bytes() - before, least_bytes) if least_bytes else 0
+        self._opened_bytes = self.n_bytes
+        self._largest = 0
+        self._to_measure = 0
         self.artefact: Artefact = runtime.artefact
         self.provenance: Provenance = runtime.provenance
         self.inputs: tuple[TensorSpec, ...] = runtime.inputs
@@ -110,7 +119,15 @@ class ShelvedRuntime:
         BrokenRuntimeError
             As of the reference, or it cannot be opened any more.
         """
-        return self._shelf.use(self).run(inputs)
+        runtime = self._shelf.use(self)
+        if not self._is_measured(sum(array.nbytes for array in inputs.values())):
+            return runtime.run(inputs)
+        before = _resident_bytes()
+        try:
+            return runtime.run(inputs)
+        finally:
+            self.n_bytes += max(_resident_bytes() - before, 0)
+            self._shelf.put(self, runtime)
 
     def close(self) -> None:
         """Close all references of the shelf."""
@@ -124,6 +141,7 @@ class ShelvedRuntime:
         BrokenRuntimeError
             It cannot be opened any more, or is another one by now.
         """
+        self.n_bytes, self._largest = self._opened_bytes, 0
         try:
             runtime = self._load()
         except OperatorError as error:
@@ -138,6 +156,15 @@ class ShelvedRuntime:
                 f"{self.artefact.digest} {first_copy}): the worker must start anew with it"
             )
         return runtime
+
+    def _is_measured(self, n_bytes: int) -> bool:
+        """Return whether inputs of this size may take more than all before. Other threads take memory too: not each is measured."""
+        if n_bytes > self._largest:
+            self._largest, self._to_measure = n_bytes, _MEASURED
+        if not self.n_bytes or not self._to_measure or 2 * n_bytes < self._largest:
+            return False
+        self._to_measure -= 1
+        return True
 
 
 def files_bytes(path: str) -> int:

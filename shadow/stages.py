@@ -180,10 +180,12 @@ class Stages:
             outcomes = await self._in_thread(
                 self._beside, lambda: self._assessor.compare(begun, replayed.outputs), Step.COMPARE
             )
+            self._meters.compared(begun.prepared, outcomes)
             batch, overflow, over_cap = await self._in_thread(
                 self._beside, lambda: self._recorded(begun, outcomes, replayed.at), Step.SLICES
             )
             self._meters.assessed(overflow, over_cap)
+            self._meters.doubted(self._assessor.doubts.found)
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
 
     async def store_one(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 
@@ -15,6 +16,7 @@ from shadow.embedding import check_spec
 from shadow.opening import Opening
 from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given, said_by
 from shadow.torch_buckets import check_buckets, filled, joined, steps_of
+from shadow.torch_failure import ERRORS, computed
 from shadow.torch_gpu import Graphs, Staging, Tensors
 from shadow.torch_layer import Layer, layer_of
 from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
@@ -24,17 +26,6 @@ from shadow.torch_settings import device_for, limit_memory, settle, settle_compi
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
 _SIZES: Final = (2, 3)
-# What a module, which may be anybody's code, and PyTorch under it raise on inputs they cannot compute.
-_ERRORS: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class TorchRuntime:
@@ -58,9 +49,9 @@ class TorchRuntime:
         self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
         limit_memory(self._device, opening.gpu_bytes)
         self._path = reference.path
-        program: Program | None = load_program(model, reference, self._device)
-        assert program is not None
+        program = load_program(model, reference, self._device)
         self._program: Program | None = program
+        self._batched = model.batched
         self._names = tuple(tensor.name for tensor in model.outputs)
         self._layer: Layer | None = None
         self._buckets: tuple[int, ...] = ()
@@ -78,13 +69,15 @@ class TorchRuntime:
             opset=0,
             producer=program.producer,
         )
+        # What was in the file may be there a second time: it is as large as the reference.
+        self._program = msgspec.structs.replace(program, stored={})
         if opening.embedding:
             self._embed(model, program, opening.embedding)
         how = self._prepare(reference)
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
             runtime="torch",
-            version=torch.__version__,
+            version=str(torch.__version__),  # it is a type of PyTorch's own, which the record does not take
             provider=" ".join([self._device.type, *how]),
             device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
             driver=driver_version() if on_gpu else "",
@@ -100,16 +93,7 @@ class TorchRuntime:
             Reason `replay`: an input is not what the reference takes, or PyTorch failed on it.
         """
         check_given(inputs, self.inputs)
-        try:
-            if not self._buckets:
-                return self._computed([inputs])[0]
-            steps = list(steps_of(len(next(iter(inputs.values()))), self._buckets))
-            return joined(steps, self._computed([filled(inputs, step) for step in steps]))
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()  # a smaller batch is tried next
-            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
-        except _ERRORS as error:
-            raise QuarantineError(QuarantineReason.REPLAY, said_by(error)) from error
+        return computed(lambda: self._split(inputs))
 
     def close(self) -> None:
         """Let go of the module and of what PyTorch keeps on the device."""
@@ -119,6 +103,12 @@ class TorchRuntime:
         self._staging = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _split(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._buckets:
+            return self._computed([inputs])[0]
+        steps = list(steps_of(len(next(iter(inputs.values()))), self._buckets))
+        return joined(steps, self._computed([filled(inputs, step) for step in steps]))
 
     def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
         given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
@@ -149,13 +139,24 @@ class TorchRuntime:
         if reference.compile and self._program is not None:
             settle_compiler()
             self._program.module.compile(dynamic=others_vary or not reference.buckets)
-            self._tried(reference.buckets or _SIZES)
+            self._compile(reference.buckets or _SIZES)
             done.append("compiled")
         self._buckets = reference.buckets
         if graphs:
             self._capture(reference.buckets)
             done.append("graphs")
         return done
+
+    def _compile(self, sizes: Sequence[int]) -> None:
+        try:
+            self._tried(sizes, apart=self._batched)
+        except (OperatorError, QuarantineError) as error:
+            # It computed these before: what fails is the compiler, which quotes all of its input.
+            said = said_by(error.__cause__ or error, n_lines=2)
+            raise OperatorError(
+                f"the reference {self._path} cannot be compiled ({said}): for a CPU that takes a C++ compiler such as g++; "
+                "or take `compile` away"
+            ) from error
 
     def _capture(self, sizes: Sequence[int]) -> None:
         captured = Graphs(self._device, self._module)
@@ -164,7 +165,7 @@ class TorchRuntime:
                 for size in reversed(sizes):  # the largest first: one that does not fit is found at once
                     zeros = [_tensor(_zeros(spec, size)).to(self._device) for spec in self.inputs]
                     captured.capture(zeros)
-        except _ERRORS as error:
+        except ERRORS as error:
             raise OperatorError(
                 f"the reference {self._path} cannot be captured as a CUDA graph ({said_by(error)}): take `cuda_graphs` away"
             ) from error
@@ -178,17 +179,27 @@ class TorchRuntime:
             for name, one in first.items()
         )
 
-    def _tried(self, sizes: Sequence[int]) -> list[dict[str, Array]]:
+    def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
+        """Compute zeros of some numbers of items.
+
+        Parameters
+        ----------
+        sizes
+            Of every dimension that varies.
+        apart
+            Only of the first: others are 2 long, or 3. What is compiled for equal lengths does for no others.
+        """
         try:
             return [
-                self._computed([{spec.name: _zeros(spec, size) for spec in self.inputs}])[0] for size in sizes
+                self._computed([{spec.name: _zeros(spec, size, apart=apart) for spec in self.inputs}])[0]
+                for size in sizes
             ]
         except (OperatorError, QuarantineError):
             raise
         except Exception as error:
             raise OperatorError(
                 f"the reference {self._path} does not compute zeros of the shapes that it is to take "
-                f"({', '.join(map(str, self.inputs))}): {error!r}"
+                f"({', '.join(map(str, self.inputs))}): {said_by(error, n_lines=2)}"
             ) from error
 
     def _embed(self, model: Model, program: Program, wanted: str) -> None:
@@ -234,8 +245,11 @@ def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
             yield f"input `{spec.name}`", spec.dtype.name
 
 
-def _zeros(spec: TensorSpec, size: int) -> Array:
-    return np.zeros([size if dim is None else dim for dim in spec.shape], dtype=spec.dtype)
+def _zeros(spec: TensorSpec, size: int, *, apart: bool = False) -> Array:
+    other = next(one for one in _SIZES if one != size) if apart else size
+    lengths = (size, *[other] * (len(spec.shape) - 1))
+    shape = [length if dim is None else dim for length, dim in zip(lengths, spec.shape, strict=False)]
+    return np.zeros(shape, dtype=spec.dtype)
 
 
 def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, ...]:

@@ -3,6 +3,7 @@
 import importlib
 import logging
 import os
+import warnings
 from operator import attrgetter
 from typing import Final
 
@@ -16,6 +17,8 @@ _LOG = logging.getLogger(__name__)
 _PRECISION: Final = "fp32_precision"
 _IEEE: Final = "ieee"
 _SKIPS_HOOKS: Final = "skip_nnmodule_hook_guards"
+_MOST_COMPILED: Final = "recompile_limit"
+_MANY: Final = 256  # as many as PyTorch compiles of one function at all
 # By name: they publish no types.
 _BACK_ENDS: Final = (
     "cuda.matmul",
@@ -64,12 +67,18 @@ def settle(threads: int) -> None:
 
 
 def settle_compiler() -> None:
-    """Have what is compiled for a module do only for modules with the same hooks: an embedding is taken by one.
+    """Have what is compiled for a module do only for modules with the same hooks, and be compiled for each that differs.
 
-    PyTorch leaves hooks out of what it compares, and would run a second module of a class without its own.
+    PyTorch leaves hooks out of what it compares, and would run a second module of a class without its own: an embedding
+    is taken by one. And after eight times it gives a function up, and runs it uncompiled without an error: references of one
+    factory share theirs, with all of their buckets.
     """
     compiler = importlib.import_module("torch._dynamo.config")  # only where it is needed: it takes a second
     setattr(compiler, _SKIPS_HOOKS, False)
+    setattr(compiler, _MOST_COMPILED, _MANY)
+    warnings.filterwarnings(
+        "ignore", message="TensorFloat32 tensor cores"
+    )  # it advises to take what we refuse
 
 
 def limit_memory(device: torch.device, gpu_bytes: int) -> None:
@@ -90,7 +99,7 @@ def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.dev
     if provider is Provider.CPU:
         return torch.device("cpu")
     if torch.cuda.is_available():
-        return torch.device("cuda")
+        return torch.device("cuda", 0)  # with its number: not everything of PyTorch takes one without
     found = ", ".join(cuda_devices())
     if provider is not Provider.AUTO and not allow_fallback:
         raise OperatorError(

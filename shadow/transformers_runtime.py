@@ -4,27 +4,32 @@ import importlib.metadata
 import inspect
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
 from shadow.device import driver_version
-from shadow.language import Asked, Row, Scores, ScoringRuntime, refused
+from shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime, refused
 from shadow.opening import Opening
+from shadow.own import Own, OwnOutcome, Wanted
 from shadow.remote import UNVERIFIED
 from shadow.runtime import Artefact, Provenance, check_pin, digest_of, digest_of_parts, said_by
+from shadow.torch_failure import computed
 from shadow.torch_precision import Finding, Witness, precision_of
 from shadow.torch_settings import device_for, limit_memory, settle
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
+
+    from shadow.torch_generation import answered, ending_ids, is_able
 except ImportError as error:
     raise OperatorError(
         "runtime `transformers` needs the extra `text`: pip install 'quantdrift[text]'"
@@ -46,7 +51,6 @@ _TEMPLATE: Final = frozenset({"add_generation_prompt", "continue_final_message",
 _LOGITS_BYTES: Final = 512 * 2**20
 _TOKENS: Final = 16_384
 _PLACES: Final = 256
-_ERRORS: Final = (AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError)
 
 
 class TransformersLanguage:
@@ -100,8 +104,10 @@ class TransformersLanguage:
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.longest = _longest(model.config)
         self._spellings: dict[int, bytes] = {}
+        self.end_ids: tuple[int, ...] = ()
         with Witness() as witness:
             self._n_logits = self._logits([Row(prompt=(0,), served=(0,))])[0].shape[-1]
+        self.end_ids = ending_ids(model, opening.model.generation.end_ids, self._n_logits)
         self.artefact = Artefact(
             path=reference.path,
             digest=digest,
@@ -161,17 +167,41 @@ class TransformersLanguage:
             raise refused(
                 f"a token is none of the reference's {n_tokens}: candidate and reference differ in tokens"
             )
-        try:
-            # Rows of like length together: little is computed for nothing.
-            order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
-            parts = self._parts([rows[index] for index in order])
-            found = dict(zip(order, chain.from_iterable(map(self._scored, parts)), strict=True))
-            return [found[index] for index in range(len(rows))]
-        except torch.OutOfMemoryError as error:
-            torch.cuda.empty_cache()  # a smaller batch is tried next
-            raise refused(said_by(error)) from error
-        except _ERRORS as error:
-            raise refused(said_by(error)) from error
+        # Rows of like length together: little is computed for nothing.
+        order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
+        parts = self._parts([rows[index] for index in order])
+        scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
+        found = dict(zip(order, scores, strict=True))
+        return [found[index] for index in range(len(rows))]
+
+    def answer(
+        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
+    ) -> Own:
+        """Return its own answer.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the prompt is none, leaves no room, or PyTorch failed.
+        """
+        if self._model is None:
+            raise refused("the reference is closed")
+        if not is_able(wanted.options):
+            return Own(outcome=OwnOutcome.UNABLE)
+
+        def compute() -> Own:
+            ids = prompt()
+            room = wanted.max_tokens if self.longest is None else self.longest - len(ids)
+            return answered(
+                model=self._model,
+                tokenizer=self._tokenizer,
+                prompt=ids,
+                wanted=msgspec.structs.replace(wanted, max_tokens=min(wanted.max_tokens, room)),
+                end_ids=self.end_ids,
+                within_s=within_s,
+            )
+
+        return computed(compute)
 
     def close(self) -> None:
         """Let go of the model and of what PyTorch keeps on the device."""
@@ -230,14 +260,17 @@ class TransformersLanguage:
         columns: list[tuple[torch.Tensor, ...]] = []
         with torch.inference_mode():
             targets = torch.tensor(served, device=logits.device)[:, None]
+            ending = torch.tensor(self.end_ids, dtype=torch.long, device=logits.device)
             for begin in range(0, len(served), _PLACES):
                 part = slice(begin, begin + _PLACES)
                 logprobs = torch.log_softmax(logits[part].double(), dim=-1)
                 own = logprobs.gather(1, targets[part])
                 top = logprobs.topk(k, dim=-1)
-                columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values))
+                ends = logprobs[:, ending].exp().sum(dim=-1)
+                columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
         joined = [torch.cat(one).cpu().numpy() for one in zip(*columns, strict=True)]
-        of_served, ranks, top_ids, top_logprobs = joined
+        of_served, ranks, top_ids, top_logprobs, ends_p = joined
+        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNTOLD
         return Scores(
             tokens=tuple(map(self._spelt, served)),
             ids=served,
@@ -246,6 +279,8 @@ class TransformersLanguage:
             top_tokens=tuple(tuple(map(self._spelt, row)) for row in top_ids.tolist()),
             top_ids=top_ids,
             top_logprobs=top_logprobs,
+            ends=ends_p,
+            ends_upper=ends_p,
         )
 
     def _spelt(self, token: int) -> bytes:

@@ -52,7 +52,7 @@ def triage(
         if judge.model.task is Task.GENERATION:
             inputs, candidate = served(
                 exchange,
-                judge.model.generation.repetition_penalty,
+                judge.model.generation,
                 copied=judge.is_copied(exchange.version),
             )
         else:

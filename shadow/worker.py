@@ -21,10 +21,11 @@ from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
+from shadow import heap
 from shadow.assessor import Assessor
 from shadow.copied import opened_with_copy
 from shadow.discovered import DiscoveredSlices
@@ -38,7 +39,7 @@ from shadow.opening import opening_of
 from shadow.reader import Reader
 from shadow.readers import Readers
 from shadow.recheck import Rechecks
-from shadow.references import References, at_a_server
+from shadow.references import Load, References, at_a_server
 from shadow.runtime import ReferenceRuntime
 from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
 from shadow.spans import NoSpans, OtlpSpans, Spans
@@ -97,9 +98,10 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     ------
     OperatorError
         A reference is missing or is itself quantised, the device is not there, the database has no schema, or a
-        server refuses the configuration. A server that is away, of a reference too, is waited for.
+        server refuses the configuration. A server that is away is waited for; one of a reference holds up its model alone.
     """
     os.nice(config.shadow.nice)  # before any thread: each inherits it
+    heap.settle()
     clock = SystemClock()
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
@@ -111,13 +113,13 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     admin = Admin(config.shadow.admin, health.ready)
     await admin.start()
     try:
-        opened: dict[tuple[str, Reference], ReferenceRuntime] = {}
         hold = partial(held, clock=clock, told=meters.canaries_checked)
         shelf = Shelf(config.shadow.reference_memory_bytes)
-        load = partial(_load_references, config, secrets.reference_token, shelf, opened, hold)
-        references = await _when_there(lambda: asyncio.to_thread(load), stop)
-        if references is None:
-            return 0
+        load = _loader(config, secrets.reference_token, shelf, hold)
+        here = [model for model in config.models if not at_a_server(model)]
+        references = await asyncio.to_thread(References, here, load)
+        away = [model for model in config.models if at_a_server(model)]
+        await asyncio.gather(*(asyncio.to_thread(_open_if_there, references, model) for model in away))
         for model in config.models:
             if not model.references:
                 _LOG.warning("model %s has no reference: its versions stay unknown", model.name)
@@ -228,13 +230,22 @@ async def _work(
             shadow, fetch_bytes=max(shadow.fetch_bytes // max(len(config.models), 1), MIB)
         )
 
-        async def reader_of(model: str) -> Reader:
+        configured = {model.name: model for model in config.models}
+
+        async def reader_of(name: str) -> Reader:
+            # Before the references: who looks at the stream sees what waits for them.
+            consumer = await queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s, model=name)
+            if (model := configured.get(name)) is not None and name not in references:
+                try:
+                    await asyncio.to_thread(references.add, model)
+                except OperatorError as error:
+                    _end(str(error))
             return Reader(
                 shadow=of_each,
-                lane=model,
-                consumer=await queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s, model=model),
+                lane=name,
+                consumer=consumer,
                 references=references,
-                lanes=apart.get(model, here).lanes,
+                lanes=apart.get(name, here).lanes,
                 holding=holding,
                 meters=meters,
                 health=health,
@@ -293,15 +304,12 @@ def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
     return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _ASKED_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 
-def _load_references(
+def _loader(
     config: Config,
     token: str,
     shelf: Shelf,
-    opened: dict[tuple[str, Reference], ReferenceRuntime],
     hold: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
-) -> References:
-    """Open what is not in `opened` yet; a server that is away is asked again, and the others stay open meanwhile."""
-
+) -> Load:
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
         runtime = opened_with_copy(opening_of(config, model, reference, token))
         try:
@@ -311,19 +319,23 @@ def _load_references(
             raise
 
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
-        key = (model.name, reference)
-        if key not in opened:
-            if at_a_server(model):  # in a thread of its own: another one must not close it
-                opened[key] = open_one(model, reference)
-            else:
-                opened[key] = ShelvedRuntime(
-                    shelf,
-                    partial(open_one, model, reference),
-                    files_bytes(reference.path) + files_bytes(reference.copy.path),
-                )
-        return opened[key]
+        if at_a_server(model):  # in a thread of its own: another one must not close it
+            return open_one(model, reference)
+        return ShelvedRuntime(
+            shelf,
+            partial(open_one, model, reference),
+            files_bytes(reference.path) + files_bytes(reference.copy.path),
+        )
 
-    return References(config.models, load)
+    return load
+
+
+def _open_if_there(references: References, model: Model) -> None:
+    """Open the references of a model; where a server is away its reader tries again, and other models do not wait."""
+    try:
+        references.add(model)
+    except RetryError as error:
+        _LOG.warning("%s: exchanges of %s wait in the stream", error, model.name)
 
 
 def _end(why: str) -> None:

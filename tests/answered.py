@@ -41,7 +41,7 @@ def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> Pre
     """Return an exchange that is ready to be replayed."""
     reference = model.references[0]
     judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model), reference=reference)
-    inputs, candidate = served(exchange, copied=judge.is_copied(exchange.version))
+    inputs, candidate = served(exchange, model.generation, copied=judge.is_copied(exchange.version))
     return Prepared(
         stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs, candidate=candidate
     )

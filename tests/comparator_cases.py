@@ -25,17 +25,23 @@ def _not_a_number(outputs: Outputs) -> Outputs:
     return {**outputs, name: array}
 
 
+def _nothing(outputs: Outputs) -> Outputs:
+    return {name: array[:, :0] for name, array in outputs.items()}
+
+
 class Case(NamedTuple):
     """A comparator as a model's configuration makes it.
 
     `outputs` returns the outputs of 16 items that a seed gives: two seeds give sides that differ in every item. `spoilt`
-    returns outputs whose first item holds a value that is no number, or none of its kind.
+    returns outputs whose first item holds a value that is no number, or none of its kind; `nothing` outputs that are
+    empty, None where no output that is empty is there to be compared, or it is an answer like any other.
     """
 
     name: str
     model: Model
     outputs: Callable[[int], Outputs]
     spoilt: Callable[[Outputs], Outputs] = _not_a_number
+    nothing: Callable[[Outputs], Outputs] | None = _nothing
 
     @property
     def comparator(self) -> Comparator:
@@ -160,8 +166,9 @@ CASES = (
             detection=Detection(boxes="boxes", scores="scores", classes="labels"),
         ),
         _objects,
+        nothing=None,
     ),
-    Case("detection-rows", Model(name="m", task=Task.DETECTION), _rows),
+    Case("detection-rows", Model(name="m", task=Task.DETECTION), _rows, nothing=None),
     Case(
         "classification-logits",
         Model(name="m", top_k=3, classification=Classification(interest=(1, 4))),
@@ -200,5 +207,5 @@ CASES = (
         Model(name="m", task=Task.TENSOR, tensor=RawTensor(outputs=("scores", "counts", "words"))),
         _mixed,
     ),
-    Case("generation", Model(name="m", task=Task.GENERATION), _scores, _above_one),
+    Case("generation", Model(name="m", task=Task.GENERATION), _scores, _above_one, nothing=None),
 )

@@ -2,8 +2,9 @@
 
 import hashlib
 import warnings
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
 from shadow.opening import Opening
+from shadow.torch_runtime import TorchRuntime
 from tests.onnx_models import BIAS, N_FEATURES, WEIGHT
 
 FACTORY = "tests.torch_models:made"
@@ -34,6 +36,22 @@ class Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return `logits` : (items, classes)."""
         return {"logits": self.product(x) + self.bias}
+
+
+class Hungry(Linear):
+    """Wants memory that grows with the twentieth power of the number of items, or of the largest of their thousands.
+
+    For four no machine has it.
+    """
+
+    held: ClassVar[list[weakref.ref[torch.Tensor]]] = []
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return `logits` : (items, classes), if there is the memory."""
+        doubled = x * 2
+        Hungry.held.append(weakref.ref(doubled))
+        torch.empty(max(len(x), int(x.max() / 1000)) ** 20)
+        return super().forward(x)
 
 
 def made() -> Linear:
@@ -76,3 +94,9 @@ def opening(path: Path, *, model: Model = MODEL, embedding: str = "", **options:
         options.setdefault("digest", pin(path))
     reference = Reference(runtime=Runtime.TORCH, path=str(path), **options)
     return Opening(model=model, reference=reference, provider=Provider.CPU, threads=1, embedding=embedding)
+
+
+def of_factory(directory: Path, factory: str = FACTORY, **options: Any) -> TorchRuntime:
+    """Return the reference that a factory makes of the weights, on the CPU."""
+    path = weights(directory / "linear.safetensors")
+    return TorchRuntime(opening(path, factory=factory, **options))

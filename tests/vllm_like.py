@@ -1,7 +1,7 @@
-"""A server around a real model of `transformers` that speaks what vLLM documents of its OpenAI-compatible API.
+"""A server around a real model of `transformers` that speaks as vLLM does, where its OpenAI-compatible API is concerned.
 
-It is not vLLM, which needs a GPU here: one request at a time, greedy decoding alone, nothing streamed. What it answers has
-the form that vLLM's sources give: `prompt_logprobs` (id to logprob, rank, decoded token, the first place null), `echo`,
+It is not vLLM, which is a gigabyte and takes a minute to start (`tests/servers/test_vllm.py` asks it): one request at a
+time, greedy decoding alone, nothing streamed. What it answers has the form that vLLM's answers have: `prompt_logprobs` (id to logprob, rank, decoded token, the first place null), `echo`,
 `logprobs` of completions and chats, `return_token_ids`, `return_tokens_as_token_ids`, `/tokenize`, errors, and -9999 in
 place of minus infinity. Its embeddings are means of the last hidden layer.
 """
@@ -31,9 +31,13 @@ class VllmLike:
         Whether it knows `prompt_logprobs`; else it has `echo` alone, and no `/tokenize`.
     max_model_len
         Most tokens of prompt and answer.
+    end_id
+        The token that ends an answer; None: the tokenizer's.
 
     Attributes
     ----------
+    model
+        As given.
     fails
         Statuses that the next requests are answered with.
     asked
@@ -48,12 +52,14 @@ class VllmLike:
         name: str = "small",
         takes_prompt_logprobs: bool = True,
         max_model_len: int = 256,
+        end_id: int | None = None,
     ) -> None:
-        self._model = model
+        self.model = model
         self._tokenizer = tokenizer
         self._name = name
         self._takes_prompt_logprobs = takes_prompt_logprobs
         self._max_model_len = max_model_len
+        self._end_id = tokenizer.eos_token_id if end_id is None and tokenizer else end_id
         self.fails: list[int] = []
         self.asked: list[tuple[str, Any]] = []
 
@@ -83,7 +89,7 @@ class VllmLike:
         for text in texts:
             ids = torch.tensor([self._prompt({"prompt": text}, special=True)])
             with torch.inference_mode():
-                hidden = self._model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
+                hidden = self.model(input_ids=ids, output_hidden_states=True).hidden_states[-1][0]
             vectors.append(torch.nn.functional.normalize(hidden.mean(dim=0), dim=0).tolist())
         data = [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]
         return 200, {"model": self._name, "data": data[::-1]}
@@ -101,6 +107,7 @@ class VllmLike:
                 tools=asked.get("tools"),
                 add_generation_prompt=asked.get("add_generation_prompt", True),
                 return_dict=False,
+                **(asked.get("chat_template_kwargs") or {}),
             )
         )
 
@@ -111,7 +118,7 @@ class VllmLike:
         choice: dict[str, Any] = {
             "index": 0,
             "message": {"role": "assistant", "content": self._text(ids)},
-            "finish_reason": "stop" if ids[-1] == self._tokenizer.eos_token_id else "length",
+            "finish_reason": self._reason(ids),
         }
         if wanted is not None:
             named = bool(asked.get("return_tokens_as_token_ids"))
@@ -144,18 +151,37 @@ class VllmLike:
         n_more = int(asked.get("max_tokens", 16))
         if any(len(row) + max(n_more, 1) > self._max_model_len for row in rows):
             return 400, {"error": {"message": f"at most {self._max_model_len} tokens", "code": 400}}
+        n_known = len(self._tokenizer)
+        if any(not 0 <= one < n_known for row in rows for one in row):
+            return 400, {"error": {"message": "a token id is out of vocabulary", "code": 400}}
         if "prompt_logprobs" in asked and not self._takes_prompt_logprobs:
             return 400, {"error": {"message": "prompt_logprobs: extra fields not permitted", "code": 400}}
         if n_more == 0 and not asked.get("echo"):
             return 400, {"error": {"message": "max_tokens must be at least 1", "code": 400}}
-        return 200, {
-            "model": self._name,
-            "choices": [self._choice(asked, index, row, n_more) for index, row in enumerate(rows)],
+        answered = [self._generated(row, n_more) for row in rows]
+        choices = [
+            self._choice(asked, index, row, found)
+            for index, (row, found) in enumerate(zip(rows, answered, strict=True))
+        ]
+        counts = {
+            "prompt_tokens": sum(map(len, rows)),
+            "completion_tokens": sum(len(ids) for ids, _ in answered),
         }
+        return 200, {"model": self._name, "choices": choices, "usage": counts}
 
-    def _choice(self, asked: Mapping[str, Any], index: int, row: list[int], n_more: int) -> dict[str, Any]:
-        ids, generated = self._generated(row, n_more)
-        choice: dict[str, Any] = {"index": index, "text": self._text(ids), "finish_reason": "length"}
+    def _choice(
+        self,
+        asked: Mapping[str, Any],
+        index: int,
+        row: list[int],
+        found: tuple[list[int], list[dict[int, tuple[float, int]]]],
+    ) -> dict[str, Any]:
+        ids, generated = found
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._text(ids),
+            "finish_reason": self._reason(ids),
+        }
         if (wanted := asked.get("prompt_logprobs")) is not None:
             choice["prompt_logprobs"] = [None, *(_told(self, row, wanted))]
         if (wanted := asked.get("logprobs")) is not None:
@@ -189,7 +215,7 @@ class VllmLike:
 
     def _places(self, ids: Sequence[int]) -> list[dict[int, tuple[float, int]]]:
         with torch.inference_mode():
-            logits = self._model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
+            logits = self.model(input_ids=torch.tensor([ids]), use_cache=False).logits[0, :-1]
         return [{}, *map(_ranked, logits)]
 
     def _generated(
@@ -200,16 +226,20 @@ class VllmLike:
             return [], []
         ids = torch.tensor([prompt])
         with torch.inference_mode():
-            found = self._model.generate(
+            found = self.model.generate(
                 input_ids=ids,
                 attention_mask=torch.ones_like(ids),
                 max_new_tokens=n_tokens,
                 do_sample=False,
+                eos_token_id=self._end_id,
                 pad_token_id=2,
                 output_logits=True,
                 return_dict_in_generate=True,
             )
         return list(found.sequences[0, len(prompt) :].tolist()), [_ranked(one[0]) for one in found.logits]
+
+    def _reason(self, ids: list[int]) -> str:
+        return "stop" if ids and ids[-1] == self._end_id else "length"
 
     def _text(self, ids: list[int]) -> str:
         text: str = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)

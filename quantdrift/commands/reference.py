@@ -17,7 +17,7 @@ from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
     from shadow.canaries import Deviation
-    from shadow.runtime import ReferenceRuntime
+    from shadow.runtime import Array, ReferenceRuntime
 
 _MAY_PASS, _MUST_ACT = 1, 2
 _WHICH = click.option(
@@ -93,7 +93,8 @@ def reference_() -> None:
 @click.option(
     "--inputs",
     type=click.Path(dir_okay=False, exists=True, path_type=Path),
-    help="Inputs by the reference's names, .safetensors or .npz. Left out: they are drawn.",
+    help="Inputs by the reference's names, .safetensors or .npz; of a language model prompts and answers, .jsonl. Left out: "
+    "they are drawn.",
 )
 @click.option("--seed", default=1, show_default=True, help="Of inputs that are drawn.")
 @click.option(
@@ -119,21 +120,21 @@ def record_(
     """Record inputs with what the reference of MODEL gives for them.
 
     Record where the reference is beyond doubt: from the FP32 file itself, and not from the server that is to be held to
-    it. Drawn inputs are standard normal numbers, and integers that are 0 or 1; real inputs reach more of a model.
+    it. Drawn inputs are standard normal numbers, and integers that are 0 or 1; of a language model random words. Real
+    inputs reach more of a model.
 
     \b
     Example:
       quantdrift reference record digits --out digits-canaries.safetensors
     """
-    from shadow.canaries import drawn, read_inputs, record, write_canaries
+    from shadow.canaries import record, write_canaries
 
     config = load(config_path)
     model = _model(config, name)
     place, reference = _chosen(model, number)
     runtime = _opened(config, model, reference)
     try:
-        given = read_inputs(inputs) if inputs else drawn(runtime.inputs, n_items=items, seed=seed)
-        canaries = record(runtime, given)
+        canaries = record(runtime, _given(runtime, inputs, n_items=items, seed=seed))
         about = {
             "reference": runtime.artefact.digest,
             "precision": runtime.artefact.precision,
@@ -215,7 +216,22 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
         told,
         outcome=Outcome.REPRODUCED if good else Outcome.FAILED,
         deviations={one.output: one.ratio for one in found},
+        detail="" if good else max(found, key=lambda one: one.ratio).worst,
     )
+
+
+def _given(runtime: "ReferenceRuntime", path: Path | None, *, n_items: int, seed: int) -> "dict[str, Array]":
+    """Return inputs of a file, or such that are drawn."""
+    from shadow.canaries import drawn, read_inputs
+    from shadow.text_canaries import drawn_texts, is_of_text, read_texts, tokens_of
+
+    if path is not None and path.suffix == ".jsonl":
+        return tokens_of(runtime, read_texts(path))
+    if path is not None:
+        return read_inputs(path)
+    if is_of_text(runtime):
+        return tokens_of(runtime, drawn_texts(n_items=n_items, seed=seed))
+    return drawn(runtime.inputs, n_items=n_items, seed=seed)
 
 
 def _deviations(config: Config, model: Model, reference: Reference) -> "list[Deviation]":
@@ -256,8 +272,9 @@ def _chosen(model: Model, number: int | None) -> tuple[int, Reference]:
 
 def _row(one: Checked) -> tuple[str, str, str, str]:
     worst = max(one.deviations.values(), default=None)
-    off = one.detail if worst is None else f"{worst:.2g}, allowed is {one.tolerance:g}"
-    return one.model, f"{one.number}: {one.where}", one.outcome.value, off
+    off = [] if worst is None else [f"{worst:.2g}, allowed is {one.tolerance:g}"]
+    off += [one.detail] if one.detail else []
+    return one.model, f"{one.number}: {one.where}", one.outcome.value, ": ".join(off)
 
 
 def _listed(tensors: dict[str, str]) -> str:

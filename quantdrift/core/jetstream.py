@@ -37,6 +37,7 @@ _UNSENT_BYTES = 8 * MIB  # more than this waits in the client: the server does n
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _NOT_UNIQUE = 10100  # JetStream's error code: another consumer of a work queue takes the same subject
 _LONGEST_TOKEN = 200  # names of consumers are file names
+_LEAST_KEPT_S = 86_400.0
 _MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
 
 
@@ -140,7 +141,9 @@ class Queue:
             The server is away.
         """
         only = "" if model is None else f"{self._stream.name}.exchange.{subject_token(model)}"
-        consumer = Consumer(self, self.stream_name(kind), ack_wait_s, only)
+        # Of a model that is gone: what waited for it has expired by then. One that is back is made again, and misses nothing.
+        kept_s = None if model is None else max(_LEAST_KEPT_S, self._stream.max_age_s)
+        consumer = Consumer(self, self.stream_name(kind), ack_wait_s, only, kept_s)
         await consumer.bind()
         return consumer
 
@@ -290,13 +293,18 @@ class Consumer:
         Time a worker has to acknowledge.
     subject
         The one it takes; empty: all.
+    kept_s
+        How long the server keeps it while nobody fetches; None: for ever.
     """
 
-    def __init__(self, queue: Queue, stream: str, ack_wait_s: float, subject: str = "") -> None:
+    def __init__(
+        self, queue: Queue, stream: str, ack_wait_s: float, subject: str = "", kept_s: float | None = None
+    ) -> None:
         self._queue = queue
         self._stream = stream
         self._ack_wait_s = ack_wait_s
         self._subject = subject
+        self._kept_s = kept_s
         self._durable = durable_name(subject)
         self._inbox: Inbox | None = None
         self._exists = False
@@ -363,6 +371,7 @@ class Consumer:
             ack_wait=self._ack_wait_s,
             max_deliver=-1,  # the shadow quarantines what comes too often; the server must never drop it silently
             max_ack_pending=_MAX_ACK_PENDING,
+            inactive_threshold=self._kept_s,
         )
         jetstream = client.jetstream(timeout=REQUEST_S)
         async with mapped():

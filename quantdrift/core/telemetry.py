@@ -158,11 +158,23 @@ VECTORS = Instrument(
     "{vector}",
     "Vectors chosen for learned slices, by model and outcome: stored, over_cap or failed.",
 )
+OWN_ANSWERS = Instrument(
+    "quantdrift.shadow.own_answers",
+    _C,
+    "{answer}",
+    "Answers that a reference was to give itself, by model and outcome: done, unforced, unable, late or failed.",
+)
 NOISE_ITEMS = Instrument(
     "quantdrift.shadow.noise",
     _C,
     "{item}",
     "Items chosen to be computed again, by model, side and outcome: measured, failed or left_out.",
+)
+DOUBTS = Instrument(
+    "quantdrift.shadow.doubts",
+    _C,
+    "{doubt}",
+    "Options that a reference's outputs speak against, once each, by model and option; the log says why.",
 )
 
 # The monitor.

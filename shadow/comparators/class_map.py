@@ -6,6 +6,7 @@ import numpy.typing as npt
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from shadow.comparators.comparator import uncomparable
+from shadow.comparators.pair import TOLERANCE
 from shadow.runtime import Array
 
 ClassMap = npt.NDArray[np.int32]
@@ -27,6 +28,7 @@ class MapReader:
 
     def __init__(self, options: Segmentation, output_kind: OutputKind) -> None:
         self._options = options
+        self._kind = output_kind
         self._threshold = 0.0 if output_kind is OutputKind.LOGITS else 0.5
 
     def layout(self, output: Array, side: str) -> tuple[int, tuple[int, ...]]:
@@ -61,8 +63,6 @@ class MapReader:
                 f"the {side}'s output is {list(output.shape)}: neither scores [items, classes, rows, columns] nor classes "
                 "[items, rows, columns]; see `models.segmentation.classes_axis`"
             )
-        if not n_classes or not all(shape):
-            raise uncomparable(f"the {side}'s output is {list(output.shape)}: there is nothing in it")
         if n_classes == 1 and (output.dtype.kind in "iub" or not self._options.classes_axis):
             n_classes = 0
         return n_classes, shape
@@ -84,7 +84,7 @@ class MapReader:
         Raises
         ------
         QuarantineError
-            Reason `output`: a class number above 65535.
+            Reason `output`: a class number above 65535, or what is said to be probabilities is not.
         """
         if n_classes > 1:
             axis = self._axis()
@@ -92,6 +92,7 @@ class MapReader:
         elif not np.isfinite(item).all():
             return None
         elif n_classes == 1:
+            self._check(item, side)
             labels = (item.reshape(shape) > self._threshold).astype(np.int32)
         else:
             labels = _numbers(item.reshape(shape), side)
@@ -100,6 +101,15 @@ class MapReader:
         if self._options.ignore >= 0:
             labels[labels == self._options.ignore] = IGNORED
         return labels
+
+    def _check(self, scores: Array, side: str) -> None:
+        """Refuse what is said to be probabilities and is not."""
+        low, high = float(scores.min()), float(scores.max())
+        if self._kind is OutputKind.PROBABILITIES and (low < -TOLERANCE or high > 1 + TOLERANCE):
+            raise uncomparable(
+                f"the {side}'s output holds values from {low:.3g} to {high:.3g}, which are no probabilities: if these are "
+                "logits, set `models.output_kind`; if they are class numbers, `models.segmentation.classes_axis = 0`"
+            )
 
     def _axis(self) -> int:
         """Return which dimension of an item counts the classes."""

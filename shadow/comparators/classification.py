@@ -24,7 +24,8 @@ Equal values are ranked by class number on both sides, so that equal outputs nev
 may rank equal values as it likes: of what the reference holds equal, any order is right.
 
 A side is *finite* where it is a distribution. Logits may hold minus infinity (a masked class, probability zero)
-beside at least one finite value; not a number, plus infinity, and nothing but minus infinity make it not finite.
+beside at least one finite value; not a number, plus infinity, nothing but minus infinity, and no value at all make it not
+finite, and so do probabilities of which each is zero.
 Where only the candidate is not finite, `flip` and `topk` are 1, since it has no top class where the reference has
 one, and all else is undefined. Where the reference is not finite, everything is undefined: nothing can be said of
 the candidate. Either is told by its flag, and nothing undefined enters an average.
@@ -51,7 +52,7 @@ from quantdrift.core.config.schema import OutputKind
 from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
 from shadow.comparators.interest import among
 from shadow.comparators.listed import Listed, read_listed
-from shadow.comparators.pair import rounded
+from shadow.comparators.pair import filled, is_empty, rounded
 from shadow.comparators.top import top_set
 from shadow.runtime import Array
 
@@ -96,6 +97,12 @@ class ClassificationComparator:
             Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are said
             to be probabilities and are not.
         """
+        if is_empty(candidate) or is_empty(reference):
+            least = max(2, 1 + max(self._interest, default=0))
+            candidate, reference = (
+                filled(candidate, reference, least=least),
+                filled(reference, candidate, least=least),
+            )
         if candidate.dtype == np.dtype(object):
             return self._compare_listed(candidate, reference)
         _check_shapes(candidate, reference)
@@ -229,7 +236,7 @@ class ClassificationComparator:
     def _log_probabilities(self, output: Values, side: str) -> tuple[Values, Flags]:
         """Return ln of the probabilities, and which items are finite; others hold the uniform distribution."""
         if self._output_kind is OutputKind.PROBABILITIES:
-            finite: Flags = np.asarray(np.isfinite(output).all(axis=1))
+            finite: Flags = np.asarray(np.isfinite(output).all(axis=1) & output.any(axis=1))
             safe = np.where(finite[:, np.newaxis], output, 1.0 / output.shape[1])
             return _log_normalised(safe, side), finite
         finite = np.asarray(~np.isnan(output).any(axis=1) & np.isfinite(output.max(axis=1)))
@@ -244,7 +251,8 @@ def _check_shapes(candidate: Array, reference: Array) -> None:
         if array.dtype.kind != "f":
             raise uncomparable(
                 f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
-                "model return its logits or probabilities too, and name them in `models.output`"
+                "model return its logits or probabilities too, and name them in `models.output`; if these are quantised "
+                "ones, say so in `models.references.output_scale`"
             )
     if candidate.shape != reference.shape:
         raise uncomparable(
@@ -253,7 +261,7 @@ def _check_shapes(candidate: Array, reference: Array) -> None:
     if candidate.ndim != 2 or candidate.shape[1] < 2:
         raise uncomparable(
             f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
-            "the classification output in `models.output`"
+            "the classification output in `models.output`; one score for each item is task `multilabel`"
         )
 
 
@@ -279,7 +287,8 @@ def _check_probabilities(probabilities: Values, excess: Values, side: str) -> No
 
 
 def _log_normalised(probabilities: Values, side: str) -> Values:
-    total = probabilities.sum(axis=1, keepdims=True)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no distribution
+        total = probabilities.sum(axis=1, keepdims=True)
     _check_probabilities(probabilities, np.where(total > 0, np.abs(total - 1.0), np.inf)[:, 0], side)
     clipped = np.maximum(probabilities, 0.0)
     with np.errstate(divide="ignore"):

@@ -127,7 +127,8 @@ def _shifts(candidate: Objects, reference: Objects, found: Matching) -> tuple[fl
 def _centre_shifts(candidate: Objects, reference: Objects, found: Matching) -> Values:
     """Return the distance of the centres of each pair : (pairs,), in units of the size of the reference's box."""
     ours, theirs = candidate.boxes[found.candidate], reference.boxes[found.reference]
-    apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
-    sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))
-    # Pairs without a size are equal boxes.
-    return np.where(apart > 0, apart / np.where(sizes > 0, sizes, 1.0), 0.0)
+    with np.errstate(over="ignore", invalid="ignore"):  # of boxes larger than float64 holds: undefined
+        apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
+        sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))
+        # Pairs without a size are equal boxes.
+        return np.where(apart > 0, apart / np.where(sizes > 0, sizes, 1.0), 0.0)

@@ -29,7 +29,8 @@ answer that had to be greedy, `regret`; else undefined. `flip` is 1 where
 - JSON that was asked for, or a call of a tool, is not valid, or an answer was cut off before it said anything;
 - the candidate's log-probabilities are no probabilities, or it gave nothing at all.
 
-All of it is of the first `max_tokens` tokens.
+All of it is of the first `max_tokens` tokens. What is said of the end is in `endings`, of the reference's own answers in
+`beside`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -41,7 +42,11 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
 from shadow.answer import Answer
+from shadow.comparators.beside import beside_own
 from shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
+from shadow.comparators.endings import endings
+from shadow.comparators.places import first_of_items, largest_of_items, mean_of_items
+from shadow.comparators.spelling import is_part, same_tokens, spelt_alike
 from shadow.comparators.validity import calls_valid, is_broken, json_valid
 from shadow.language import ANSWER, NOTHING, SCORES, Scores
 
@@ -54,7 +59,6 @@ _LEAST_TAIL: Final = 1e-7  # what rounding leaves of a tail; a larger q only low
 _NO_TOKEN: Final = -1
 _UNKNOWN: Final = -2
 _UNTOLD: Final = Answer(text="")
-_REPLACED: Final = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class _Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +126,9 @@ class GenerationComparator:
         cells = _cells(p, q)
         known = ~np.isnan(q.logprobs[0])
         same, has_top = self._same_top(p, q, cells)
-        greedy = np.array([one.is_greedy for one in answers]) & np.array(
+        greedy = np.array(
+            [one.is_greedy and _is_of(one, len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+        ) & np.array(
             [
                 one is None or use is not None or one.ids[: len(of.ids)] == of.ids
                 for one, use, of in zip(given, used, found, strict=True)
@@ -133,7 +139,7 @@ class GenerationComparator:
         decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
 
         def mean(values: Values, where: Flags | None = None) -> Values:
-            return _mean(values, owner, n_items, where)
+            return mean_of_items(values, owner, n_items, where)
 
         q_finite = np.array([_is_finite(one) for one in on_wire]) & np.array(
             [not (one.is_empty and not len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
@@ -160,7 +166,7 @@ class GenerationComparator:
             detail={
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
                 "finish_reason": _told(one.finish_reason or None for one in answers),
-                "first_change": _first(decided, owner, n_items) + undefined,
+                "first_change": first_of_items(decided, owner, n_items) + undefined,
                 "json_valid": _told(json_valid(one) for one in answers),
                 "logprobs": _told(map(_source, on_wire, given, used)),
                 "measure": _told(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
@@ -169,13 +175,15 @@ class GenerationComparator:
                 "nll": nll,
                 "perplexity": perplexity,
                 "perplexity_ratio": ratio,
-                "rank_max": _largest(ranks, owner, n_items) + undefined,
+                "rank_max": largest_of_items(ranks, owner, n_items) + undefined,
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
                 "tool_calls_valid": _told(calls_valid(one) for one in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
                 **over_cells,
+                **{name: values + undefined for name, values in endings(found).items()},
+                **beside_own(answers, found),
             },
         )
 
@@ -284,7 +292,7 @@ def _side(scores: Scores, n_places: int, book: dict[bytes, int] | None) -> _Side
 
 
 def _code(token: bytes, book: dict[bytes, int]) -> int:
-    return _UNKNOWN if _is_part(token) else book.setdefault(token, len(book))
+    return _UNKNOWN if is_part(token) else book.setdefault(token, len(book))
 
 
 def _unambiguous(side: _Side) -> _Side:
@@ -318,19 +326,22 @@ def _aligned(given: Scores, found: Scores) -> bool:
         return False
     if given.ids:
         return given.ids[:n_found] == found.ids and (
-            not given.tokens or _alike(given.tokens[:n_found], found.tokens)
+            not given.tokens or spelt_alike(given.tokens[:n_found], found.tokens)
         )
-    return given.tokens[:n_found] == found.tokens
+    return same_tokens(given.tokens[:n_found], found.tokens)
 
 
-def _alike(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """Return whether tokens of the same ids are spelt alike; else nothing in the lists can be found by its spelling."""
-    return all(a == b or _is_part(a) or _is_part(b) for a, b in zip(one, other, strict=True))
+def _is_of(answer: Answer, n_scored: int) -> bool:
+    """Return whether so many tokens can be those that were served, and not others that the text was made into anew.
 
-
-def _is_part(token: bytes) -> bool:
-    """Return whether a token is spelt as part of a character, or not at all: each server writes what it likes for it."""
-    return not token or _REPLACED in token
+    An end that the model chose is a token that texts do not hold; a stop of the client's takes any number of them.
+    """
+    if answer.n_tokens is None:
+        return True
+    n_less = answer.n_tokens - n_scored
+    if answer.is_cut:
+        return n_less >= 0
+    return n_less == 0 or (n_less == 1 and answer.finish_reason != "length")
 
 
 def _is_finite(scores: Scores | None) -> bool:
@@ -360,34 +371,6 @@ def _source(on_wire: Scores | None, given: Scores | None, used: Scores | None) -
 def _highest(logprobs: Values) -> Values:
     highest: Values = np.max(np.where(np.isnan(logprobs), -np.inf, logprobs), axis=0)
     return highest
-
-
-def _mean(values: Values, owner: Codes, n_items: int, where: Flags | None) -> Values:
-    """Return the mean of each item's places, added up in their order; NaN where there is none."""
-    if where is not None:
-        values, owner = values[where], owner[where]
-    counts = np.bincount(owner, minlength=n_items)
-    with np.errstate(invalid="ignore"):
-        total = np.bincount(owner, values, n_items)
-        mean: Values = np.divide(total, counts, out=np.full(n_items, np.nan), where=counts > 0)
-    return mean
-
-
-def _first(flags: Flags, owner: Codes, n_items: int) -> Values:
-    """Return the first place of each item that is flagged, from 0; NaN where none is."""
-    starts = np.searchsorted(owner, np.arange(n_items))
-    places = np.flatnonzero(flags)
-    first = np.full(n_items, np.nan)
-    items, index = np.unique(owner[places], return_index=True)
-    first[items] = places[index] - starts[items]
-    return first
-
-
-def _largest(values: Values, owner: Codes, n_items: int) -> Values:
-    largest = np.full(n_items, -np.inf)
-    present = ~np.isnan(values)
-    np.maximum.at(largest, owner[present], values[present])
-    return np.where(np.isinf(largest), np.nan, largest)
 
 
 def _told(values: Iterable[Any]) -> npt.NDArray[Any]:

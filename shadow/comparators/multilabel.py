@@ -30,10 +30,8 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import OutputKind
 from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
 from shadow.comparators.interest import among
-from shadow.comparators.pair import Pair, pair_of, rounded
+from shadow.comparators.pair import TOLERANCE, Pair, filled, pair_of, rounded
 from shadow.runtime import Array
-
-TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; what is further off is no probability
 
 
 class MultilabelComparator:
@@ -71,6 +69,11 @@ class MultilabelComparator:
             are none.
         """
         logits = self._output_kind is OutputKind.LOGITS
+        least = max(len(self._thresholds), 1 + max(self._interest, default=0))
+        candidate, reference = (
+            filled(candidate, reference, least=least),
+            filled(reference, candidate, least=least),
+        )
         pair = pair_of(_columns(candidate), _columns(reference), "[items, labels]", masked=logits)
         n_labels = pair.reference.shape[1]
         if len(self._thresholds) not in (1, n_labels):
@@ -140,5 +143,6 @@ def _kullback_leibler(log_p: list[Values], log_q: list[Values], *, exact: bool) 
         with np.errstate(invalid="ignore"):
             terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - found), 0.0)
     # Rounding may take those of nearly equal probabilities below zero.
-    divergence: Values = np.maximum(terms, 0.0).sum(axis=1)
+    with np.errstate(over="ignore"):
+        divergence: Values = np.maximum(terms, 0.0).sum(axis=1)
     return divergence

@@ -6,7 +6,10 @@ import numpy.typing as npt
 
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from shadow.comparators.comparator import Flags, Outputs, Values, uncomparable
+from shadow.comparators.pair import is_empty
 from shadow.runtime import Array
+
+_MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +60,8 @@ class ObjectReader:
     def read(self, outputs: Outputs, side: str) -> list[Objects | None]:
         """Return the objects of each item with at least half the score that counts, None where one is not finite.
 
-        Boxes of no score or less, of a negative class, of the background and beyond the count are padding.
+        Boxes of no score or less, of a negative class, of the background and beyond the count are padding. Outputs
+        without anything in them hold no objects.
 
         Parameters
         ----------
@@ -86,7 +90,7 @@ class ObjectReader:
             Objects(
                 boxes=_corners(found.boxes[item, kept[item]], options.box_format),
                 scores=found.scores[item, kept[item]],
-                classes=np.rint(found.classes[item, kept[item]]).astype(np.int64),
+                classes=np.minimum(np.rint(found.classes[item, kept[item]]), _MOST_CLASSES).astype(np.int64),
             )
             if whole[item]
             else None
@@ -97,6 +101,8 @@ class ObjectReader:
         """Read one output with a row for each object."""
         ((name, table),) = outputs.items()
         columns = self._options.columns
+        if is_empty(table):
+            table = np.empty((len(table), 0, len(columns)))
         if table.ndim < 2 or table.shape[-1] != len(columns):
             raise uncomparable(
                 f"the {side}'s `{name}` is {list(table.shape)}: no [items, objects, {len(columns)}], as "
@@ -118,6 +124,8 @@ class ObjectReader:
         """Read an output for each of boxes, scores and classes."""
         options = self._options
         boxes = outputs[options.boxes]
+        if is_empty(boxes):
+            boxes = np.empty((len(boxes), 0, 4))
         if boxes.ndim < 2 or boxes.shape[-1] != 4:
             raise uncomparable(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
         boxes = boxes.reshape(len(boxes), -1, 4).astype(np.float64)
@@ -186,6 +194,7 @@ def _corners(boxes: Values, box_format: BoxFormat) -> Values:
     if box_format is BoxFormat.XYXY:
         return boxes
     begin, size = boxes[:, :2], boxes[:, 2:]
-    if box_format is BoxFormat.CXCYWH:
-        begin = begin - size / 2
-    return np.concatenate([begin, begin + size], axis=1)
+    with np.errstate(over="ignore"):  # a box without an end overlaps no other
+        if box_format is BoxFormat.CXCYWH:
+            begin = begin - size / 2
+        return np.concatenate([begin, begin + size], axis=1)

@@ -10,6 +10,7 @@ from shadow.runtime import Array
 
 # Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
 LOG_ZERO = -math.log(512)
+TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; what is further off is no probability
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Valu
         raise uncomparable(
             f"the candidate's output has {len(candidate)} items, the reference's {len(reference)}"
         )
-    candidate, reference = _filled(candidate, reference), _filled(reference, candidate)
+    candidate, reference = filled(candidate, reference), filled(reference, candidate)
     if candidate.shape != reference.shape:
         raise uncomparable(
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: {what} of one "
@@ -89,11 +90,24 @@ def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Valu
     return candidate.astype(np.float64), reference.astype(np.float64)
 
 
-def _filled(side: Array, other: Array) -> Array:
-    """Return `side`; where it holds nothing, something that is not finite, of the other's shape."""
-    if side[:1].size or not len(side):
+def is_empty(side: Array) -> bool:
+    """Return whether a side holds nothing for its items."""
+    return len(side) > 0 and not side[:1].size
+
+
+def filled(side: Array, other: Array, *, least: int = 1) -> Array:
+    """Return `side`; where it holds nothing, something that is not finite, of the other's shape.
+
+    Parameters
+    ----------
+    side, other
+        (items, ...).
+    least
+        How many numbers an item gets where the other holds nothing either.
+    """
+    if not is_empty(side):
         return side
-    shape = other.shape if other[:1].size else (len(side), 1)
+    shape = (len(side), least) if is_empty(other) else (len(side), *other.shape[1:])
     return np.full(shape, np.nan)
 
 

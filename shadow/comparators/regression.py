@@ -58,7 +58,7 @@ class RegressionComparator:
         QuarantineError
             Reason `output`: they are no numbers, their shapes differ, or there are not as many as quantiles.
         """
-        pair = pair_of(candidate, reference, "[items, outputs]")
+        pair = pair_of(_rows(candidate), _rows(reference), "[items, outputs]")
         quantiles = self._quantiles(pair)
         q, p = (side.reshape(len(side), -1) for side in (pair.candidate, pair.reference))
         floor = self._options.floor
@@ -94,12 +94,19 @@ class RegressionComparator:
             )
         # An item may hold many series, such as the steps of a forecast.
         q, p = (side.reshape(len(side), -1, side.shape[-1]) for side in (pair.candidate, pair.reference))
-        crossed = (np.diff(q) < 0) & ~(np.diff(p) < 0)
-        width, expected = ((side[..., -1] - side[..., 0]).sum(axis=1) for side in (q, p))
+        crossed = (q[..., 1:] < q[..., :-1]) & ~(p[..., 1:] < p[..., :-1])
+        with np.errstate(over="ignore", invalid="ignore"):
+            width, expected = ((side[..., -1] - side[..., 0]).sum(axis=1) for side in (q, p))
+            ratio = width / np.where(expected > 0, expected, 1.0)
         return {
             "crossings": crossed.sum(axis=(1, 2)).astype(np.float64),
-            "width_ratio": np.where(expected > 0, width / np.where(expected > 0, expected, 1.0), np.nan),
+            "width_ratio": np.where(expected > 0, ratio, np.nan),
         }
+
+
+def _rows(output: Array) -> Array:
+    """Return the output as (items, outputs) at least: a number for each item is one output."""
+    return output[:, np.newaxis] if output.ndim == 1 else output
 
 
 def _mean(relative: Values) -> Values:

@@ -17,8 +17,8 @@ In `detail`:
 All of it is symmetric, but that `gained` and `lost` change places. A pixel that one side alone ignores is changed, and
 makes the union of the other's class larger: what is ignored hides nothing.
 
-A side is *finite* where the largest score of every pixel is. Where only the candidate is not, `flip` is 1 and all else
-undefined; where the reference is not, all is.
+A side is *finite* where the largest score of every pixel is, and there are pixels. Where only the candidate is not, `flip`
+is 1 and all else undefined; where the reference is not, all is.
 """
 
 from collections.abc import Mapping
@@ -32,6 +32,7 @@ from quantdrift.core.config.vision import Segmentation
 from shadow.comparators.boundary import boundary_scores
 from shadow.comparators.class_map import ClassMap, MapReader
 from shadow.comparators.comparator import Divergences, uncomparable
+from shadow.comparators.pair import is_empty
 from shadow.runtime import Array
 
 MOST_LISTED = 16
@@ -78,8 +79,13 @@ class SegmentationComparator:
         QuarantineError
             Reason `output`: one is none of these, or their items, rows, columns or classes are not as many.
         """
-        n_ours, shape = self._reader.layout(candidate, "candidate")
-        n_theirs, other_shape = self._reader.layout(reference, "reference")
+        read = [
+            self._readable(array, side)
+            for array, side in ((candidate, "candidate"), (reference, "reference"))
+        ]
+        (n_ours, shape), (n_theirs, other_shape) = (
+            one or other or (0, ()) for one, other in (read, read[::-1])
+        )
         differ = n_ours > 1 and n_theirs > 1 and n_ours != n_theirs
         if len(candidate) != len(reference) or shape != other_shape or differ:
             raise uncomparable(
@@ -90,8 +96,8 @@ class SegmentationComparator:
         q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
         found: list[_Figures | None] = []
         for item in range(n_items):
-            ours = self._reader.read(candidate[item], n_ours, shape, "candidate")
-            theirs = self._reader.read(reference[item], n_theirs, shape, "reference")
+            ours = self._reader.read(candidate[item], n_ours, shape, "candidate") if read[0] else None
+            theirs = self._reader.read(reference[item], n_theirs, shape, "reference") if read[1] else None
             q_finite[item], p_finite[item] = ours is not None, theirs is not None
             found.append(None if ours is None or theirs is None else self._figures(ours, theirs))
         changed = np.array([np.inf if one is None else one.changed for one in found])
@@ -103,6 +109,10 @@ class SegmentationComparator:
             reference_finite=p_finite,
             detail=_detail(found),
         )
+
+    def _readable(self, output: Array, side: str) -> tuple[int, tuple[int, ...]] | None:
+        """Return the layout of a side, None where it holds nothing."""
+        return None if is_empty(output) else self._reader.layout(output, side)
 
     def _figures(self, candidate: ClassMap, reference: ClassMap) -> _Figures:
         n_classes = 1 + max(int(candidate.max()), int(reference.max()))

@@ -31,7 +31,7 @@ OPTIONS = frozenset(
     chat_template_kwargs continue_final_message dimensions documents dry_multiplier ebnf echo encoding_format
     frequency_penalty function_call functions grammar guided_choice guided_decoding_backend guided_grammar
     guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logit_bias
-    logits_processors logprobs max_completion_tokens max_tokens min_p min_tokens mirostat modalities n
+    logits_processors logprob_token_ids logprobs max_completion_tokens max_tokens min_p min_tokens mirostat modalities n
     no_repeat_ngram_size parallel_tool_calls prediction presence_penalty prompt_logprobs reasoning_effort regex
     repeat_penalty repetition_penalty response_format return_token_ids return_tokens_as_token_ids seed
     skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_options

@@ -73,6 +73,27 @@ def test_what_is_not_finite_is_an_outcome_of_its_item_alone(case: Case) -> None:
             np.testing.assert_array_equal(column[1:], getattr(plain, name)[1:])
 
 
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.nothing], ids=[case.name for case in CASES if case.nothing]
+)
+def test_an_output_without_anything_is_an_outcome(case: Case) -> None:
+    """It is recorded, not set aside: of the candidate a flip without a divergence, of the reference nothing at all."""
+    assert case.nothing
+    outputs = case.outputs(1)
+    nothing = case.nothing(outputs)
+    found = case.comparator.compare(nothing, outputs)
+    assert found.flip.tolist() == [1] * N_ITEMS
+    assert not found.candidate_finite.any()
+    assert found.reference_finite.all()
+    assert np.isnan(found.divergence).all()
+    blind = case.comparator.compare(outputs, nothing)
+    assert not blind.reference_finite.any()
+    assert np.isnan(blind.flip).all()
+    neither = case.comparator.compare(nothing, nothing)
+    assert not (neither.candidate_finite | neither.reference_finite).any()
+    assert np.isnan(neither.flip).all()
+
+
 @EVERY
 def test_outputs_of_another_number_of_items_are_refused(case: Case) -> None:
     """The error is one that sets the exchange aside."""

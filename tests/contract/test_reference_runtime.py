@@ -3,21 +3,28 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.config.schema import Provider
+from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.errors import QuarantineError
+from quantdrift.core.task import Task
+from shadow.comparators.choice import comparator_of
 from shadow.linear import LinearRuntime
 from shadow.onnx_runtime import OnnxRuntime
+from shadow.prepared import Prepared
 from shadow.proven import ProvenRuntime
-from shadow.runtime import ReferenceRuntime
+from shadow.references import Judge
+from shadow.replay import Compared, compare_batch
+from shadow.runtime import ReferenceRuntime, replayed_by
 from shadow.torch_runtime import TorchRuntime
 from tests import torch_models
-from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
+from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, logits_of, saved
 
 pytestmark = pytest.mark.contract
 
+SHIFT = 0.25
 Make = Callable[[Path], ReferenceRuntime]
 
 
@@ -101,7 +108,7 @@ def test_inputs_that_cannot_be_computed_are_refused_as_replay_errors(make: Make,
 
 @RUNTIMES
 def test_a_runtime_says_what_it_is(make: Make, tmp_path: Path) -> None:
-    """The digest is the same for the same reference, and specs name every tensor."""
+    """The digest is the same for the same reference, specs name every tensor, and all of it can be recorded."""
     (tmp_path / "again").mkdir()
     first, second = make(tmp_path), make(tmp_path / "again")
     assert first.artefact.digest == second.artefact.digest
@@ -111,6 +118,8 @@ def test_a_runtime_says_what_it_is(make: Make, tmp_path: Path) -> None:
     assert first.provenance.runtime
     assert first.provenance.provider
     assert first.artefact.precision == "float32"
+    for told in (replayed_by(first), first.artefact):
+        assert msgspec.json.decode(msgspec.json.encode(told), type=type(told)) == told
 
 
 @RUNTIMES
@@ -122,6 +131,31 @@ def test_the_order_and_company_of_items_do_not_matter(make: Make, tmp_path: Path
     first = runtime.run({"x": x})["logits"]
     np.testing.assert_allclose(runtime.run({"x": x[order]})["logits"], first[order], rtol=0, atol=1e-6)
     np.testing.assert_allclose(runtime.run({"x": x[5:12]})["logits"], first[5:12], rtol=0, atol=1e-6)
+
+
+@RUNTIMES
+def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -> None:
+    """Not at all where it answers what the reference gives, in any batch; by SHIFT where every number is moved by that."""
+    model = Model(name="digits", task=Task.REGRESSION)
+    runtime = make(tmp_path)
+    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    sizes = (1, 7, 3, 16)
+    own = [runtime.run({"x": inputs_of(n_items, n_items)})["logits"] for n_items in sizes]
+    for shift in (0.0, SHIFT):
+        batch = [
+            Prepared(
+                stream_sequence=n_items,
+                payload=b"",
+                exchange=exchange_of(inputs_of(n_items, n_items), (given + shift).astype(np.float32)),
+                judge=judge,
+                inputs={"x": inputs_of(n_items, n_items)},
+            )
+            for n_items, given in zip(sizes, own, strict=True)
+        ]
+        for outcome, n_items in zip(compare_batch(batch, most_items=8), sizes, strict=True):
+            assert isinstance(outcome, Compared)
+            error = outcome.divergences.detail["absolute_error"]
+            np.testing.assert_allclose(error, [shift] * n_items, rtol=0, atol=2e-6)
 
 
 @RUNTIMES

@@ -11,6 +11,7 @@ import torch
 from quantdrift.core.errors import OperatorError, QuarantineError
 from shadow.language import Asked, Scores, objects
 from shadow.opening import Opening, open_reference
+from shadow.own import OwnOutcome, Wanted
 from shadow.proven import ProvenRuntime
 from shadow.runtime import ReferenceRuntime
 from tests.language_models import loaded, opening, remote_opening, scored
@@ -161,3 +162,126 @@ def test_there_is_no_embedding(told: Opening) -> None:
     """Asking for one is an error that says so."""
     with pytest.raises(OperatorError, match="shows no embedding"):
         open_reference(msgspec.structs.replace(told, embedding="hidden"))
+
+
+def _ends(language_folder: Path, one: Asked, end_ids: tuple[int, ...]) -> list[float]:
+    """Return how likely the model ends at each place of an answer and behind it."""
+    model, _ = loaded(language_folder)
+    assert one.prompt_ids is not None
+    assert one.served_ids is not None
+    ids = (*one.prompt_ids, *one.served_ids)
+    with torch.inference_mode():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, len(one.prompt_ids) - 1 :].double()
+    return [float(place[list(end_ids)].sum()) for place in torch.softmax(logits, dim=-1)]
+
+
+def test_ends_are_as_likely_as_the_model_holds_them(
+    told: Opening, asked: list[Asked], language_folder: Path, request: pytest.FixtureRequest
+) -> None:
+    """Of a folder exact, of a server's lists within bounds, of lists without ids only where the candidate ended."""
+    exact = request.node.callspec.id in {"transformers", "proven"}
+    end_ids = (1, 5)
+    generation = msgspec.structs.replace(told.model.generation, end_ids=end_ids)
+    model = msgspec.structs.replace(told.model, generation=generation)
+    runtime = open_reference(msgspec.structs.replace(told, model=model))
+    ended = [msgspec.structs.replace(one, is_ended=True) for one in asked]
+    for plain, one, scores in zip(asked, scored(runtime, *asked), scored(runtime, *ended), strict=True):
+        _same(msgspec.structs.replace(scores, end_p=0.0), msgspec.structs.replace(one, end_p=0.0))
+        truth = _ends(language_folder, plain, end_ids)
+        assert np.isnan(one.end_p)
+        assert len(scores.ends) == len(scores.logprobs) == len(truth) - 1
+        if exact:
+            assert scores.end_p == pytest.approx(truth[-1], rel=1e-4)
+            np.testing.assert_allclose(scores.ends, truth[:-1], rtol=1e-4)
+            np.testing.assert_array_equal(scores.ends, scores.ends_upper)
+        elif "echo" in request.node.callspec.id:
+            assert 0 < scores.end_p <= truth[-1] * (1 + 1e-4)
+            assert np.isnan(scores.ends).all()
+        else:
+            assert 0 < scores.end_p <= truth[-1] * (1 + 1e-4)
+            assert (scores.ends <= np.array(truth[:-1]) * (1 + 1e-4)).all()
+            assert (scores.ends_upper >= np.array(truth[:-1]) * (1 - 1e-4)).all()
+            assert (scores.ends_upper < 1).all()
+    runtime.close()
+
+
+def test_an_end_that_was_served_is_the_end(told: Opening, asked: list[Asked], language_folder: Path) -> None:
+    """It is scored as ever; one that a limit put there, or that is not the last scored, is none."""
+    one = asked[1]
+    assert one.served_ids is not None
+    most = len(one.served_ids) + 1
+    generation = msgspec.structs.replace(told.model.generation, end_ids=(1,), max_tokens=most)
+    model = msgspec.structs.replace(told.model, generation=generation)
+    runtime = open_reference(msgspec.structs.replace(told, model=model))
+    ended = msgspec.structs.replace(one, served_ids=(*one.served_ids, 1))
+    known, unsure, cut, long = scored(
+        runtime,
+        msgspec.structs.replace(ended, is_ended=True),
+        ended,
+        msgspec.structs.replace(ended, is_ended=False),
+        msgspec.structs.replace(ended, served_ids=(*one.served_ids, 1, 5), is_ended=True),
+    )
+    truth = _ends(language_folder, one, (1,))[-1]
+    assert known.ids == unsure.ids == (*one.served_ids, 1)
+    assert known.end_p == pytest.approx(truth, rel=1e-4)
+    assert unsure.end_p == known.end_p
+    assert len(known.ends) == len(known.logprobs) - 1
+    assert np.isnan([cut.end_p, long.end_p]).all()
+    assert len(cut.ends) == len(cut.logprobs)
+    assert len(long.ends) == most
+    runtime.close()
+
+
+def test_the_reference_answers_itself_as_it_was_asked(
+    told: Opening, asked: list[Asked], language_folder: Path
+) -> None:
+    """Greedily: what the model itself goes on with, cut where it was to be, beside scores that stay what they are."""
+    runtime = open_reference(told)
+    model, tokenizer = loaded(language_folder)
+    own = Wanted(max_tokens=12, is_capped=True, options={"temperature": 0}, seed=3)
+    plain = scored(runtime, *asked)
+    found = scored(runtime, *(msgspec.structs.replace(one, own=own) for one in asked[:2]), *asked[2:])
+    for one, of, before in zip(asked, found, plain, strict=True):
+        np.testing.assert_array_equal(of.logprobs, before.logprobs)
+        if one not in asked[:2]:
+            assert of.own is None
+            continue
+        assert of.own is not None
+        ids = torch.tensor([one.prompt_ids])
+        with torch.inference_mode():
+            whole = model.generate(
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False
+            )
+        said = whole[0, ids.shape[1] :]
+        text = tokenizer.decode(said, skip_special_tokens=True)
+        reason = "stop" if said[-1] == tokenizer.eos_token_id else "length"
+        assert (of.own.outcome, of.own.text, of.own.n_tokens) == (OwnOutcome.DONE, text, len(said))
+        assert (of.own.finish_reason, of.own.max_tokens, of.own.is_capped) == (reason, 12, True)
+    runtime.close()
+
+
+def test_an_answer_that_fails_loses_no_exchange(told: Opening, asked: list[Asked]) -> None:
+    """A prompt that leaves no room, and no time at all: the scores are there."""
+    own = Wanted(max_tokens=300, is_capped=True, options={"temperature": 0}, seed=3)
+    long = Asked(prompt_ids=(5,) * 254, served_ids=(5,), own=own)
+    generation = msgspec.structs.replace(told.model.generation, own_s=1e-9)
+    hurried = msgspec.structs.replace(told, model=msgspec.structs.replace(told.model, generation=generation))
+    one = msgspec.structs.replace(asked[0], own=own)
+    for opening_, asked_, outcomes in (
+        (told, long, {OwnOutcome.FAILED, OwnOutcome.DONE}),
+        (hurried, one, {OwnOutcome.LATE}),
+    ):
+        runtime = open_reference(opening_)
+        (scores,) = scored(runtime, asked_)
+        assert scores.own is not None
+        assert scores.own.outcome in outcomes
+        assert len(scores.logprobs) == len(asked_.served_ids or ())
+        runtime.close()
+
+
+def test_an_end_that_is_no_token_is_told_at_the_start(told: Opening) -> None:
+    """Later it would have answers refused."""
+    generation = msgspec.structs.replace(told.model.generation, end_ids=(1, 99_999))
+    model = msgspec.structs.replace(told.model, generation=generation)
+    with pytest.raises(OperatorError, match=r"end_ids.*99999"):
+        open_reference(msgspec.structs.replace(told, model=model))

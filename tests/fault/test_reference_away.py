@@ -6,9 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +17,22 @@ import pytest
 
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow, Stream
+from quantdrift.core.config.schema import Config, Model, Reference, Runtime
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from shadow.worker import serve
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
+from tests.workers import worker_config
 
 pytestmark = pytest.mark.fault
 
 DEADLINE_S = 60.0
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Return a server that holds the linear model as `digits`, and its port."""
+@contextmanager
+def _server(tmp_path: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], int]]:
     path = saved(linear_model(), tmp_path / "linear.onnx")
-    command = [sys.executable, "-m", "examples.oip_server", "--listen", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "examples.oip_server", "--listen", f"127.0.0.1:{port}"]
     with subprocess.Popen(
         [*command, "--model", f"digits={path}"], stdout=subprocess.PIPE, text=True
     ) as running:
@@ -46,28 +45,32 @@ def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 @pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Return a server that holds the linear model as `digits`, and its port."""
+    with _server(tmp_path) as running:
+        yield running
+
+
+@pytest.fixture
 def config(server: tuple[subprocess.Popen[str], int], nats_url: str) -> Config:
     """Return a configuration whose reference is at that server."""
     url = f"http://127.0.0.1:{server[1]}"
     reference = Reference(runtime=Runtime.OIP_HTTP, url=url, timeout_s=0.5)
-    return Config(
-        stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(
-            provider=Provider.CPU,
-            nice=0,
-            batch_items=8,
-            batch_delay_s=0.05,
-            ack_wait_s=2.0,
-            max_deliveries=2,
-            admin="127.0.0.1:0",
-        ),
-        models=(Model(name="digits", top_k=2, references=(reference,)),),
-    )
+    model = Model(name="digits", top_k=2, references=(reference,))
+    return worker_config(nats_url, [model], ack_wait_s=2.0, max_deliveries=2)
+
+
+def _with_here(config: Config, tmp_path: Path) -> Config:
+    """Return the configuration with another model, `here`, whose reference is a file."""
+    reference = Reference(path=str(saved(linear_model(), tmp_path / "here.onnx")))
+    here = Model(name="here", top_k=2, references=(reference,))
+    return msgspec.structs.replace(config, models=(*config.models, here))
 
 
 @asynccontextmanager
 async def _serving(config: Config, dsn: str) -> AsyncIterator[Queue]:
     queue = await Queue.connect(config.stream, client_name="test")
+    await queue.ensure()
     stop = Stop()
     worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
     try:
@@ -106,9 +109,6 @@ async def test_a_server_that_hangs_costs_no_exchange_and_no_worker(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It accepts connections and answers nothing. The worker waits, and goes on when the server does."""
-    queue = await Queue.connect(config.stream, client_name="test")
-    await queue.ensure()
-    await queue.close()
 
     async def stored(count: int) -> bool:
         return bool(await _value(postgres_dsn, "select count(*) from comparison") == count)
@@ -135,13 +135,7 @@ async def test_other_models_go_on_while_a_server_hangs(
     server: tuple[subprocess.Popen[str], int], config: Config, postgres_dsn: str, tmp_path: Path
 ) -> None:
     """Far more of the one than may wait in the worker; none of either is lost when the server goes on."""
-    here = Model(
-        name="here", top_k=2, references=(Reference(path=str(saved(linear_model(), tmp_path / "here.onnx"))),)
-    )
-    config = msgspec.structs.replace(config, models=(*config.models, here))
-    queue = await Queue.connect(config.stream, client_name="test")
-    await queue.ensure()
-    await queue.close()
+    config = _with_here(config, tmp_path)
 
     async def stored(model: str, count: int) -> bool:
         of_model = f"join model_version v on v.id = c.model_version_id where v.model = '{model}'"
@@ -162,25 +156,39 @@ async def test_other_models_go_on_while_a_server_hangs(
     assert await _value(postgres_dsn, "select sum(n_rows) from batch") == 321
 
 
+async def test_other_models_begin_while_a_server_is_away(
+    config: Config, server: tuple[subprocess.Popen[str], int], postgres_dsn: str, tmp_path: Path
+) -> None:
+    """It was not there when the worker began; what came for its model waits in the stream, and is compared when it is."""
+    running, port = server
+    running.terminate()
+    running.wait(DEADLINE_S)
+    config = _with_here(config, tmp_path)
+
+    async def stored(count: int) -> bool:
+        return bool(await _value(postgres_dsn, "select count(*) from comparison") == count)
+
+    async with _serving(config, postgres_dsn) as queue:
+        await _publish(queue, 7, first_seed=0)
+        await _publish(queue, 5, first_seed=100, model="here")
+        await _until(lambda: stored(5), "the other model is compared")
+        with _server(tmp_path, port):
+            await _until(lambda: stored(12), "the server's model is compared")
+    assert await _value(postgres_dsn, "select count(*) from quarantine") == 0
+
+
 async def test_what_is_set_aside_keeps_within_one_allowance(
     config: Config, postgres_dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many models have stages of their own: a wrong configuration must not fill the disk."""
     bad = [exchange_of(inputs_of(1)[:, :2], inputs_of(1), model=model) for model in ("digits", "here")]
     monkeypatch.setattr("storage.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad))
-    reference = Reference(path=str(saved(linear_model(), tmp_path / "here.onnx")))
-    here = Model(name="here", top_k=2, references=(reference,))
-    queue = await Queue.connect(config.stream, client_name="test")
-    await queue.ensure()
-    await queue.close()
     count = "select count(*) from quarantine"
 
     async def set_aside() -> bool:
         return bool(await _value(postgres_dsn, count) == 2)
 
-    async with _serving(
-        msgspec.structs.replace(config, models=(*config.models, here)), postgres_dsn
-    ) as queue:
+    async with _serving(_with_here(config, tmp_path), postgres_dsn) as queue:
         for exchange in bad:
             await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
         await _until(set_aside, "both are set aside")

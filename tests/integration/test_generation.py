@@ -3,6 +3,7 @@
 The candidate is served by `VllmLike`: a real model, and not vLLM.
 """
 
+import math
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -17,7 +18,7 @@ import torch
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config, Slice, Storage
+from quantdrift.core.config.schema import Config, Generation, Slice, Storage
 from quantdrift.core.records import Exchange
 from shadow.assessor import Assessor
 from shadow.opening import Opening, open_reference
@@ -28,7 +29,7 @@ from shadow.triage import triage
 from storage.database import Database
 from storage.writer import Writer
 from tests.answered import exchange, prepared
-from tests.language_models import opening, remote_opening
+from tests.language_models import loaded, opening, remote_opening, rounded
 from tests.monitors import connected, folded, running_monitor, until
 from tests.vllm_like import VllmLike, serving
 
@@ -39,6 +40,13 @@ ASKED = ("what is a slice?", "how does the relay forward bytes?", "what pages at
 GREEDY = {"temperature": 0, "max_tokens": 24}
 LISTS = {"logprobs": True, "top_logprobs": 5}
 IDS = {"return_token_ids": True}
+LENGTHS = (
+    (Path(__file__).resolve().parents[2] / "docs" / "reference" / "comparators" / "generation.md")
+    .read_text(encoding="utf-8")
+    .split("## Where answers grew longer")[1]
+    .split("```sql")[1]
+    .split("```")[0]
+)
 WAYS: dict[str, dict[str, Any]] = {
     "ids and lists": {**LISTS, **IDS},
     "named lists": {**LISTS, "return_tokens_as_token_ids": True},
@@ -85,14 +93,30 @@ def _column(found: Sequence[Compared], name: str) -> Any:
     return np.concatenate([one.divergences.detail[name] for one in found])
 
 
+def _is_read_as_it_was_made(one: Exchange, folder: Path) -> bool:
+    """Return whether the text makes the tokens again that made it: a model may take two where its tokenizer takes one."""
+    tensors = {tensor.name: decode(tensor).tolist() for tensor in one.outputs}
+    _, tokenizer = loaded(folder)
+    ids = tensors["token_ids.0"]
+    text = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    again: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return again == [token for token in ids if token not in tokenizer.all_special_ids]
+
+
 @pytest.mark.parametrize("reference", ["transformers", "openai"])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_model_does_not_diverge_from_itself(
     way: str, reference: str, language_folder: Path, fp32: VllmLike
 ) -> None:
     """However its tokens are told, and whoever scores them."""
+    asked = [
+        one
+        for one, of_ids in zip(chats(fp32, **WAYS[way]), chats(fp32, **IDS), strict=True)
+        if way != "spelt lists" or _is_read_as_it_was_made(of_ids, language_folder)
+    ]
+    assert asked
     with _opened(reference, language_folder, fp32) as told:
-        found = replayed(chats(fp32, **WAYS[way]), told)
+        found = replayed(asked, told)
     divergence = np.concatenate([one.divergences.divergence for one in found])
     np.testing.assert_allclose(divergence, 0, atol=1e-5)
     assert not np.concatenate([one.divergences.flip for one in found]).any()
@@ -133,11 +157,13 @@ def _prompt(server: VllmLike, one: Exchange) -> list[int]:
     return list(answered["tokens"])
 
 
-def test_greedy_answers_of_an_int8_copy_flip_where_its_tokens_are_not_the_references(
-    language_folder: Path, int8: VllmLike, fp32: VllmLike
+def test_greedy_answers_of_an_int4_copy_flip_where_its_tokens_are_not_the_references(
+    language_folder: Path, fp32: VllmLike
 ) -> None:
     """Without lists the tokens alone tell: the same answers that differ from what the reference says itself."""
-    exchanges = chats(int8, **IDS)
+    model, tokenizer = loaded(language_folder)
+    int4 = VllmLike(rounded(model), tokenizer, name="digits")
+    exchanges = chats(int4, **IDS)
     found = replayed(exchanges, opening(language_folder, tie=0.0))
     flips = [bool(one.divergences.flip[0]) for one in found]
     own = chats(fp32, **IDS)
@@ -160,12 +186,68 @@ def test_broken_json_is_a_flip_whoever_scores_it(language_folder: Path, fp32: Vl
 
 def test_completions_of_several_prompts_are_items(language_folder: Path, int8: VllmLike) -> None:
     """With OpenAI's older lists, which have the served token beside the likeliest."""
-    asked = {"model": "digits", "prompt": ["A relay", "A slice"], "logprobs": 3, **GREEDY}
+    asked = {"model": "digits", "prompt": ["A relay", "A slice"], "logprobs": 3, **GREEDY, **IDS}
     _, answered = int8.answer(COMPLETIONS, asked)
     (found,) = replayed([exchange(COMPLETIONS, asked, answered)], opening(language_folder))
-    assert found.divergences.detail["n_tokens"].tolist() == [24, 24]
+    n_tokens = found.divergences.detail["n_tokens"].tolist()
+    assert len(n_tokens) == 2
+    assert sum(n_tokens) == answered["usage"]["completion_tokens"]
     assert set(found.divergences.detail["logprobs"]) == {"wire"}
     assert (found.divergences.divergence > 0).all()
+
+
+@pytest.mark.parametrize("reference", ["transformers", "openai"])
+def test_a_model_answers_as_it_does_itself(reference: str, language_folder: Path, fp32: VllmLike) -> None:
+    """Greedily, of the same length, for the same reason; what is watched does not depend on it."""
+    exchanges = chats(fp32, **IDS)
+    with _opened(reference, language_folder, fp32) as told:
+        before = replayed(exchanges, told)
+        asking = Generation(own_share=1.0, own_tokens=16)
+        found = replayed(
+            exchanges,
+            msgspec.structs.replace(told, model=msgspec.structs.replace(told.model, generation=asking)),
+        )
+    assert set(_column(found, "own")) == {"done"}
+    assert set(_column(before, "own")) == {None}
+    np.testing.assert_array_equal(_column(found, "length_ratio"), 1.0)
+    np.testing.assert_array_equal(
+        _column(found, "own_n_tokens"), np.minimum(_column(before, "n_tokens").astype(int), 16)
+    )
+    assert not any(_column(found, "finish_changed"))
+    for one, other in zip(found, before, strict=True):
+        np.testing.assert_array_equal(one.divergences.flip, other.divergences.flip)
+        np.testing.assert_array_equal(one.divergences.divergence, other.divergences.divergence)
+
+
+def test_an_answer_that_babbles_on_is_told(language_folder: Path, fp32: VllmLike) -> None:
+    """A candidate that does not take the reference's end: it is longer, and the reference had long ended on its path."""
+    (text, *_) = ASKED
+    prompt = fp32.answer("/tokenize", {"messages": [{"role": "user", "content": text}]})[1]["tokens"]
+    asked = {"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY, **IDS}
+    model, tokenizer = loaded(language_folder)
+    endless = VllmLike(
+        model, tokenizer, name="digits", end_id=tokenizer.pad_token_id
+    )  # it never learned that
+    _, answered = endless.answer(CHAT, asked)
+    ids = answered["choices"][0]["token_ids"]
+    assert len(ids) == 24
+    end = ids[3]
+    server = VllmLike(model, tokenizer, name="digits", end_id=end)
+    _, healthy = server.answer(CHAT, asked)
+    told = opening(language_folder, end_ids=(end,), own_share=1.0, own_tokens=24)
+    good, bad = replayed([exchange(CHAT, asked, one) for one in (healthy, answered)], told)
+    place = ids.index(end)
+    p_end = math.exp(fp32.places([*prompt, *ids])[len(prompt) + place][end][0])
+    fine, babbled = (
+        {name: column[0] for name, column in one.divergences.detail.items()} for one in (good, bad)
+    )
+    assert (fine["length_ratio"], fine["finish_changed"], fine["own_finish_reason"]) == (1.0, False, "stop")
+    assert fine["end_p"] == pytest.approx(p_end, rel=1e-4)
+    assert fine["early_end"] < babbled["early_end"]
+    assert babbled["early_end"] > p_end
+    assert babbled["kept_share"] < 1 - p_end / 2
+    assert (babbled["length_ratio"], babbled["finish_changed"]) == (24 / (place + 1), True)
+    assert np.isnan(babbled["end_p"])
 
 
 @pytest.fixture
@@ -180,7 +262,7 @@ async def test_answers_are_stored_and_folded(
 ) -> None:
     """From messages of the stream to the roll-ups, with slices by the prompt's length."""
     torch.set_num_threads(1)
-    told = opening(language_folder)
+    told = opening(language_folder, own_share=1.0, own_tokens=8)
     model = msgspec.structs.replace(
         told.model, name="digits", batched=False
     )  # a chat is several items all the same
@@ -205,6 +287,12 @@ async def test_answers_are_stored_and_folded(
             row["divergence"] == pytest.approx(detail["kl"])
             for row, detail in zip(rows, details, strict=True)
         )
+        assert {detail["own"] for detail in details} == {"done"}
+        (own,) = await record.fetch(LENGTHS.replace("assistant", "digits"))
+        assert own["n"] == len(ASKED)
+        assert own["finish_changes"] == np.mean([detail["finish_changed"] for detail in details])
+        ratios = [detail["length_ratio"] for detail in details]
+        assert own["length_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))))
         lengths = [msgspec.json.decode(row["features"])["feature.length"] for row in rows]
         assert lengths == [len(text) for text in ASKED]
         await until(lambda: _is_folded(record), "folding")

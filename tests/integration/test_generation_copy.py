@@ -24,7 +24,7 @@ from shadow.replay import Compared, Outcome, compare_batch
 from shadow.runtime import replayed_by
 from shadow.tensor import decode
 from tests.answered import prepared
-from tests.integration.test_generation import IDS, LISTS, chats
+from tests.integration.test_generation import CHAT, IDS, LISTS, chats
 from tests.language_models import opening
 from tests.vllm_like import VllmLike, serving
 
@@ -54,9 +54,11 @@ def int8_folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def _told(folder: Path, top: int = 20, **copy: Any) -> Opening:
+def _told(folder: Path, top: int = 20, own_share: float = 0.0, own_tokens: int = 256, **copy: Any) -> Opening:
     configured = Copy(**{"versions": ("int8",), "model": "digits" if "url" in copy else "", **copy})
-    return opening(folder, reference={"copy": configured}, top=top)
+    return opening(
+        folder, reference={"copy": configured}, top=top, own_share=own_share, own_tokens=own_tokens
+    )
 
 
 def _outcomes(exchanges: Sequence[Exchange], told: Opening) -> list[Outcome]:
@@ -140,10 +142,8 @@ def _same(found: Compared, p: Any, q: Any, served: Sequence[int]) -> None:
     kl = float((np.exp(p) * (p - q)).sum(axis=1).mean())
     assert kl > 1e-6
     assert detail["kl"] == found.divergences.divergence[0] == pytest.approx(kl, rel=1e-3, abs=1e-6)
-    likeliest = q.argmax(axis=1)
-    turns = (
-        p.max(axis=1) - p[np.arange(len(p)), likeliest] > Generation().tie
-    )  # else as likely as the other one
+    ours, theirs = (side >= side.max(axis=1, keepdims=True) - Generation().tie for side in (p, q))
+    turns = ~(ours & theirs).any(axis=1)
     assert detail["same_top1"] == pytest.approx(1 - turns.mean())
     assert bool(found.divergences.flip[0]) == turns.any()
     if turns.any():
@@ -206,6 +206,16 @@ def _of_other_tokens(tensor: Any) -> Any:
     if tensor.name != "usage":
         return tensor
     return msgspec.structs.replace(tensor, data=np.array([1, 24], dtype=np.int64).tobytes())
+
+
+def test_a_copy_gives_no_answer_of_its_own(language_folder: Path, int8: VllmLike, url: str) -> None:
+    """The reference does."""
+    told = _told(language_folder, url=url, own_share=1.0, own_tokens=4)
+    found = _compared(chats(int8), told)
+    assert set(_column(found, "own")) == {"done"}
+    int8.asked = [(path, body) for path, body in int8.asked if path in {CHAT, SCORED}]
+    assert all("prompt_logprobs" in body for path, body in int8.asked if "prompt" in body)
+    assert sum(path == CHAT for path, _ in int8.asked) == len(found)  # what the client asked
 
 
 def test_a_check_of_references_opens_the_copy_too(

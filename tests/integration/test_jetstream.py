@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import nats
 import pytest
+from nats.js.api import AckPolicy, ConsumerConfig
 
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
@@ -216,6 +217,36 @@ async def test_streams_and_consumers_that_were_deleted_are_made_again(
     with pytest.raises(RetryError):
         await consumer.fetch(1, max_bytes=1000, timeout_s=0.2)
     await queue.publish_exchange("m", "id", b"x")
+    assert len(await consumer.fetch(1, max_bytes=1000, timeout_s=1)) == 1
+
+
+async def test_a_model_that_is_gone_leaves_no_consumer(stream: Stream, connect: Connect) -> None:
+    """The server forgets it once nobody has fetched for longer than exchanges are kept; who comes back misses nothing.
+
+    One that an earlier release made is kept for ever until then.
+    """
+    queue = await connect(msgspec.structs.replace(stream, max_age_s=100_000.0))
+    client = await nats.connect(stream.url)
+    jetstream = client.jetstream()
+    old = ConsumerConfig(
+        durable_name="shadow-m",
+        filter_subject=f"{stream.name}.exchange.m",
+        ack_policy=AckPolicy.EXPLICIT,
+        ack_wait=30,
+        max_deliver=-1,
+        max_ack_pending=20_000,
+    )
+    await queue.ensure()
+    await jetstream.add_consumer(stream.name, old)
+    consumer = await queue.consumer("exchange", ack_wait_s=30, model="m")
+    assert not await consumer.fetch(1, max_bytes=1000, timeout_s=0.1)
+    info = await jetstream.consumer_info(stream.name, "shadow-m")
+    assert info.config.inactive_threshold == 100_000
+    await queue.publish_exchange("m", "id", b"x")
+    await jetstream.delete_consumer(stream.name, "shadow-m")
+    await client.close()
+    with pytest.raises(RetryError):
+        await consumer.fetch(1, max_bytes=1000, timeout_s=1)
     assert len(await consumer.fetch(1, max_bytes=1000, timeout_s=1)) == 1
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,13 +22,14 @@ from examples.otlp_receiver import OtlpReceiver
 from quantdrift.cli import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Recheck, Reference, Shadow, Stream
+from quantdrift.core.config.schema import Config, Model, Recheck, Reference
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from shadow.worker import serve
 from tests.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
 from tests.monitors import connected, folded, running_monitor, stop_monitor, until
 from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, exchange_of, inputs_of, model_of, saved
+from tests.workers import worker_config
 
 pytestmark = pytest.mark.integration
 
@@ -68,26 +68,15 @@ def linear(*, batch_statistics: bool) -> onnx.ModelProto:
 
 def config_of(url: str, path: Path, recheck: Recheck | None = None) -> Config:
     """Return a configuration that has every exchange computed again."""
-    return Config(
-        stream=Stream(url=url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(
-            provider=Provider.CPU,
-            threads=1,
-            nice=0,
-            batch_items=8,
-            batch_delay_s=0.05,
-            noise_share=1.0,
-            admin="127.0.0.1:0",
+    models = [
+        Model(
+            name="digits",
+            top_k=2,
+            references=(Reference(path=str(path), versions=("int8*",)),),
+            recheck=recheck or Recheck(),
         ),
-        models=(
-            Model(
-                name="digits",
-                top_k=2,
-                references=(Reference(path=str(path), versions=("int8*",)),),
-                recheck=recheck or Recheck(),
-            ),
-        ),
-    )
+    ]
+    return worker_config(url, models, noise_share=1.0)
 
 
 @asynccontextmanager

@@ -1,6 +1,7 @@
 """`quantdrift reference`, as typed, against a server that really answers."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -9,11 +10,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner, Result
 
+from quantdrift.cli import main
+from tests.language_models import loaded, quantised
 from tests.onnx_models import WEIGHT, inputs_of, linear_model, saved
+from tests.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 
+TEXT = """
+[shadow]
+provider = "cpu"
+[[models]]
+name = "small"
+task = "generation"
+[[models.references]]
+runtime = "transformers"
+path = "{folder}"
+[[models.references]]
+runtime = "openai"
+url = "{url}"
+canaries = "canaries.safetensors"
+"""
 CONFIG = """
 [shadow]
 provider = "cpu"
@@ -72,6 +91,40 @@ def test_a_server_is_held_to_what_the_file_gave(tmp_path: Path) -> None:
     done = _quantdrift(tmp_path, "check", "--json")
     assert done.returncode == 1
     assert [one["outcome"] for one in json.loads(done.stdout)["references"]] == ["no canaries", "away"]
+
+
+def test_a_language_model_is_held_to_what_the_folder_gave(language_folder: Path, tmp_path: Path) -> None:
+    """Random words, and a chat of one's own; another model at the server is named with the token that is off."""
+    model, tokenizer = loaded(language_folder)
+    server = VllmLike(model, tokenizer)
+    (tmp_path / "own.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "what drifts?"}], "answer": "the mean"}\n'
+    )
+
+    def ran(*arguments: str) -> Result:
+        command = ["reference", *arguments, "--config", str(tmp_path / "config.toml")]
+        return CliRunner().invoke(main, command)
+
+    with serving(server) as url:
+        (tmp_path / "config.toml").write_text(TEXT.format(folder=language_folder, url=url))
+        out = str(tmp_path / "canaries.safetensors")
+        done = ran("record", "small", "--reference", "1", "--items", "3", "--out", out)
+        assert done.exit_code == 0, done.output
+        assert re.search(r"answer_ids int64\[3, \d+\] -> logprobs float64\[3, \d+\]", done.output)
+        done = ran("check")
+        assert (done.exit_code, "reproduced" in done.output) == (0, True), done.output
+        own = ("--inputs", str(tmp_path / "own.jsonl"))
+        done = ran("record", "small", "--reference", "1", *own, "--out", out, "--json")
+        assert json.loads(done.output)["outputs"]["logprobs"].startswith("float64[1, ")
+        server.model = quantised(model)
+        done = ran("check", "small", "--reference", "2")
+        assert done.exit_code == 2, done.output
+        assert re.search(r"failed +0\.\d+, allowed is 0\.0001: at \[0, \d+\] it gives -\d+", done.output)
+        done = ran("check", "--json")
+        (_, told) = json.loads(done.output)["references"]
+        assert (told["outcome"], "recorded is -" in told["detail"]) == ("failed", True)
+    done = ran("check")
+    assert (done.exit_code, "away" in done.output) == (1, True)
 
 
 def test_inputs_of_ones_own_are_recorded(tmp_path: Path) -> None:

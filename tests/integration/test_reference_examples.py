@@ -1,19 +1,26 @@
 """The example of references in every form, as a reader of its page runs it."""
 
+import asyncio
 import re
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import asyncpg
 import msgspec
 import numpy as np
 import onnx
 import pytest
 
+from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
-from quantdrift.core.config.load import load
+from quantdrift.core.config.load import Secrets, load
+from quantdrift.core.config.schema import Config, Provider, Shadow, Stream
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.process import Stop
 from quantdrift.core.records import Tensor
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.opening import open_reference, opening_of
@@ -21,7 +28,8 @@ from shadow.prepared import Prepared
 from shadow.references import References
 from shadow.replay import Compared, compare_batch
 from shadow.triage import triage
-from tests.onnx_models import exchange_of, inputs_of
+from shadow.worker import serve
+from tests.onnx_models import exchange_of, inputs_of, tensor
 from tests.reference_examples import EXAMPLE, ROOT, commands, made, typed, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -133,6 +141,59 @@ def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Pa
     plain.close()
 
 
+async def test_a_worker_replays_and_records_each_form(
+    directory: Path, postgres_dsn: str, nats_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the stream to the record, all in one worker, and two of them with a layer for learned slices."""
+    monkeypatch.syspath_prepend(str(directory))  # as PYTHONPATH does, for the factory
+    layers = {"exported-program": "hidden", "factory": "hidden"}
+    forms = ("onnx", "exported-program", "factory", "torchscript", HTTP)
+    plain, rng = OnnxRuntime(directory / "digits-fp32.onnx"), np.random.default_rng(4)
+    with _served(directory / "digits-fp32.onnx") as port:
+        _at(directory, port)
+        models = {form: load(directory / f"{form}.toml", {}).models[0] for form in forms}
+        config = Config(
+            stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
+            shadow=Shadow(provider=Provider.CPU, threads=1, nice=0, batch_delay_s=0.05, admin="127.0.0.1:0"),
+            models=tuple(
+                msgspec.structs.replace(model, name=form, embedding=layers.get(form, ""))
+                for form, model in models.items()
+            ),
+        )
+        queue, stop = await Queue.connect(config.stream, client_name="test"), Stop()
+        await queue.ensure()
+        for form in forms:
+            pixels = rng.random((4, 1, 8, 8), dtype=np.float32)
+            scanner = rng.integers(0, 5, size=4, dtype=np.int32)
+            logits = plain.run({"pixels": pixels, "scanner": scanner})["logits"]
+            exchange = msgspec.structs.replace(
+                exchange_of(inputs_of(4), logits, version="int8-1", model=form),
+                inputs=(tensor("pixels", pixels), tensor("scanner", scanner, "INT32")),
+            )
+            await queue.publish_exchange(form, exchange.id, encode(exchange))
+        worker = asyncio.create_task(serve(config, Secrets(dsn=postgres_dsn), stop))
+        async with asyncio.timeout(60):
+            while (await read_backlog(queue)).n_messages and not worker.done():
+                await asyncio.sleep(0.05)
+        stop.set()
+        await queue.close()
+        assert await worker == 0
+    connection = await asyncpg.connect(postgres_dsn)
+    rows = await connection.fetch(
+        "select v.model, b.provenance, max(c.divergence) as most, count(*) as n from comparison c "
+        "join model_version v on v.id = c.model_version_id join batch b on b.id = c.batch_id group by 1, 2"
+    )
+    await connection.close()
+    found = {row["model"]: msgspec.json.decode(row["provenance"]) for row in rows}
+    told = {form: (one["runtime"], one["precision"]) for form, one in found.items()}
+    assert told == {
+        "onnx": ("onnxruntime", "float32"),
+        **dict.fromkeys(("exported-program", "factory", "torchscript"), ("torch", "float32")),
+        HTTP: ("oip-http", "unverified"),
+    }
+    assert all(row["n"] == 4 and row["most"] < 1e-6 for row in rows)
+
+
 @contextmanager
 def _served(path: Path, port: int = 0) -> Iterator[int]:
     command = [sys.executable, "-m", "examples.oip_server", "--model", f"digits={path}"]
@@ -148,4 +209,4 @@ def _served(path: Path, port: int = 0) -> Iterator[int]:
 
 def _at(directory: Path, port: int) -> None:
     path = directory / f"{HTTP}.toml"
-    path.write_text(path.read_text().replace("127.0.0.1:8020", f"127.0.0.1:{port}"))
+    path.write_text(re.sub(r"127\.0\.0\.1:\d+", f"127.0.0.1:{port}", path.read_text()))

@@ -1,8 +1,5 @@
 """Several models in one shadow worker, with a real stream and a real database."""
 
-import asyncio
-import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,15 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.backlog import read_backlog
-from quantdrift.core.codec import encode
-from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.records import Exchange
-from shadow.worker import serve
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved
+from tests.workers import work_off, worker_config
 
 pytestmark = pytest.mark.integration
 
@@ -34,21 +26,10 @@ def config(tmp_path: Path, nats_url: str) -> Config:
         name: saved(linear_model(weight=np.float32(scale) * WEIGHT), tmp_path / f"{name}.onnx")
         for name, scale in SCALES.items()
     }
-    return Config(
-        stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(
-            provider=Provider.CPU,
-            threads=1,
-            nice=0,
-            batch_items=8,
-            batch_delay_s=0.05,
-            reference_memory_bytes=1,
-            admin="127.0.0.1:0",
-        ),
-        models=tuple(
-            Model(name=name, top_k=2, references=(Reference(path=str(path)),)) for name, path in paths.items()
-        ),
-    )
+    models = [
+        Model(name=name, top_k=2, references=(Reference(path=str(path)),)) for name, path in paths.items()
+    ]
+    return worker_config(nats_url, models, reference_memory_bytes=1)
 
 
 def _exchanges(model: str, n: int) -> list[Exchange]:
@@ -60,18 +41,7 @@ def _exchanges(model: str, n: int) -> list[Exchange]:
 
 async def _worked_off(config: Config, dsn: str, exchanges: Sequence[Exchange]) -> list[asyncpg.Record]:
     """Publish, run a worker until the stream is empty, and return the comparisons in the order of their batches."""
-    queue = await Queue.connect(config.stream, client_name="test")
-    for exchange in exchanges:
-        await queue.publish_exchange(exchange.model, exchange.id, encode(exchange))
-    stop = Stop()
-    worker = asyncio.create_task(serve(config, Secrets(dsn=dsn), stop))
-    until_s = time.monotonic() + DEADLINE_S
-    while (await read_backlog(queue)).n_messages:
-        assert time.monotonic() < until_s, "the worker has not finished in time"
-        await asyncio.sleep(0.02)
-    stop.set()
-    await queue.close()
-    assert await asyncio.wait_for(worker, DEADLINE_S) == 0
+    await work_off(config, dsn, exchanges)
     connection = await asyncpg.connect(dsn)
     try:
         return list(await connection.fetch(_COMPARISONS))

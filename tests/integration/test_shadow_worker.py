@@ -3,7 +3,6 @@
 import asyncio
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -19,7 +18,7 @@ from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
-from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow, Slice, Stream
+from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
@@ -29,6 +28,7 @@ from shadow.holding import Holding
 from shadow.worker import serve
 from storage.embedded import PostgresServer
 from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
+from tests.workers import worker_config
 
 pytestmark = pytest.mark.integration
 
@@ -38,32 +38,14 @@ DEADLINE_S = 30.0
 @pytest.fixture
 def config(tmp_path: Path, nats_url: str) -> Config:
     """Return a configuration with one model and a stream of its own."""
-    return Config(
-        stream=Stream(url=nats_url, name=f"t{uuid.uuid4().hex[:8]}"),
-        shadow=Shadow(
-            provider=Provider.CPU,
-            threads=1,
-            nice=0,
-            batch_items=8,
-            batch_delay_s=0.05,
-            ack_wait_s=2.0,
-            max_deliveries=2,
-            admin="127.0.0.1:0",
-        ),
-        models=(
-            Model(
-                name="digits",
-                top_k=2,
-                references=(
-                    Reference(path=str(saved(linear_model(), tmp_path / "linear.onnx")), versions=("int8*",)),
-                ),
-            ),
-        ),
-        slices=(
-            Slice(name="scanner", header="x-scanner"),
-            Slice(name="norm", feature="norm", edges=(1.0,)),
-        ),
+    path = saved(linear_model(), tmp_path / "linear.onnx")
+    model = Model(name="digits", top_k=2, references=(Reference(path=str(path), versions=("int8*",)),))
+    slices = (
+        Slice(name="scanner", header="x-scanner"),
+        Slice(name="norm", feature="norm", edges=(1.0,)),
     )
+    found = worker_config(nats_url, [model], ack_wait_s=2.0, max_deliveries=2)
+    return msgspec.structs.replace(found, slices=slices)
 
 
 @asynccontextmanager
@@ -368,7 +350,7 @@ async def test_a_missing_reference_is_the_operators_to_mend(config: Config, post
 async def test_a_server_of_a_reference_that_is_away_is_waited_for(
     config: Config, postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing is taken from the stream meanwhile, and the worker ends when it is told to."""
+    """Nothing of its model is taken from the stream meanwhile, and the worker ends when it is told to."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: every connection is refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.relay_process import free_port
 from tests.servers.environment import Environment, environ, environment
-from tests.servers.server import Server, kserve_at, serving, triton_at
+from tests.servers.server import Server, kserve_at, serving, triton_at, vllm_at
 
 _MODELS = ("linear", "words", "steps", "reference")
 
@@ -124,6 +124,15 @@ def transformers(tmp_path_factory: pytest.TempPathFactory, language_folder: Path
     command: list[str | Path] = [made.programs / "transformers", "serve", "small", *options]
     variables = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(directory / "home")}
     with serving(server, command, health="/health", directory=directory, variables=variables):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def vllm(tmp_path_factory: pytest.TempPathFactory, language_folder: Path) -> Iterator[Server]:
+    """Return a running vLLM with a small model in FP32."""
+    server = Server(environment=environment("vllm"), http_port=free_port())
+    options = ("--dtype", "float32", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    with vllm_at(server, tmp_path_factory.mktemp("vllm"), language_folder, *options):
         yield server
 
 

@@ -76,15 +76,16 @@ def environment(name: str, *, closed: bool = True) -> Environment:
         The server's.
     closed
         Its requirements name every package that it needs, so that pip need look for no others. That saves what the
-        server's wheel asks for and its tests never load.
+        server's wheel asks for and its tests never load. What `whole.txt` names comes with all that it asks for.
 
     Raises
     ------
     RuntimeError
         It cannot be installed: a server that is not there is no passed test.
     """
-    requirements = HERE / name / "requirements.txt"
-    key = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()[:12]
+    requirements, whole = (HERE / name / file for file in ("requirements.txt", "whole.txt"))
+    named = requirements.read_bytes() + (whole.read_bytes() if whole.exists() else b"")
+    key = hashlib.sha256(named + sys.version.encode()).hexdigest()[:12]
     made = Environment(name=name, directory=KEPT / f"{name}-{key}")
     done = made.directory / ".installed"
     KEPT.mkdir(parents=True, exist_ok=True)
@@ -94,6 +95,8 @@ def environment(name: str, *, closed: bool = True) -> Environment:
             shutil.rmtree(made.directory, ignore_errors=True)
             venv.create(made.directory, symlinks=True)
             _install(made, requirements, closed=closed)
+            if whole.exists():
+                _install(made, whole, closed=False)
             done.touch()
     return made
 

@@ -19,6 +19,7 @@ from tests.servers.environment import Environment, environ
 
 _GUARD = Path(__file__).with_name("guard.py")
 _START_S, _STOP_S = 120.0, 20.0
+_VLLM_START_S = 600.0  # three processes that each load PyTorch, and compile all of it the first time
 
 
 class Server(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,6 +48,7 @@ def serving(
     health: str,
     directory: Path,
     variables: Mapping[str, str] | None = None,
+    start_s: float = _START_S,
 ) -> Iterator[Server]:
     """Run a server inside the block; it is there as soon as `health` answers 200.
 
@@ -62,6 +64,8 @@ def serving(
         Where it runs and its log is written.
     variables
         Environment variables beside those of its environment.
+    start_s
+        How long it may take to start.
 
     Raises
     ------
@@ -80,7 +84,7 @@ def serving(
             start_new_session=True,
         )
     try:
-        _wait(process, f"http://127.0.0.1:{server.http_port}{health}", log)
+        _wait(process, f"http://127.0.0.1:{server.http_port}{health}", log, start_s)
         yield server
     finally:
         _end(process)
@@ -92,6 +96,39 @@ def kserve_at(server: Server, directory: Path) -> contextlib.AbstractContextMana
     ports = (f"--http_port={server.http_port}", f"--grpc_port={server.grpc_port}")
     command: list[str | Path] = [made.python, made.script("serve.py"), *ports]
     return serving(server, command, health="/v2/health/ready", directory=directory)
+
+
+def vllm_at(
+    server: Server, directory: Path, model: Path, *options: str
+) -> contextlib.AbstractContextManager[Server]:
+    """Run vLLM on the CPU with a folder's model, named `small`, inside the block, at the port of `server`."""
+    command: list[str | Path] = [
+        server.environment.python,
+        *(
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+        ),  # `vllm serve` looks for a distribution of another name
+        *("--host", "127.0.0.1", "--port", str(server.http_port)),
+        *("--model", model, "--served-model-name", "small", "--max-model-len", "256", "--enforce-eager"),
+        *options,
+    ]
+    variables = {
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "HOME": str(directory),
+        "OMP_NUM_THREADS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    return serving(
+        server,
+        command,
+        health="/health",
+        directory=directory,
+        variables=variables,
+        start_s=_VLLM_START_S,
+    )
 
 
 def triton_at(server: Server, directory: Path, repository: Path) -> contextlib.AbstractContextManager[Server]:
@@ -124,8 +161,8 @@ def _backends(shipped: Path, path: Path) -> Path:
     return path
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    deadline = time.monotonic() + _START_S
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, start_s: float) -> None:
+    deadline = time.monotonic() + start_s
     while not _answers(url):
         if process.poll() is not None or time.monotonic() > deadline:
             words = log.read_text(encoding="utf-8", errors="replace")[-3000:]

@@ -82,9 +82,19 @@ def test_many_classes_of_8_bits_are_a_distribution() -> None:
     damaged = PROBABILITIES.compare(np.roll(q, 1, axis=0), p)
     assert damaged.flip.all()
     assert damaged.divergence.mean() > 1
-    for wrong in (np.zeros((1, 1000)), np.full((1, 1000), 9e-4)):
-        with pytest.raises(QuarantineError, match="no distribution"):
-            PROBABILITIES.compare(wrong, p[:1])
+    with pytest.raises(QuarantineError, match="no distribution"):
+        PROBABILITIES.compare(np.full((1, 1000), 9e-4), p[:1])
+
+
+def test_nothing_but_zeros_is_no_distribution_and_an_outcome() -> None:
+    """Of probabilities: no class is left, which is a flip as a NaN is; of logits zeros are as good as any."""
+    good, zeros = [0.5, 0.3, 0.2], [0.0, -0.0, 0.0]
+    found = PROBABILITIES.compare(np.array([zeros, good, good]), np.array([good, zeros, good]))
+    np.testing.assert_array_equal(found.flip, [1, np.nan, 0])
+    np.testing.assert_array_equal(found.divergence, [np.nan, np.nan, 0])
+    assert found.candidate_finite.tolist() == [False, True, True]
+    assert found.reference_finite.tolist() == [True, False, True]
+    assert LOGITS.compare(np.array([zeros]), np.array([zeros])).candidate_finite.tolist() == [True]
 
 
 def test_the_top_set_ignores_order_and_small_classes() -> None:
@@ -167,9 +177,9 @@ def test_probabilities_are_checked_and_normalised() -> None:
 @pytest.mark.parametrize(
     ("candidate", "hint"),
     [
-        (np.array([[1, 2]]), "labels"),
+        (np.array([[1, 2]]), "labels.*output_scale"),
         (np.array([[b"cat", b"dog"]], dtype=object), "labels"),
-        (np.array([[1.0]]), "classes"),
+        (np.array([[1.0]]), "classes.*multilabel"),
         (np.ones((1, 2, 2)), "classes"),
     ],
 )

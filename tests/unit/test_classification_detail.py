@@ -64,9 +64,10 @@ def test_total_variation_and_overlap_are_those_of_others() -> None:
 def test_flips_of_interest_are_told_by_their_direction() -> None:
     """Into the class, out of it, beside it; a candidate that is not finite has lost, a broken reference says nothing."""
     a, b, c, bad = [0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [np.nan, 0.5, 0.5]
-    detail = _compared([b, a, c, b, bad, bad, b], [a, b, a, b, b, a, bad])
-    assert detail["gained"] == [True, False, False, False, False, False, None]
-    assert detail["lost"] == [False, True, False, False, True, False, None]
+    none = [0.5, np.nan, 0.5]  # where the class of interest would stand
+    detail = _compared([b, a, c, b, bad, bad, b, none], [a, b, a, b, b, a, bad, a])
+    assert detail["gained"] == [True, False, False, False, False, False, None, False]
+    assert detail["lost"] == [False, True, False, False, True, False, None, False]
 
 
 def test_what_is_undefined_is_not_told() -> None:
@@ -82,6 +83,13 @@ def test_classes_of_interest_are_named_or_numbered() -> None:
     model = Model(name="m", labels=("ham", "fraud"), classification=Classification(interest=("fraud",)))
     ham, fraud = {"y": np.array([[1.0, 0.0]])}, {"y": np.array([[0.0, 1.0]])}
     assert comparator_of(model).compare(fraud, ham).detail["gained"].tolist() == [True]
+    both = Model(
+        name="m", labels=("ham", "fraud", "theft"), classification=Classification(interest=(1, "theft"))
+    )
+    sides = [{"y": np.eye(3)[rows]} for rows in ([1, 2, 0], [2, 0, 1])]
+    detail = comparator_of(both).compare(*sides).detail
+    assert detail["gained"].tolist() == [False, True, False]  # from one to the other is neither
+    assert detail["lost"].tolist() == [False, False, True]
     model = Model(name="m", classification=Classification(interest=(2,)))
     with pytest.raises(QuarantineError, match="interest"):
         comparator_of(model).compare(fraud, ham)

@@ -106,13 +106,18 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (MODEL + 'url = "http://triton:8000"', "`url` belongs to runtime `oip-http` or `oip-grpc`"),
         (
             MODEL + "canary_interval_s = 5.0",
-            "`canary_interval_s` belongs to runtime `oip-http` or `oip-grpc`",
+            "`canary_interval_s` belongs to runtime `oip-http` or `oip-grpc` or `openai`",
         ),
         (MODEL + "timeout_s = 5.0", "`timeout_s` belongs to runtime `oip-http` or `oip-grpc`"),
         (MODEL + 'runtime = "oip-http"\nurl = "http://triton:8000"', "`path` belongs to runtime `onnx` or"),
         (_remote("oip-http", "grpc://triton:8001"), "`oip-http` needs `url`, http://HOST:PORT or https"),
         (_remote("oip-grpc", "http://triton:8000"), "`oip-grpc` needs `url`, grpc://HOST:PORT or grpcs"),
         (_remote("oip-grpc", ""), "needs `url`"),
+        (
+            _remote("openai", "http://t").replace('name = "m"', 'name = "m"\ntask = "embedding"', 1)
+            + 'canaries = "c.safetensors"',
+            "no canaries of texts that become vectors",
+        ),
         (MODEL + _input("x", "zero_point = 3"), "inputs `x`: `zero_point` needs `scale`"),
         (MODEL + _input("x", "cast = true\nscale = 0.1"), "`scale` casts already"),
         (MODEL + _input("x") + _input("x", 'captured = "y"'), "gives `x` 2 times"),
@@ -279,6 +284,21 @@ def test_a_hashed_attribute_needs_its_key(tmp_path: Path) -> None:
     with pytest.raises(OperatorError, match="QUANTDRIFT_HMAC_KEY"):
         load_secrets(config, Role.SIDECAR, {})
     assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_HMAC_KEY": "k"}).hmac_key == b"k"
+
+
+def test_a_server_that_nothing_is_held_against_is_told(tmp_path: Path) -> None:
+    """Of a server nothing can be proven: without canaries it may hold any model. A file is what it is."""
+    server = '[[models]]\nname = "m"\n[[models.references]]\nruntime = "oip-http"\nurl = "http://t:8000"\n'
+    held = server + 'canaries = "c.safetensors"\n'
+    file = '[[models]]\nname = "m"\n[[models.references]]\npath = "m.onnx"\n'
+    told = [
+        any(
+            "http://t:8000/m has no canaries" in note
+            for note in explain(load(_file(tmp_path, text), {})).notes
+        )
+        for text in (server, held, file)
+    ]
+    assert told == [True, False, False]
 
 
 def test_a_sticky_sample_is_told_what_it_costs(tmp_path: Path) -> None:

@@ -63,6 +63,7 @@ def test_missed_invented_and_changed_objects_are_told_apart() -> None:
     assert (found["missed"], found["invented"], found["class_changed"]) == (1, 1, 1)
     assert found["divergence"] == pytest.approx(0.5)
     assert found["flip"] == 1
+    assert _compared(candidate[3:], reference[3:])["flip"] == 1  # another class alone, too
     # Of the pairs of one class nothing moved.
     assert (found["box_shift"], found["score_shift"]) == (0, 0)
 
@@ -123,6 +124,12 @@ def test_of_equal_partners_that_one_is_taken_whose_other_one_is_of_another_class
     assert (found["missed"], found["invented"], found["class_changed"]) == (0, 0, 1)
 
 
+def test_of_equal_boxes_the_nearest_scores_are_one() -> None:
+    """Two on one place, in another order: nothing changed."""
+    rows = [(0, 0, 10, 10, 0.9, 1), (0, 0, 10, 10, 0.6, 1)]
+    assert _compared(rows[::-1], rows)["score_change"] == 0
+
+
 def test_no_object_on_both_sides_is_no_divergence() -> None:
     """Nor is padding an object: score 0, a negative class, the background, or beyond the count."""
     reference = [
@@ -134,6 +141,20 @@ def test_no_object_on_both_sides_is_no_divergence() -> None:
     assert (found["flip"], found["divergence"], found["n_reference"]) == (0, 0, 0)
     assert math.isnan(found["box_shift"])
     assert _compared([], reference)["missed"] == 1
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (1, 0, 6)])
+def test_an_empty_list_holds_no_objects(shape: tuple[int, ...]) -> None:
+    """However it is written, alone or with scores and classes of its own: it is an answer, and all else is missed."""
+    reference = _table([(0, 0, 10, 10, 0.9, 1)])
+    found = DetectionComparator(Detection()).compare({"out": np.empty(shape, np.float32)}, reference)
+    assert found.candidate_finite.all()
+    assert (_told(found)["missed"], _told(found)["divergence"]) == (1, 1)
+    one = np.ones((1, 1), np.float32)
+    sides = {"boxes": reference["out"][:, :, :4], "scores": one, "labels": one}
+    nothing = {name: np.empty((1, 0), np.float32) for name in sides}
+    found = DetectionComparator(SEPARATE).compare(nothing, sides)
+    assert (_told(found)["missed"], _told(found)["n_candidate"]) == (1, 0)
 
 
 def test_what_lies_beyond_the_count_is_not_looked_at() -> None:
@@ -187,6 +208,9 @@ def test_every_way_of_writing_a_box_is_the_same_box(box_format: BoxFormat, box: 
     found = _compared([(*moved, 0.9, 0)], [(*box, 0.9, 0)], box_format=box_format, iou=0.3)
     assert found["divergence"] == pytest.approx(2 / 3)
     assert found["centre_shift"] == pytest.approx(3 / math.sqrt(12))
+    twice = {BoxFormat.XYXY: (-1, 3, 11, 7), BoxFormat.XYWH: (-1, 3, 12, 4), BoxFormat.CXCYWH: (5, 5, 12, 4)}
+    found = _compared([(*twice[box_format], 0.9, 0)], [(*box, 0.9, 0)], box_format=box_format, iou=0.2)
+    assert (found["divergence"], found["centre_shift"]) == (pytest.approx(3 / 4), 0)  # around the same centre
 
 
 def test_scores_of_classes_tell_the_class() -> None:
@@ -201,15 +225,19 @@ def test_scores_of_classes_tell_the_class() -> None:
     softmax = DetectionComparator(
         Detection(boxes="b", scores="s", activation=Activation.SOFTMAX, background=2)
     )
-    sides = {"b": boxes, "s": np.log(probabilities)}
-    told = _told(softmax.compare(sides, sides))
+    logarithms = {"b": boxes, "s": np.log(probabilities)}
+    told = _told(softmax.compare(logarithms, logarithms))
     assert (told["n_candidate"], told["flip"]) == (1, 0)  # 0.15 without the background
+    # Behind a background that comes first the classes keep their numbers, and are none of it.
+    first = DetectionComparator(Detection(boxes="b", scores="s", background=0))
+    sides = {"b": boxes, "s": probabilities}
+    assert _told(first.compare(sides, sides))["n_candidate"] == 2
     sigmoid = DetectionComparator(Detection(boxes="b", scores="s", activation=Activation.SIGMOID))
     logits = np.log(probabilities / (1 - probabilities))
     found = sigmoid.compare({"b": boxes, "s": logits}, {"b": boxes, "s": logits[:, :, ::-1]})
     assert _told(found)["class_changed"] == 1
     logits[0, 0, 1] = np.inf
-    assert not sigmoid.compare({"b": boxes, "s": logits}, sides).candidate_finite.any()
+    assert not sigmoid.compare({"b": boxes, "s": logits}, logarithms).candidate_finite.any()
 
 
 def test_columns_may_stand_in_any_order() -> None:

@@ -81,6 +81,29 @@ def test_the_ring_keeps_the_last_vectors() -> None:
     np.testing.assert_array_equal(found[0], found[2])
 
 
+def test_what_many_people_send_is_one_neighbour() -> None:
+    """In one batch, in the next, and as nearly equal as another batch size makes it: else rounding chose among copies."""
+    comparator = EmbeddingComparator(Vectors(neighbours=2, reservoir=30))
+    popular, known = _vectors(31, 1), _vectors(32, 18)
+    again = (popular * np.float32(1 + 1e-6)).repeat(40, axis=0)
+    for batch in (again, popular, np.concatenate([known, again])):
+        comparator.compare(batch, batch)
+    assert np.isnan(comparator.compare(popular, popular).detail["neighbour_overlap"]).all()  # 19 of 20
+    comparator.compare(_vectors(33, 1), _vectors(33, 1))
+    near = popular + np.float32(1e-3)
+    assert comparator.compare(near, popular).detail["neighbour_overlap"].tolist() == [1]
+
+
+def test_of_neighbours_that_are_equally_near_the_same_are_taken() -> None:
+    """Equal to five decimals: what rounding says of two that are 1e-7 apart is not told of the candidate."""
+    comparator = EmbeddingComparator(Vectors(neighbours=1, reservoir=10))
+    turns = np.radians([60, -60, *range(100, 260, 20)])
+    known = np.stack([np.cos(turns), np.sin(turns)], axis=1)
+    comparator.compare(known, known)
+    ahead = np.array([[1.0, 1e-7], [1.0, -1e-7]])
+    assert comparator.compare(ahead, ahead[::-1]).detail["neighbour_overlap"].tolist() == [1, 1]
+
+
 def test_neither_order_nor_company_matters_to_neighbours() -> None:
     """Items of a batch are looked up among what was there before it; the same vectors have the same neighbours."""
     known, candidate, reference = _vectors(13, 200), _vectors(14, 16, 0.4), _vectors(14, 16)

@@ -35,6 +35,31 @@ def test_likelihood_perplexity_and_ranks_of_what_was_served() -> None:
     assert found["flip"] == 0
 
 
+@pytest.mark.parametrize(
+    ("n_tokens", "finish_reason", "is_cut", "flip"),
+    [
+        (None, "stop", False, 1),
+        (3, "length", False, 1),
+        (3, "stop", False, 1),
+        (4, "stop", False, 1),  # the end is a token that no text holds
+        (4, "length", False, 0),
+        (2, "stop", False, 0),
+        (5, "stop", False, 0),
+        (9, "stop", True, 1),  # the stop of the client's may have been of many
+        (2, "stop", True, 0),
+    ],
+)
+def test_other_tokens_than_were_served_are_no_choice_of_the_candidate(
+    n_tokens: int | None, finish_reason: str, *, is_cut: bool, flip: float
+) -> None:
+    """A text that makes another number of tokens than the server told is not what was generated: nobody took another turn."""
+    answer = msgspec.structs.replace(GREEDY, n_tokens=n_tokens, finish_reason=finish_reason, is_cut=is_cut)
+    found = told(compared(None, scores_of(P, (1, 3, 1)), answer))
+    assert found["flip"] == flip
+    assert found["measure"] == ("regret" if flip else "none")
+    assert math.isnan(found["divergence"]) == (not flip)
+
+
 def test_a_uniform_reference_has_the_logarithm_of_its_vocabulary() -> None:
     """And every token is as likely as the likeliest."""
     uniform = np.full((5, 40), -math.log(40))
@@ -165,6 +190,35 @@ def test_a_part_of_a_character_may_be_spelt_in_many_ways() -> None:
     reference = _respelt(scores_of(P, SERVED), {b"t0": mark})
     found = told(compared(candidate, reference))
     assert (found["logprobs"], found["flip"]) == ("wire", 0)
+
+
+PARTS = ["\N{REPLACEMENT CHARACTER}"] * 2
+
+
+@pytest.mark.parametrize(
+    ("served", "scored", "source"),
+    [
+        (["a", "", "ö"], ["a", *PARTS], "wire"),  # as vLLM spells it, and as a tokenizer does
+        (["a", *PARTS], ["a", "", "ö"], "wire"),
+        (["", "", "🙂"], ["", "", "🙂"], "wire"),
+        (["a", "", "ö", "</s>"], ["a", "ö"], "misaligned"),
+        (["a", "ö"], ["a", PARTS[0]], "misaligned"),
+        (["a", "b", "", "ö"], ["a", *PARTS], "misaligned"),
+    ],
+)
+def test_characters_of_several_tokens_are_found_without_ids(
+    served: list[str], scored: list[str], source: str
+) -> None:
+    """They are the same tokens where both sides have their parts at the same places."""
+    candidate, reference = (
+        msgspec.structs.replace(
+            scores_of(np.tile(P[:1], (len(tokens), 1)), (0,) * len(tokens), ids=ids),
+            tokens=tuple(token.encode() for token in tokens),
+        )
+        for tokens, ids in ((served, False), (scored, True))
+    )
+    found = told(compared(candidate, reference))
+    assert (found["logprobs"], found["flip"]) == (source, 0)
 
 
 def test_lists_in_another_spelling_are_not_used() -> None:

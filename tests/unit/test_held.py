@@ -96,18 +96,31 @@ def test_a_deviation_is_the_largest_difference_over_the_largest_magnitude(
     exact = LinearRuntime(WEIGHT, BIAS)
     (found,) = deviations(exact, msgspec.structs.replace(canaries, outputs=larger))
     assert found.ratio == pytest.approx(factor / (1 + factor), rel=1e-2)
+    item, place = (int(one) for one in np.unravel_index(np.argmax(np.abs(larger["logits"])), (4, 3)))
+    assert found.worst == (
+        f"at [{item}, {place}] it gives {float(canaries.outputs['logits'][item, place]):.8g}, recorded is "
+        f"{larger['logits'][item, place]:.8g}"
+    )
 
 
 @pytest.mark.parametrize(
-    "outputs",
-    [{"scores": np.ones((4, 3))}, {"logits": np.ones((4, 2))}, {"logits": np.zeros((4, 3))}],
-    ids=["name", "shape", "magnitude"],
+    ("outputs", "worst"),
+    [
+        ({"scores": np.ones((4, 3))}, "it gives no such numbers"),
+        ({"logits": np.ones((4, 2))}, "it gives [4, 3], recorded is [4, 2]"),
+        ({"logits": np.zeros((4, 3))}, "recorded is 0"),
+        ({"logits": np.where(np.arange(12).reshape(4, 3) == 5, np.nan, 1e9)}, "at [1, 2] it gives"),
+    ],
+    ids=["name", "shape", "magnitude", "number"],
 )
-def test_what_cannot_be_compared_is_infinitely_off(tmp_path: Path, outputs: dict[str, Array]) -> None:
+def test_what_cannot_be_compared_is_infinitely_off(
+    tmp_path: Path, outputs: dict[str, Array], worst: str
+) -> None:
     """An output that is gone or of another shape is none that could be tolerated."""
     canaries = read_canaries(_recorded(tmp_path / "c.safetensors"))
     (found,) = deviations(LinearRuntime(WEIGHT, BIAS), msgspec.structs.replace(canaries, outputs=outputs))
     assert found.ratio == float("inf")
+    assert worst in found.worst
 
 
 @pytest.mark.parametrize(
@@ -181,7 +194,8 @@ def test_a_reference_that_does_not_reproduce_them_is_refused(tmp_path: Path) -> 
     reference = Reference(path="m.onnx", canaries=str(_recorded(tmp_path / "c.safetensors")))
     other = LinearRuntime(WEIGHT, BIAS + 1)
     with pytest.raises(
-        OperatorError, match=r"does not reproduce.*`logits` is off by 0\.\d+, allowed is 0\.0001"
+        OperatorError,
+        match=r"does not reproduce.*`logits` is off by 0\.\d+, allowed is 0\.0001: at \[\d, \d\] it gives .*, recorded is ",
     ):
         held(MODEL, reference, other, clock=ManualClock(datetime.now(UTC)), told=lambda *_: None)
 

@@ -54,6 +54,14 @@ def test_a_known_change_has_its_closed_forms() -> None:
     assert (detail["gained"], detail["lost"]) == (False, True)
 
 
+def test_labels_that_come_and_go_are_counted_by_their_direction() -> None:
+    """Two gained and none lost, and the other way round."""
+    few, many = [0.9, 0.2, 0.1], [0.9, 0.7, 0.8]
+    detail = PROBABILITIES.compare(np.array([many, few]), np.array([few, many])).detail
+    assert detail["labels_gained"].tolist() == [2, 0]
+    assert detail["labels_lost"].tolist() == [0, 2]
+
+
 def test_thresholds_are_of_each_label_and_not_met_by_equality() -> None:
     """A label is given above its threshold."""
     comparator = MultilabelComparator(OutputKind.PROBABILITIES, (0.5, 0.9))

@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from scipy.special import rel_entr
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Model, Reference
+from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.task import Task
 from shadow import noise
 from shadow.comparators.choice import comparator_of
 from shadow.comparators.comparator import Comparator, Divergences, Outputs
-from shadow.language import PROMPT, SCORES, objects
+from shadow.draw import draw
+from shadow.language import ASKED, PROMPT, SCORES, objects
 from shadow.linear import LinearRuntime
-from shadow.noise import Noise, draw
+from shadow.noise import Noise
 from shadow.prepared import Prepared
 from shadow.references import Judge
 from shadow.replay import Compared, assemble, compare, replay
@@ -200,9 +201,12 @@ def test_a_reference_that_goes_away_costs_the_sample_alone() -> None:
 class _Scoring(_Watched):
     """Scores answers of two tokens, the first of which it likes better in company."""
 
+    n_own = 0
+
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         n_items = len(inputs[PROMPT])
         self.sizes.append(n_items)
+        self.n_own += sum(one.own is not None for one in inputs[ASKED])
         self.clock.advance(0.1)
         first = [0.5, 0.3, 0.2] if n_items == 1 else [0.6, 0.3, 0.1]
         return {SCORES: objects([scores_of(np.log([first, [0.1, 0.2, 0.7]]), (0, 2))] * n_items)}
@@ -219,6 +223,24 @@ def test_scores_of_text_are_compared_without_what_the_candidate_said() -> None:
     assert {item.flip for item in items} == {False}
     expected = rel_entr([0.5, 0.3, 0.2], [0.6, 0.3, 0.1]).sum() / 2
     assert [item.divergence for item in items] == pytest.approx([expected] * len(items))
+
+
+def test_what_is_replayed_again_is_not_answered_again() -> None:
+    """The reference's own answers take as long as all else together."""
+    worker = Worker(_Scoring)
+    model = Model(
+        name="digits",
+        task=Task.GENERATION,
+        references=(Reference(path="folder"),),
+        generation=Generation(own_share=1.0),
+    )
+    spoken = exchange(
+        "/v1/chat/completions", {"model": "digits", "messages": [{"role": "user", "content": "a"}]}, chat()
+    )
+    items = [item for _ in range(20) for item in worker.replay([answered(spoken, model, worker.runtime)])]
+    assert items
+    assert isinstance(worker.runtime, _Scoring)
+    assert worker.runtime.n_own == 20
 
 
 class _Counting(Comparator):
@@ -261,12 +283,12 @@ def test_of_a_large_exchange_a_part_is_replayed() -> None:
 def test_the_draw_is_the_same_on_every_worker(ids: list[object]) -> None:
     """And lies in [0, 1)."""
     names = [str(one) for one in ids]
-    draws = [draw(name) for name in names]
-    assert draws == [draw(name) for name in names]
+    draws = [draw(name, b"key") for name in names]
+    assert draws == [draw(name, b"key") for name in names]
     assert all(0.0 <= value < 1.0 for value in draws)
 
 
 def test_about_the_share_is_chosen() -> None:
     """Once some hundreds of a version are measured: 5 % of 20,000 ids, within five standard errors."""
-    chosen = np.mean([draw(f"{n:032x}") < 0.05 for n in range(20_000)])
+    chosen = np.mean([draw(f"{n:032x}", b"key") < 0.05 for n in range(20_000)])
     assert abs(chosen - 0.05) < 5 * np.sqrt(0.05 * 0.95 / 20_000)

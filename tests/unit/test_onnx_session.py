@@ -9,15 +9,17 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
+from onnx import TensorProto, helper
 
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
-from quantdrift.core.errors import OperatorError
+from quantdrift.core.errors import OperatorError, QuarantineError
 from shadow.device import cuda_devices
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.onnx_session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
-from shadow.opening import gpu_share
-from shadow.tf32 import loaded_readers
-from tests.onnx_models import inputs_of, linear_model, saved
+from shadow.opening import Opening, gpu_share, open_reference
+from shadow.tf32 import OVERRIDE, loaded_readers
+from tests.onnx_models import inputs_of, linear_model, model_of, saved
+from tests.resident import MB, resident_bytes
 
 pytestmark = pytest.mark.unit
 
@@ -77,6 +79,14 @@ def test_bound_to_a_device_it_computes_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, session.run(["logits"], {"x": np.ascontiguousarray(x)})[0])
 
 
+def test_an_error_keeps_nothing_that_was_bound(tmp_path: Path) -> None:
+    """Its cause would hold every call that it came through, and with them memory on the device that the next input needs."""
+    runtime = OnnxRuntime(saved(linear_model(), tmp_path / "linear.onnx"), provider=Provider.CPU, threads=1)
+    with pytest.raises(QuarantineError, match=r"InvalidArgument: .*invalid dimensions") as caught:
+        runtime.run({"x": inputs_of(2)[:, :1]})
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
 _TENSORRT = """
 import os, sys
 from pathlib import Path
@@ -122,6 +132,16 @@ def test_tensorrt_is_started_without_tf32_or_not_at_all(tmp_path: Path, told: st
     assert done.stdout.endswith("CPUExecutionProvider\n") is (told != "1")
 
 
+def test_beside_tensorrt_other_references_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is opened first: PyTorch loads the same libraries, and TensorRT would be too late."""
+    monkeypatch.delenv(OVERRIDE, raising=False)
+    reference = Reference(runtime=Runtime.TORCH, path="nowhere.pt2")
+    for provider, said in ((Provider.CPU, None), (Provider.TENSORRT, "0")):
+        with pytest.raises(OperatorError):
+            open_reference(Opening(model=Model(name="a"), reference=reference, provider=provider))
+        assert os.environ.get(OVERRIDE) == said
+
+
 def test_libraries_that_were_loaded_too_early_are_seen(tmp_path: Path) -> None:
     """They have read the variable already."""
     maps = tmp_path / "maps"
@@ -147,3 +167,27 @@ def test_gpu_memory_is_shared_out() -> None:
     assert gpu_share(config, torch) == 2000
     assert gpu_share(config, onnx) * 2 + gpu_share(config, torch) == 4000
     assert gpu_share(Config(models=models), torch) == 0
+
+
+def test_lengths_that_never_come_again_leave_nothing_behind(tmp_path: Path) -> None:
+    """A reference of text meets thousands of lengths: a plan of memory for each, kept for good, took 8 MB here."""
+    n_steps, n_lengths = 500, 300
+    names = [f"h{step}" for step in range(n_steps)]
+    graph = helper.make_graph(
+        [
+            *(
+                helper.make_node("Sin", [before], [name])
+                for before, name in zip(["x", *names], names, strict=False)
+            ),
+            helper.make_node("Sum", names, ["y"]),
+        ],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "length"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "length"])],
+    )
+    runtime = OnnxRuntime(saved(model_of(graph), tmp_path / "wide.onnx"), provider=Provider.CPU, threads=1)
+    runtime.run({"x": np.zeros((1, n_lengths), np.float32)})
+    before = resident_bytes()
+    for length in range(1, n_lengths):
+        runtime.run({"x": np.zeros((1, length), np.float32)})
+    assert resident_bytes() - before < 2 * MB

@@ -1,14 +1,19 @@
 """Language models at an OpenAI-compatible server: what goes wrong, and how texts become tokens there."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
+from shadow.answer import Call
 from shadow.language import Asked
 from shadow.opening import open_reference
+from shadow.own import Own, OwnOutcome, Wanted
+from shadow.proven import ProvenRuntime
 from shadow.runtime import ReferenceRuntime
 from tests.language_models import loaded, opening, remote_opening, scored
 from tests.vllm_like import VllmLike, serving
@@ -17,6 +22,7 @@ pytestmark = pytest.mark.unit
 
 ASKED = Asked(prompt_ids=(0, 5), served_ids=(7, 8))
 SAID = ({"role": "user", "content": "what drifts?"},)
+DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -46,6 +52,22 @@ def test_texts_are_made_tokens_by_the_server(runtime: ReferenceRuntime, language
         assert one.ids == other.ids
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
         np.testing.assert_array_equal(one.ranks, other.ranks)
+
+
+def test_documents_reach_the_template(language_folder: Path) -> None:
+    """As one more thing that it is given: /tokenize is silent about members that it does not know."""
+    model, tokenizer = loaded(language_folder)
+    shown = "{% for document in documents or [] %}<s>{{ document['text'] }}</s>{% endfor %}"
+    tokenizer.chat_template = shown + tokenizer.chat_template
+    more = {"documents": [{"text": "a slice"}], "chat_template_kwargs": {"more": 1}}
+    with serving(VllmLike(model, tokenizer)) as url:
+        runtime = open_reference(remote_opening(url))
+        n_tokens = len(
+            tokenizer.apply_chat_template(list(SAID), add_generation_prompt=True, return_dict=False, **more)
+        )
+        asked = Asked(messages=SAID, template=more, n_prompt_tokens=n_tokens, served=" the mean")
+        assert len(scored(runtime, asked)[0].ids) > 0
+        runtime.close()
 
 
 def test_the_token_in_which_a_text_was_cut_is_not_scored(runtime: ReferenceRuntime) -> None:
@@ -147,4 +169,134 @@ def test_texts_need_a_server_that_makes_tokens(language_folder: Path) -> None:
         runtime = open_reference(remote_opening(url))
         with pytest.raises(QuarantineError, match="return_token_ids"):
             scored(runtime, Asked(prompt="a", served="b"))
+        runtime.close()
+
+
+def _own(**options: Any) -> Wanted:
+    return Wanted(max_tokens=6, is_capped=True, options=options, seed=3)
+
+
+def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntime, server: VllmLike) -> None:
+    """But for what asks for more of it, or for it to be told otherwise; a prompt of tokens stays one."""
+    tool = {"type": "function", "function": {"name": "f"}}
+    sent = {"temperature": 0.3, "top_p": 0.5, "seed": 4, "stop": ["x"], "tool_choice": "auto"}
+    own = _own(**sent, n=3, stream=True, logprobs=True, top_logprobs=5, max_tokens=900)
+    server.asked.clear()
+    chat, text = scored(
+        runtime,
+        Asked(messages=SAID, tools=(tool,), served=" the mean", own=own),
+        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(temperature=0)),
+    )
+    asked = [(path, body) for path, body in server.asked if "prompt_logprobs" not in body]
+    assert asked[-2:] == [
+        (
+            "/v1/chat/completions",
+            {**sent, "model": "small", "max_tokens": 6, "messages": list(SAID), "tools": [tool]},
+        ),
+        ("/v1/completions", {"model": "small", "max_tokens": 6, "temperature": 0, "prompt": [0, 5]}),
+    ]
+    for scores in (chat, text):
+        assert scores.own is not None
+        assert (scores.own.outcome, scores.own.n_tokens, scores.own.calls) == (OwnOutcome.DONE, 6, ())
+
+
+@pytest.mark.parametrize("status", [400, 401, 500, 503])
+def test_a_server_that_does_not_answer_itself_costs_no_scores(
+    runtime: ReferenceRuntime, server: VllmLike, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    """Whatever it says; other answers of the batch are asked for all the same."""
+    answer = server.answer
+    monkeypatch.setattr(
+        server,
+        "answer",
+        lambda path, asked: (
+            (status, {"error": {"message": "no"}}) if asked.get("seed") == 13 else answer(path, asked)
+        ),
+    )
+    failed, done = scored(
+        runtime,
+        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=13)),
+        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()),
+    )
+    assert failed.own is not None
+    assert done.own is not None
+    assert (failed.own.outcome, done.own.outcome) == (OwnOutcome.FAILED, OwnOutcome.DONE)
+    np.testing.assert_array_equal(failed.logprobs, done.logprobs)
+
+
+@pytest.mark.parametrize(
+    ("document", "outcome"),
+    [
+        ({"choices": []}, OwnOutcome.FAILED),
+        ({"choices": "none"}, OwnOutcome.FAILED),
+        (
+            {
+                "choices": [
+                    {
+                        "message": {
+                            "content": None,
+                            "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}],
+                        },
+                        "finish_reason": "tool_calls",
+                    }
+                ]
+            },
+            OwnOutcome.DONE,
+        ),
+    ],
+    ids=["nothing", "unreadable", "a call"],
+)
+def test_what_a_server_answers_itself_is_read(
+    runtime: ReferenceRuntime,
+    server: VllmLike,
+    monkeypatch: pytest.MonkeyPatch,
+    document: dict[str, Any],
+    outcome: OwnOutcome,
+) -> None:
+    """Calls of tools are told from text; what is no answer has failed."""
+    answer = server.answer
+    monkeypatch.setattr(
+        server,
+        "answer",
+        lambda path, asked: (200, document) if path == "/v1/chat/completions" else answer(path, asked),
+    )
+    (scores,) = scored(runtime, Asked(messages=SAID, served="a", own=_own()))
+    assert scores.own is not None
+    assert scores.own.outcome is outcome
+    if outcome is OwnOutcome.DONE:
+        assert scores.own.calls == (Call(name="f", arguments="{}"),)
+        assert (scores.own.text, scores.own.n_tokens) == ("", None)
+
+
+def test_what_proves_a_server_is_not_answered_again(runtime: ReferenceRuntime, server: VllmLike) -> None:
+    """It is scored, as often as something fails."""
+    proven = ProvenRuntime(runtime, remote=True)
+    scored(proven, Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()))
+    server.asked.clear()
+    server.fails = [400]
+    with pytest.raises(QuarantineError):
+        scored(proven, ASKED)
+    assert all("prompt_logprobs" in body for path, body in server.asked)
+    assert len(server.asked) == 2
+
+
+def test_a_server_that_hangs_over_an_own_answer_is_not_waited_for(
+    server: VllmLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It scores all the same, over another connection."""
+    answer, ended = server.answer, threading.Event()
+
+    def hanging(path: str, asked: Any) -> tuple[int, Any]:
+        if "seed" not in asked:
+            return answer(path, asked)
+        ended.wait(DEADLINE_S)
+        return 500, {}
+
+    monkeypatch.setattr(server, "answer", hanging)
+    with serving(server) as url:
+        runtime = open_reference(remote_opening(url, own_s=0.2))
+        late, left = scored(runtime, *[Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=1))] * 2)
+        assert late.own == left.own == Own(outcome=OwnOutcome.LATE)
+        assert len(scored(runtime, ASKED)[0].logprobs) == 2
+        ended.set()
         runtime.close()

@@ -152,6 +152,13 @@ def test_one_thing_is_always_in_order() -> None:
     assert ALL.compare(np.empty((1, 0)), np.array([[2.0]])).flip.tolist() == [1]
 
 
+def test_an_item_of_fewer_things_than_places_has_all_of_them() -> None:
+    """Its k is the number of its things: equal orders overlap wholly, whatever fills the item up."""
+    scores = np.array([[3.0, 1.0, -np.inf, -np.inf], [4.0, 3.0, 2.0, 1.0]])
+    found = RankingComparator(Ranking(top_k=3)).compare(scores, scores)
+    assert found.detail["topk_overlap"].tolist() == [1, 1]
+
+
 def test_other_shapes_are_refused() -> None:
     """A list of things for each item is asked for."""
     with pytest.raises(QuarantineError, match="things"):

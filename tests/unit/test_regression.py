@@ -45,6 +45,8 @@ def test_a_known_change_has_its_closed_forms() -> None:
     assert detail["relative_error_max"] == pytest.approx(0.2)
     assert (detail["absolute_error"], detail["absolute_error_max"], detail["sign_changes"]) == (1, 1, 0)
     assert found.flip[0] == 1
+    less = PLAIN.compare(np.array([[9.0, 5.0]]), np.array([[10.0, 5.0]])).detail
+    assert less["bias"][0] == pytest.approx(-0.05)
 
 
 @pytest.mark.parametrize(("candidate", "flips"), [(1.04, 0), (0.96, 0), (1.06, 1), (0.94, 1)])
@@ -56,9 +58,11 @@ def test_an_item_flips_above_the_tolerance(candidate: float, flips: int) -> None
 def test_a_change_of_sign_flips_unless_the_value_is_below_the_floor() -> None:
     """Even within the tolerance; near zero a sign says nothing."""
     lenient = RegressionComparator(Regression(floor=0.1, tolerance=5.0))
-    found = lenient.compare(np.array([-0.2, -0.05, 0.2]), np.array([0.2, 0.05, 0.2]))
-    assert found.flip.tolist() == [1, 0, 0]
-    assert found.detail["sign_changes"].tolist() == [1, 0, 0]
+    # It is the reference's value that says whether its sign means something; zero has none.
+    candidate, reference = [-0.2, -0.05, 0.2, -0.01, -0.2, 0.0], [0.2, 0.05, 0.2, 0.2, 0.05, 0.2]
+    found = lenient.compare(np.array(candidate), np.array(reference))
+    assert found.flip.tolist() == [1, 0, 0, 1, 0, 0]
+    assert found.detail["sign_changes"].tolist() == [1, 0, 0, 1, 0, 0]
 
 
 def test_below_the_floor_errors_are_in_units_of_it() -> None:
@@ -77,8 +81,9 @@ def test_quantiles_that_cross_are_told_of_the_candidate_alone() -> None:
     forecast = QUANTILES.compare(candidate[np.newaxis], reference[np.newaxis]).detail
     assert forecast["crossings"].tolist() == [2]
     assert forecast["width_ratio"].tolist() == [pytest.approx((1 + 0.5 - 1.5 + 2) / 5)]
-    with pytest.raises(QuarantineError, match="3 quantiles"):
-        QUANTILES.compare(candidate[:, :2], reference[:, :2])
+    for few in (candidate[:, :2], candidate[:3, 0]):  # three items of one output each are no three quantiles
+        with pytest.raises(QuarantineError, match="3 quantiles"):
+            QUANTILES.compare(few, few)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -104,6 +104,28 @@ def test_only_what_fails_alone_is_set_aside(n_bad: int) -> None:
     assert first.reason is QuarantineReason.REPLAY
 
 
+def test_an_exchange_that_is_too_large_is_replayed_in_shorter_steps() -> None:
+    """Where memory does not do for all of its items; one that holds a bad item is set aside after the last try."""
+
+    class _Small(_Fussy):
+        def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+            if len(inputs["x"]) > 3:
+                self.sizes.append(len(inputs["x"]))
+                raise QuarantineError(QuarantineReason.REPLAY, "out of memory")
+            return super().run(inputs)
+
+    runtime = _Small()
+    bad = inputs_of(2)
+    bad[1] = BAD
+    batch = [_prepared(exchange_of(x), runtime) for x in (inputs_of(10), inputs_of(2, 1), bad)]
+    large, small, refused = compare_batch(batch, most_items=8)
+    np.testing.assert_allclose(_kl(large), np.zeros(10), atol=1e-9)
+    np.testing.assert_allclose(_kl(small), np.zeros(2), atol=1e-9)
+    assert isinstance(refused, QuarantineError)
+    #                     all, the first: 5 of 10 at once, 4, 2; and the others, together, and each for itself
+    assert runtime.sizes == [7, 5, 4, 2, 2, 2, 2, 2, 4, 2, 2, 1, 1]
+
+
 @pytest.mark.parametrize(("size", "steps"), [(1, 5), (2, 3), (8, 1)])
 def test_a_reference_with_a_fixed_number_of_items_gets_that_number(size: int, steps: int) -> None:
     """Items are replayed in that size, filled up at the end, and the filling is thrown away."""
@@ -153,6 +175,18 @@ def test_the_output_is_the_configured_one_or_the_first_on_both_sides() -> None:
         assert outcome.reason is QuarantineReason.OUTPUT
         assert "'logits'" in outcome.detail
         assert "'other'" in outcome.detail
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (0,)])
+def test_an_answer_with_nothing_in_it_is_a_flip_of_every_item(shape: tuple[int, ...]) -> None:
+    """However the server writes it: it is recorded, where one that does not fit is set aside."""
+    runtime = _Fussy()
+    (outcome,) = compare_batch(
+        [_prepared(exchange_of(inputs_of(2), np.empty(shape, np.float32)), runtime)], most_items=64
+    )
+    assert isinstance(outcome, Compared)
+    assert outcome.divergences.flip.tolist() == [1, 1]
+    assert not outcome.divergences.candidate_finite.any()
 
 
 def test_outputs_that_cannot_be_compared_harm_no_neighbour() -> None:

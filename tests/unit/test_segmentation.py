@@ -146,6 +146,8 @@ def test_one_channel_is_a_mask() -> None:
     found = _compared(probabilities, mask, OutputKind.PROBABILITIES)
     assert found["divergence"] == 0
     assert _compared(probabilities, mask)["divergence"] > 0
+    with pytest.raises(QuarantineError, match=r"-1 to 3, which are no probabilities.*output_kind"):
+        _compared(logits, mask, OutputKind.PROBABILITIES)
 
 
 @pytest.mark.parametrize("axis", [1, -1])
@@ -184,13 +186,25 @@ def test_the_record_can_hold_it() -> None:
     assert math.isclose(detail["changed"], found.detail["changed"][0])
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (2, 0, 0), (2, 4, 0, 5), (2, 0, 4, 5)])
+def test_a_map_without_pixels_is_an_outcome(shape: tuple[int, ...]) -> None:
+    """However it is written: of the candidate a flip, of the reference nothing."""
+    comparator = SegmentationComparator(Segmentation(), OutputKind.LOGITS)
+    good = np.zeros((2, 3, 4, 5), dtype=np.float32)
+    found = comparator.compare(np.empty(shape, np.float32), good)
+    assert (found.flip.tolist(), found.candidate_finite.tolist()) == ([1, 1], [False, False])
+    assert np.isnan(found.divergence).all()
+    found = comparator.compare(good, np.empty(shape, np.float32))
+    assert np.isnan(found.flip).all()
+    assert not comparator.compare(*[np.empty(shape, np.float32)] * 2).candidate_finite.any()
+
+
 @pytest.mark.parametrize(
     ("candidate", "reference", "message"),
     [
         (np.zeros((2, 3, 4)), np.zeros((2, 3, 5)), "no maps of the same"),
         (np.zeros((2, 3, 4, 4)), np.zeros((2, 2, 4, 4)), "no maps of the same"),
         (np.zeros((2, 3)), np.zeros((2, 3)), "neither scores"),
-        (np.zeros((2, 3, 0)), np.zeros((2, 3, 0)), "nothing in it"),
         (np.full((1, 2, 2), b"a", dtype=object), np.zeros((1, 2, 2)), "no numbers"),
         (np.full((1, 2, 2), 1 << 20), np.zeros((1, 2, 2), dtype=np.int64), "end at"),
     ],

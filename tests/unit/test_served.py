@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
 from shadow.answer import Answer, Call
 from shadow.language import Asked, Scores
@@ -43,6 +44,7 @@ def test_a_chat_is_an_item_with_its_messages_and_template() -> None:
         tools=(tool,),
         template={"chat_template_kwargs": {"enable_thinking": False}},
         served="yes",
+        is_ended=True,
     )
     assert (answer.text, answer.finish_reason, answer.tools) == ("yes", "stop", {"f": {"required": ["a"]}})
     assert scores is None
@@ -125,10 +127,40 @@ def test_a_place_at_which_a_filter_shows_is_not_told() -> None:
     np.testing.assert_array_equal(scores.top_logprobs, [[np.nan, np.nan], [-1.0, -1.0]])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"structured_outputs": {"regex": "[ab]+"}},
+        {"response_format": {"type": "json_object"}},
+        {"guided_choice": ["ab"]},
+        {"tool_choice": {"type": "function", "function": {"name": "f"}}},
+    ],
+)
+def test_what_a_grammar_left_is_not_what_the_model_said(options: dict[str, Any]) -> None:
+    """What is forbidden was taken out before log-probabilities were told. The tokens are those that were served."""
+    asked, _, scores = of_chat(chat("ab", **_logprobs("a", "b", top=2)), **options)
+    assert scores is None
+    assert asked.served == "ab"
+    wire = exchange(
+        CHAT, {"model": "m", "messages": SAID, **options}, chat("ab", **_logprobs("a", "b"), token_ids=[4, 5])
+    )
+    (one,) = served(wire, copied=True)[0]["asked"]
+    assert (one.served_ids, one.is_copied) == ((4, 5), True)
+
+
+def test_a_list_of_what_the_client_named_is_not_that_of_the_likeliest() -> None:
+    """With vLLM's `logprob_token_ids`; the served token's log-probability is the model's."""
+    scores = of_chat(chat("ab", **_logprobs("a", "b", top=2)), logprob_token_ids=[0, 1])[2]
+    assert scores is not None
+    assert scores.logprobs.tolist() == [-0.5, -0.5]
+    assert scores.top_logprobs.shape == (2, 0)
+
+
 def test_a_stop_sequence_may_end_a_text_within_a_token_or_before_any() -> None:
     """An answer of nothing is then no failure; where tokens are told, nothing is cut."""
     asked, answer, _ = of_chat(chat(""), stop=["\n"])
-    assert (asked.is_cut, answer.is_empty) == (True, False)
+    assert (asked.is_cut, answer.is_cut, answer.is_empty) == (True, True, False)
+    assert not of_chat(chat("a", finish_reason="length"), stop="\n")[1].is_cut
     assert of_chat(chat(""))[1].is_empty
     assert of_chat(chat("", finish_reason="length"), stop="\n")[1].is_empty
     assert not of_chat(chat("a", **_logprobs("a", ".\n")), stop="\n")[0].is_cut
@@ -192,7 +224,7 @@ def test_greedy_is_what_had_no_choice(options: dict[str, Any], *, greedy: bool) 
 def test_a_penalty_of_the_server_leaves_no_greedy_choice(options: dict[str, Any], *, greedy: bool) -> None:
     """It holds where the request names none; vLLM takes it from the model's folder."""
     asked = {"model": "m", "messages": SAID, "temperature": 0, **options}
-    _, candidate = served(exchange(CHAT, asked, chat()), 1.05)
+    _, candidate = served(exchange(CHAT, asked, chat()), Generation(repetition_penalty=1.05))
     assert candidate["answer"].tolist()[0].is_greedy is greedy
 
 

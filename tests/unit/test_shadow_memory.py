@@ -1,6 +1,5 @@
 """Memory of what a shadow worker does with each batch, over mixed shapes and references that come and go."""
 
-import resource
 from pathlib import Path
 
 import numpy as np
@@ -14,15 +13,16 @@ from shadow.comparators.choice import comparator_of
 from shadow.onnx_runtime import OnnxRuntime
 from shadow.prepared import Prepared
 from shadow.references import Judge
-from shadow.shelf import Shelf, ShelvedRuntime
+from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
 from shadow.tensor import fit_inputs
 from tests.onnx_models import WEIGHT, exchange_of, model_of, saved
+from tests.resident import MB, resident_bytes
 
 pytestmark = pytest.mark.unit
 
 LENGTHS = (1, 17, 300, 2_000, 9_000)
 N_BATCHES = 500
-MB = 1_000_000
+WIDTH = 4_000_000
 
 
 def _mean_model(path: Path) -> Path:
@@ -40,8 +40,20 @@ def _mean_model(path: Path) -> Path:
     return saved(model_of(graph), path)
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+def _wide_model(path: Path) -> Path:
+    """Write `logits = mean of x times WIDTH ones`: a file of 16 MB, and as much for each item on the way."""
+    ones = np.ones((1, WIDTH), np.float32)
+    graph = helper.make_graph(
+        [
+            helper.make_node("Mul", ["x", "ones"], ["wide"]),
+            helper.make_node("ReduceMean", ["wide", "axes"], ["logits"]),
+        ],
+        "wide",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 1])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", 1])],
+        [numpy_helper.from_array(ones, "ones"), numpy_helper.from_array(np.array([1], np.int64), "axes")],
+    )
+    return saved(model_of(graph), path)
 
 
 def test_memory_stays_flat_over_mixed_shapes(tmp_path: Path) -> None:
@@ -73,8 +85,28 @@ def test_memory_stays_flat_over_mixed_shapes(tmp_path: Path) -> None:
             )
         stored = assessor.assess(batch, exchange.captured_at)
         assert len(stored.compared) == len(batch)
-        resident.append(_resident_bytes())
+        resident.append(resident_bytes())
     assert shelf.n_open == 1
     third = N_BATCHES // 3
     growth = np.median(resident[-third:]) - np.median(resident[third : 2 * third])
     assert growth < 4 * MB
+
+
+def test_what_a_reference_computes_in_counts(tmp_path: Path) -> None:
+    """ONNX Runtime keeps it for the next batch, and it may be far more than the file: the bound is for both."""
+    most_bytes = 400 * MB
+    shelf = Shelf(most_bytes)
+    before = resident_bytes()
+    references = []
+    for name in ("first", "second", "third", "fourth"):
+        path = _wide_model(tmp_path / f"{name}.onnx")
+        load = lambda path=path: OnnxRuntime(path, provider=Provider.CPU, threads=1)  # noqa: E731
+        references.append(ShelvedRuntime(shelf, load, files_bytes(str(path))))
+    assert shelf.n_open == len(references)
+    x = np.arange(1, 9, dtype=np.float32)[:, np.newaxis]
+    for runtime in references * 2:
+        for n_items in (8, 1, 8):
+            found = runtime.run({"x": x[:n_items]})["logits"]
+            np.testing.assert_allclose(found, x[:n_items], rtol=1e-5)
+        assert shelf.n_bytes <= most_bytes
+        assert resident_bytes() - before < most_bytes + 50 * MB

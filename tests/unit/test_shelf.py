@@ -15,7 +15,8 @@ from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, 
 
 pytestmark = pytest.mark.unit
 
-SIZE = 1 << 40  # far above what opening a small graph adds to the process
+SIZE = 1 << 40  # far above what a small graph adds to the process when it is opened and when it is run
+ROOM = SIZE // 2
 
 
 class _Bench:
@@ -48,7 +49,7 @@ class _Bench:
 
 def test_the_one_used_longest_ago_gives_way(tmp_path: Path) -> None:
     """Never are more open than there is room for, and every answer is that of the reference that was asked."""
-    bench = _Bench(tmp_path, 2 * SIZE)
+    bench = _Bench(tmp_path, 2 * SIZE + ROOM)
     references = {scale: bench.add(f"x{scale}", scale) for scale in (1.0, 2.0, 3.0)}
     assert bench.said == ["open x1.0", "open x2.0", "open x3.0", "close x1.0"]
     bench.said.clear()
@@ -56,7 +57,7 @@ def test_the_one_used_longest_ago_gives_way(tmp_path: Path) -> None:
     for scale in (3.0, 2.0, 3.0, 1.0, 1.0, 2.0):
         found = references[scale].run({"x": x})["logits"]
         np.testing.assert_allclose(found - BIAS, scale * (logits_of(x) - BIAS), rtol=1e-4)
-        assert bench.shelf.n_bytes <= 2 * SIZE
+        assert bench.shelf.n_bytes <= 2 * SIZE + ROOM
     assert bench.said == ["close x2.0", "open x1.0", "close x3.0", "open x2.0"]
     references[1.0].close()
     assert bench.shelf.n_open == 0

@@ -79,6 +79,11 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ('task = "regression"\n[models.regression]\nfloor = inf', "regression.floor must be a finite number"),
         ("[models.budget]\ncap = inf", "budget.cap must be a finite number"),
         ("[models.segmentation]\nignore = 255", "belongs to task `segmentation`"),
+        (
+            'task = "generation"\n[models.generation]\nown_share = 0.1\nown_s = 61.0',
+            "own_s must not be above shadow.ack_wait_s",
+        ),
+        ('task = "generation"\n[models.generation]\nown_share = 1.1', "<= 1"),
         ('task = "ranking"\n[models.ranking]\ntopk = 3', "did you mean `top_k`"),
     ],
 )

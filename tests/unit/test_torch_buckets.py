@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.errors import OperatorError, QuarantineError
@@ -85,6 +86,42 @@ def test_after_the_start_nothing_is_compiled_whatever_the_size(tmp_path: Path) -
     runtime = TorchRuntime(opening(path, factory=FACTORY, compile=True))
     with _nothing_is_compiled(), pytest.raises(QuarantineError, match="recompile"):
         runtime.run({"x": inputs_of(1)})
+
+
+class Sums(torch.nn.Module):
+    """Takes items of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((1,), 2.0))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return `logits` : (items, 1), twice the sums of `x` : (items, length)."""
+        return {"logits": x.sum(dim=1, keepdim=True) * self.scale}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
+@pytest.mark.parametrize("buckets", [(), (2, 4)])
+def test_after_the_start_nothing_is_compiled_whatever_the_length(
+    tmp_path: Path, buckets: tuple[int, ...]
+) -> None:
+    """What is compiled for as many items as they are long would do for no others, and the first batch would wait for more."""
+    save_file(Sums().state_dict(), tmp_path / "sums.safetensors")
+    inputs = (ModelTensor(name="x", datatype="FP32", shape=(-1, -1)),)
+    runtime = TorchRuntime(
+        opening(
+            tmp_path / "sums.safetensors",
+            model=msgspec.structs.replace(MODEL, inputs=inputs),
+            factory=f"{__name__}:Sums",
+            compile=True,
+            buckets=buckets,
+        )
+    )
+    with _nothing_is_compiled():
+        for n_items, length in ((4, 9), (2, 30), (3, 3), (7, 2)):
+            x = np.arange(n_items * length, dtype=np.float32).reshape(n_items, length)
+            found = runtime.run({"x": x})["logits"]
+            np.testing.assert_allclose(found[:, 0], 2 * x.sum(axis=1), rtol=1e-5)
 
 
 def test_a_graph_is_nothing_to_a_cpu(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """References on PyTorch: what is refused, and what is computed with."""
 
+import gc
 import json
 import logging
 import zipfile
@@ -14,14 +15,31 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quantdrift.core.config.schema import ModelTensor, Provider
+from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import OperatorError, QuarantineError
+from shadow.comparators.choice import comparator_of
 from shadow.device import cuda_devices
 from shadow.opening import open_reference
+from shadow.prepared import Prepared
+from shadow.proven import ProvenRuntime
+from shadow.references import Judge
+from shadow.replay import assemble, replay
 from shadow.runtime import ReferenceRuntime
 from shadow.torch_runtime import TorchRuntime
-from tests.onnx_models import N_FEATURES, WEIGHT, inputs_of, logits_of
-from tests.torch_models import FACTORY, MODEL, Linear, exported, opening, pin, scripted, weights
+from shadow.torch_settings import device_for
+from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
+from tests.torch_models import (
+    FACTORY,
+    MODEL,
+    Hungry,
+    Linear,
+    exported,
+    of_factory,
+    opening,
+    pin,
+    scripted,
+    weights,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -89,12 +107,6 @@ def failing() -> Linear:
     raise RuntimeError("no disk")
 
 
-def of_factory(directory: Path, factory: str = FACTORY, **options: Any) -> TorchRuntime:
-    """Return the reference that a factory of this module makes."""
-    path = weights(directory / "linear.safetensors")
-    return TorchRuntime(opening(path, factory=factory, **options))
-
-
 @pytest.mark.parametrize("form", ["exported", "torchscript"])
 def test_code_that_is_not_pinned_is_not_loaded(tmp_path: Path, form: str) -> None:
     """The message says what to pin; what is not the pinned file is refused before PyTorch sees a byte of it."""
@@ -144,6 +156,21 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
         TorchRuntime(opening(path, factory=FACTORY))
     with pytest.raises(OperatorError, match=r"gone.*cannot be read.*models\.references\.path"):
         TorchRuntime(opening(tmp_path / "gone.safetensors", factory=FACTORY))
+
+
+def test_weights_are_held_once(tmp_path: Path) -> None:
+    """What was read from the file is let go when it has been looked at: it is as large as the reference."""
+
+    def held() -> set[int]:
+        gc.collect()
+        tensors = [one for one in gc.get_objects() if type(one) in {torch.Tensor, torch.nn.Parameter}]
+        return {one.data_ptr() for one in tensors if one.shape == WEIGHT.T.shape}
+
+    before = held()
+    runtime = of_factory(tmp_path)
+    assert len(held() - before) == 1
+    runtime.close()
+    assert held() <= before
 
 
 def test_weights_may_be_in_parts(tmp_path: Path) -> None:
@@ -271,6 +298,28 @@ def test_whatever_the_module_raises_concerns_the_exchange_alone(tmp_path: Path) 
         runtime.run({"x": np.ones((1, N_FEATURES), np.float32)})
 
 
+def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) -> None:
+    """What the failed call had computed is gone before the next one, and only what fails alone is set aside.
+
+    It would be there for as long as the error. On a GPU even the smallest input might find no room then: taken for a dead
+    device, that would end the worker.
+    """
+    Hungry.held.clear()
+    runtime = ProvenRuntime(of_factory(tmp_path, "tests.torch_models:Hungry"))
+    with pytest.raises(QuarantineError, match="memory") as caught:
+        runtime.run({"x": inputs_of(4)})
+    assert [one() for one in Hungry.held] == [None] * len(Hungry.held)
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    model = Model(name="digits", top_k=2)
+    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    batch = [
+        Prepared(stream_sequence=n, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x})
+        for n, x in enumerate([inputs_of(1), inputs_of(4), inputs_of(1) + np.float32(5000), inputs_of(1, 3)])
+    ]
+    answers = replay(assemble(batch), most_items=64)
+    assert [isinstance(answer, QuarantineError) for answer in answers] == [False, False, True, False]
+
+
 def test_a_module_that_does_not_take_the_told_shape_is_refused(tmp_path: Path) -> None:
     """Before the first exchange comes."""
     narrow = ModelTensor(name="x", datatype="FP32", shape=(-1, 2))
@@ -316,28 +365,6 @@ def test_autocast_around_it_changes_nothing(tmp_path: Path) -> None:
         np.testing.assert_allclose(runtime.run({"x": x})["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
-def test_a_compiled_module_gives_the_same(tmp_path: Path) -> None:
-    """For any number of items, and with an inner layer."""
-    runtime = of_factory(tmp_path, compile=True, embedding="product")
-    assert runtime.provenance.provider == "cpu compiled"
-    for n_items in (2, 9):  # one item alone would be compiled anew, which takes seconds
-        x = inputs_of(n_items)
-        found = runtime.run({"x": x})
-        np.testing.assert_allclose(found["logits"], logits_of(x), rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(found["product"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch
-def test_a_compiled_module_keeps_its_own_layer(tmp_path: Path) -> None:
-    """What was compiled for another module of its class without one does not do for it."""
-    x = inputs_of(5)
-    plain = of_factory(tmp_path, compile=True)
-    layered = of_factory(tmp_path, compile=True, embedding="product")
-    np.testing.assert_allclose(layered.run({"x": x})["product"], x @ WEIGHT, rtol=1e-5, atol=1e-6)
-    assert list(plain.run({"x": x})) == ["logits"]
-
-
 def test_it_says_what_replays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Library, version and device; the runtime is chosen by the configuration."""
     caplog.set_level(logging.INFO)
@@ -353,6 +380,12 @@ def test_it_says_what_replays(tmp_path: Path, caplog: pytest.LogCaptureFixture) 
     )
     assert (runtime.artefact.producer, runtime.artefact.path) == (FACTORY, str(path))
     assert "PyTorch on cpu, TF32 off" in caplog.text
+
+
+def test_a_device_is_named_with_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's limit of memory takes none without."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert str(device_for(Provider.CUDA)) == "cuda:0"
 
 
 @pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a CUDA device")

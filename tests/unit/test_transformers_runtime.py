@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
-from shadow.language import Asked
+from shadow.language import Asked, Row
 from shadow.opening import open_reference
+from shadow.own import Own, OwnOutcome, Wanted
+from shadow.transformers_runtime import TransformersLanguage
 from tests.language_models import loaded, opening, scored
 
 pytestmark = pytest.mark.unit
@@ -193,3 +196,118 @@ def test_rows_that_do_not_fit_together_are_computed_apart(
     apart = scored(open_reference(opening(language_folder)), *asked)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)
+
+
+def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> None:
+    """What the failed call had computed is gone before the next one, of scores and of own answers.
+
+    It would be there for as long as the error: on a GPU halves would find no more room than the whole.
+    """
+    language = TransformersLanguage(opening(language_folder))
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def hungry(_: torch.nn.Module, __: Any, logits: torch.Tensor) -> None:
+        held.append(weakref.ref(logits))
+        torch.empty(len(logits) ** 20)  # of four more than any machine has
+
+    language._model.lm_head.register_forward_hook(hungry)
+    rows = [Row(prompt=(0, 5), served=(7, 8))] * 4
+    with pytest.raises(QuarantineError, match="memory") as caught:
+        language.score(rows)
+    assert [one() for one in held] == [None]
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    assert len(language.score(rows[:2])) == 2
+    language._model.lm_head.register_forward_hook(lambda *_: torch.empty(4**20))
+    own = Wanted(max_tokens=2, is_capped=True, options={"temperature": 0}, seed=3)
+    with pytest.raises(QuarantineError, match="memory") as caught:
+        language.answer(Asked(), own, lambda: (0, 5), within_s=60.0)
+    assert [one() for one in held] == [None] * 3
+    assert caught.value.__cause__ is caught.value.__context__ is None
+    language.close()
+
+
+def _own(folder: Path, max_tokens: int = 16, seed: int = 3, **options: Any) -> Own:
+    runtime = open_reference(opening(folder))
+    wanted = Wanted(max_tokens=max_tokens, is_capped=True, options=options, seed=seed)
+    (scores,) = scored(runtime, Asked(messages=SAID, served="a", own=wanted))
+    runtime.close()
+    assert scores.own is not None
+    return scores.own
+
+
+def test_an_own_answer_is_sampled_as_the_client_asked(language_folder: Path) -> None:
+    """By its seed, else by the exchange's; the likeliest token where there is no choice."""
+    greedy = _own(language_folder, temperature=0)
+    assert _own(language_folder, temperature=1.0, top_k=1) == greedy
+    assert _own(language_folder, temperature=1.0, top_p=1e-6) == greedy
+    sampled = _own(language_folder)
+    assert _own(language_folder) == sampled
+    assert sampled.text != greedy.text
+    others = [_own(language_folder, seed=4), _own(language_folder, seed=3)]
+    assert [one == sampled for one in others] == [False, True]
+    assert _own(language_folder, temperature=1.0, seed=9) != sampled
+    before = torch.get_rng_state()
+    _own(language_folder)
+    assert torch.equal(torch.get_rng_state(), before)  # nobody else's draws change
+
+
+def test_an_own_answer_ends_where_the_client_said(language_folder: Path) -> None:
+    """Before a sequence, at a token, or not too early."""
+    whole = _own(language_folder, temperature=0)
+    stop = whole.text[5]
+    stopped = _own(language_folder, temperature=0, stop=[stop, "never there"])
+    assert (stopped.text, stopped.finish_reason) == (whole.text[: whole.text.index(stop)], "stop")
+    assert stopped.n_tokens is not None
+    assert 0 < stopped.n_tokens < 16
+    _, tokenizer = loaded(language_folder)
+    ids = tokenizer(whole.text)["input_ids"]
+    assert _own(language_folder, temperature=0, stop_token_ids=ids[:1]).n_tokens == 1
+    later = _own(language_folder, temperature=0, stop_token_ids=ids[:1], min_tokens=2)
+    assert later.n_tokens is not None
+    assert later.n_tokens > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "outcome"),
+    [
+        ({"logit_bias": {"1": 5}}, OwnOutcome.UNABLE),
+        ({"presence_penalty": 0.5}, OwnOutcome.UNABLE),
+        ({"presence_penalty": 0, "repetition_penalty": 1.3}, OwnOutcome.DONE),
+        ({"tool_choice": "required"}, OwnOutcome.UNABLE),
+        ({"guided_regex": "a"}, OwnOutcome.UNABLE),
+        ({"response_format": {"type": "json_object"}}, OwnOutcome.UNFORCED),
+        ({"guided_json": {"type": "object"}}, OwnOutcome.UNFORCED),
+        ({"guided_json": {"type": "object"}, "ignore_eos": True}, OwnOutcome.UNABLE),
+    ],
+)
+def test_what_a_folder_cannot_do_is_left_out(
+    language_folder: Path, options: dict[str, Any], outcome: OwnOutcome
+) -> None:
+    """It has no grammar: of JSON it tells what the reference says of itself."""
+    assert _own(language_folder, temperature=0, **options).outcome is outcome
+
+
+def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
+    """As servers take it from there; what it names goes first. The ends are the folder's, too."""
+    path = folder / "generation_config.json"
+    told = json.loads(path.read_text())
+    greedy = _own(folder, temperature=0)
+    path.write_text(json.dumps({**told, "do_sample": True, "temperature": 0.7, "top_k": 1}))
+    assert _own(folder) == greedy
+    assert _own(folder, top_k=50, temperature=5.0) != greedy
+    path.write_text(json.dumps({**told, "repetition_penalty": 5.0}))
+    assert _own(folder, temperature=0) != greedy
+    assert _own(folder, temperature=0, repetition_penalty=1.0) == greedy
+    _, tokenizer = loaded(folder)
+    first = tokenizer(greedy.text)["input_ids"][0]
+    path.write_text(json.dumps({**told, "eos_token_id": [1, first]}))
+    assert (_own(folder, temperature=0).n_tokens, _own(folder, temperature=0).finish_reason) == (1, "stop")
+
+
+def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
+    """A part of it tells nothing."""
+    language = TransformersLanguage(opening(language_folder))
+    wanted = Wanted(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
+    own = language.answer(Asked(), wanted, lambda: (0, 5), within_s=1e-6)
+    assert own == Own(outcome=OwnOutcome.LATE)
+    language.close()

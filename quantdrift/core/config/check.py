@@ -117,6 +117,7 @@ def _models(config: Config) -> Iterator[str]:
                 f"models `{model.name}`: recheck asks by the Open Inference Protocol, which does not tell the scores of "
                 "generated text"
             )
+        yield from _own_answers(config, model)
         yield from _tensors(model)
         yield from _task(model)
         yield from _infinite(model)
@@ -126,6 +127,13 @@ def _models(config: Config) -> Iterator[str]:
         yield "clusters.least_vectors must not be above clusters.most_vectors"
     if config.clusters.n_clusters > config.clusters.most_ids:
         yield "clusters.n_clusters must not be above clusters.most_ids"
+
+
+def _own_answers(config: Config, model: Model) -> Iterator[str]:
+    if model.generation.own_share and model.generation.own_s > config.shadow.ack_wait_s:
+        yield (
+            f"models `{model.name}`: generation.own_s must not be above shadow.ack_wait_s, or batches would be taken to hang"
+        )
 
 
 def _infinite(model: Model) -> Iterator[str]:

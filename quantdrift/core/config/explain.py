@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quantdrift.core.config.schema import KIB, MIB, Config
+from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.task import Task
@@ -17,6 +17,8 @@ CONNECTION_BYTES = (8 + 16) * KIB
 WAITING_BYTES = 64 * MIB
 CAPTURE_BYTES = 96 * MIB
 INTAKE_BYTES = 96 * MIB
+# What may hold another model than it says, and can be held to canaries.
+_HELD_BY_CANARIES = frozenset({Runtime.OIP_HTTP, Runtime.OIP_GRPC})
 # The largest exchange while it is decoded: its frame, its body, its JSON values (the recorder bounds their number; they
 # take most), its tensors and its message.
 DECODE_COPIES = 16
@@ -167,6 +169,13 @@ def _notes(config: Config) -> list[str]:
         f"model `{model.name}` has no reference: every version of it stays `unknown`"
         for model in config.models
         if not model.references
+    ]
+    notes += [
+        f"model `{model.name}`: the reference {reference.where(model.name)} has no canaries, and nothing else would tell "
+        "whether that server holds the model that you mean: see `quantdrift reference record`"
+        for model in config.models
+        for reference in model.references
+        if reference.runtime in _HELD_BY_CANARIES and not reference.canaries
     ]
     if not config.slices:
         notes.append("no [[slices]]: only the aggregate is watched, which is what hides a bad slice")

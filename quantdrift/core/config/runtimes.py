@@ -18,8 +18,8 @@ _MAPPING: Final = frozenset({"inputs", "output", "output_scale", "output_zero_po
 _EVERYWHERE: Final = frozenset(
     {"runtime", "versions", "digest", "allow_reduced_precision", "canaries", "canary_tolerance", *_MAPPING}
 )
-# Of text nothing is mapped, and there are no canaries yet.
-_OF_TEXT: Final = frozenset({"runtime", "versions", "digest", "allow_reduced_precision", "copy"})
+# Of text nothing is mapped.
+_OF_TEXT: Final = (_EVERYWHERE - _MAPPING) | {"copy"}
 _OF_SERVER: Final = ("model", "timeout_s", "token_file")
 _FILE: Final = frozenset({"path"})
 _SERVER: Final = frozenset({"url", "model", "model_version", "timeout_s", "token_file", "canary_interval_s"})
@@ -30,7 +30,7 @@ _FITTING: Final[Mapping[Runtime, frozenset[str]]] = MappingProxyType(
         Runtime.OIP_HTTP: _EVERYWHERE | _SERVER,
         Runtime.OIP_GRPC: _EVERYWHERE | _SERVER,
         Runtime.TRANSFORMERS: _OF_TEXT | _FILE,
-        Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version", "canary_interval_s"}),
+        Runtime.OPENAI: _OF_TEXT | (_SERVER - {"model_version"}),
     }
 )
 _TASKS: Final[Mapping[Runtime, frozenset[Task]]] = MappingProxyType(
@@ -67,6 +67,8 @@ def _problems(model: Model, reference: Reference) -> Iterator[str]:
                 f"`{field.name}` belongs to runtime {fits}, and this one's is `{reference.runtime}`: "
                 "take it away, or set `runtime`"
             )
+    if reference.canaries and reference.runtime is Runtime.OPENAI and model.task is Task.EMBEDDING:
+        yield "there are no canaries of texts that become vectors: take `canaries` away"
     yield from _mapping(model, reference)
     yield from _copy(model, reference)
     if model.task not in _TASKS.get(reference.runtime, _ANY_TASK):

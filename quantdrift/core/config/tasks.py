@@ -185,6 +185,39 @@ class Generation(Section, frozen=True, kw_only=True):
             gt=0,
         ),
     ] = 1.0
+    end_ids: Annotated[
+        tuple[int, ...],
+        about(
+            "Ids of the tokens that end an answer. Empty: a folder tells them itself, of a server nothing is said of ends."
+        ),
+    ] = ()
+    own_share: Annotated[
+        float,
+        about(
+            "Share of the exchanges that the reference answers itself too, to tell finish reason and length beside its own. "
+            "An answer takes as many passes as it has tokens: 0.01 may well double what a replay costs.",
+            ge=0,
+            le=1,
+        ),
+    ] = 0.0
+    own_tokens: Annotated[
+        int,
+        about(
+            "Most tokens of such an answer. Both answers are looked at up to there.",
+            "{token}",
+            ge=1,
+            le=131_072,
+        ),
+    ] = 256
+    own_s: Annotated[
+        float,
+        about(
+            "Longest time that such answers may take in a batch, and with it the others may wait; what does not fit into it "
+            "is left out, and counted.",
+            "s",
+            gt=0,
+        ),
+    ] = 10.0
 
 
 SECTIONS: Final[Mapping[str, tuple[Task, type[Section]]]] = MappingProxyType(

@@ -58,8 +58,8 @@ class Shadow(Section, frozen=True, kw_only=True):
     reference_memory_bytes: Annotated[
         int,
         about(
-            "Memory for references. Above it the one that was used longest ago is closed, and opened again when it is "
-            "needed. 0: all stay open.",
+            "Memory for references, and what they compute in. Above it the one that was used longest ago is closed, and "
+            "opened again when it is needed. 0: all stay open.",
             "bytes",
             ge=0,
         ),
