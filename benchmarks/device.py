@@ -65,6 +65,7 @@ def _peak_flops() -> float:
 
 def _graph(run: Callable[[], object]) -> Callable[[], object]:
     side: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # it publishes no types
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(_WARM):
             run()

@@ -9,8 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
+
+from quantdrift.core.config.schema import Model, ModelTensor, Reference, Runtime
 
 Array = npt.NDArray[Any]
 
@@ -51,6 +54,31 @@ class Sort(msgspec.Struct, frozen=True, kw_only=True):
         torch.manual_seed(_SEED)
         return self.make().eval()
 
+    def reference(self, path: Path, **options: Any) -> Reference:
+        """Return how what lies at `path` is configured.
+
+        Parameters
+        ----------
+        path
+            As for `save`.
+        **options
+            Of the reference: `compile`, `buckets`, `cuda_graphs`.
+        """
+        if path.suffix != ".safetensors":
+            return Reference(path=str(path), **options)
+        return Reference(
+            runtime=Runtime.TORCH, factory=f"{__name__}:{self.make.__name__}", path=str(path), **options
+        )
+
+    def model(self, name: str, reference: Reference) -> Model:
+        """Return the configuration of a model with this reference: a module tells nothing of its tensors."""
+        return Model(
+            name=name,
+            inputs=(ModelTensor(name=self.input, datatype=self.datatype, shape=(-1, *self.shape)),),
+            outputs=(ModelTensor(name="logits", datatype="FP32"),),
+            references=(reference,),
+        )
+
     def items(self, n: int) -> Array:
         """Return random items : (n, ...), the same each time."""
         rng = np.random.default_rng(_SEED)
@@ -70,7 +98,10 @@ class Sort(msgspec.Struct, frozen=True, kw_only=True):
         return int(counter.get_total_flops())
 
     def save(self, path: Path) -> None:
-        """Write it as ONNX, any number of items at a time."""
+        """Write it: as ONNX, any number of items at a time, or its weights as safetensors where the path ends so."""
+        if path.suffix == ".safetensors":
+            save_file(self.module().state_dict(), path)
+            return
         program = torch.onnx.export(
             self.module(),
             (torch.from_numpy(self.items(2)),),
@@ -135,20 +166,20 @@ def _head(width: int, n_classes: int) -> nn.Sequential:
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, n_classes))
 
 
-def _resnet20() -> nn.Module:
+def resnet20() -> nn.Module:
     """ResNet-20 for 32x32 images (He et al., 2016): 0.27 million weights."""
     stages = _stack(_basic, 16, ((3, 16), (3, 32), (3, 64)))
     return nn.Sequential(_convolution(3, 16, 3), nn.ReLU(), stages, _head(64, 10))
 
 
-def _resnet50() -> nn.Module:
+def resnet50() -> nn.Module:
     """ResNet-50 (He et al., 2016): 25.6 million weights."""
     stem = (_convolution(3, 64, 7, 2), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
     stages = _stack(_bottleneck, 64, ((3, 256), (4, 512), (6, 1024), (3, 2048)))
     return nn.Sequential(*stem, stages, _head(2048, 1000))
 
 
-class _Bert(nn.Module):
+class Bert(nn.Module):
     """The encoder of BERT-base (Devlin et al., 2019) with a classifier on its first token: 109 million weights."""
 
     def __init__(self) -> None:
@@ -177,7 +208,7 @@ SORTS: Final[Mapping[str, Sort]] = MappingProxyType(
             datatype="FP32",
             n_classes=10,
             cpu_batch=64,
-            make=_resnet20,
+            make=resnet20,
         ),
         "resnet50": Sort(
             title="ResNet-50, 3x224x224",
@@ -186,7 +217,7 @@ SORTS: Final[Mapping[str, Sort]] = MappingProxyType(
             datatype="FP32",
             n_classes=1000,
             cpu_batch=16,
-            make=_resnet50,
+            make=resnet50,
         ),
         "bert": Sort(
             title="BERT-base, 128 tokens",
@@ -195,7 +226,7 @@ SORTS: Final[Mapping[str, Sort]] = MappingProxyType(
             datatype="INT64",
             n_classes=2,
             cpu_batch=8,
-            make=_Bert,
+            make=Bert,
         ),
     }
 )

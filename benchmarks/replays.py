@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection
@@ -29,7 +29,6 @@ from quantdrift.core.config.schema import (
     Config,
     Model,
     Provider,
-    Reference,
     Shadow,
     Slice,
     Stream,
@@ -37,6 +36,7 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import run
 from quantdrift.core.records import Exchange, Sampling, Tensor
+from shadow import heap
 from shadow.opening import open_reference, opening_of
 from shadow.worker import serve
 from sidecar.policy import policy_of
@@ -80,13 +80,13 @@ class Servers(msgspec.Struct, frozen=True, kw_only=True):
         return {"nats": _cpu_s(self.nats_pid), "postgres": _cpu_s(self.postgres_pid, with_children=True)}
 
 
-def config_of(models: Mapping[str, Path], servers: Servers, *, provider: Provider, **shadow: Any) -> Config:
+def config_of(models: Iterable[Model], servers: Servers, *, provider: Provider, **shadow: Any) -> Config:
     """Return the configuration of a worker: defaults, but for where things are and `shadow`.
 
     Parameters
     ----------
     models
-        ONNX file of each model.
+        With their references.
     servers
         Stream and record.
     provider
@@ -97,9 +97,7 @@ def config_of(models: Mapping[str, Path], servers: Servers, *, provider: Provide
     return Config(
         stream=Stream(url=servers.nats_url, name=f"b{uuid4().hex[:8]}"),
         shadow=Shadow(provider=provider, admin=f"127.0.0.1:{_free_port()}", **shadow),
-        models=tuple(
-            Model(name=name, references=(Reference(path=str(path)),)) for name, path in models.items()
-        ),
+        models=tuple(models),
         slices=_SLICES,
     )
 
@@ -303,6 +301,7 @@ def _work(config: Config, dsn: str) -> None:
 
 def _bare(config: Config, pipe: Connection) -> None:
     os.nice(config.shadow.nice)
+    heap.settle()  # the worker's own advantage would pass for its efficiency
     model = config.models[0]
     runtime = open_reference(opening_of(config, model, model.references[0]))
     name = runtime.inputs[0].name

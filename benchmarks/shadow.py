@@ -1,9 +1,10 @@
 """What the whole shadow worker reaches of the bare runtime: replays per second, staleness, memory.
 
     python -m benchmarks.shadow [--quick] [--provider cpu] [--models NAME ...] [--out DIRECTORY]
+    python -m benchmarks.shadow --runtime torch [--compile] [--graphs]
     python -m benchmarks.shadow --soak SECONDS
 
-Three references with random weights (`benchmarks.references`) in ONNX Runtime. The worker is the real one, in a process
+Three references with random weights (`benchmarks.references`), in ONNX Runtime or in PyTorch. The worker is the real one, in a process
 of its own, with the defaults of `config.toml` but for `nice` and the size of a batch, on a real NATS and a real Postgres
 server on this machine. In turn, round after round:
 
@@ -40,7 +41,7 @@ from benchmarks import device, soak
 from benchmarks.references import SORTS, Sort
 from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
 from benchmarks.result import Goal, finish
-from quantdrift.core.config.schema import Provider, Storage
+from quantdrift.core.config.schema import Provider, Runtime, Storage
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
 from storage.embedded import PostgresServer
@@ -139,38 +140,58 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument("--provider", choices=[one.value for one in Provider], default=Provider.AUTO.value)
+    parser.add_argument(
+        "--runtime", choices=[Runtime.ONNX.value, Runtime.TORCH.value], default=Runtime.ONNX.value
+    )
+    parser.add_argument("--compile", action="store_true", help="PyTorch: torch.compile")
+    parser.add_argument("--graphs", action="store_true", help="PyTorch: CUDA graphs")
     parser.add_argument("--models", nargs="+", choices=list(SORTS), default=list(SORTS))
     parser.add_argument("--rounds", type=int, help="of both ways")
     parser.add_argument("--seconds", type=float, help="aimed at for one way in one round")
-    parser.add_argument("--out", type=Path, help="keep the ONNX files there")
+    parser.add_argument("--out", type=Path, help="keep the references' files there")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="memory alone")
     given = parser.parse_args(arguments)
+    if given.runtime != Runtime.TORCH and (given.compile or given.graphs):
+        parser.error("--compile and --graphs go with --runtime torch")
     with tempfile.TemporaryDirectory(prefix="qd-") as temporary, _servers(Path(temporary)) as servers:
         provider = Provider(given.provider)
         if given.soak:
             figures, goals = asyncio.run(soak.measure(Path(temporary), servers, provider, given.soak))
         else:
-            (given.out or Path(temporary)).mkdir(parents=True, exist_ok=True)
-            paths = {name: _saved(name, given.out or Path(temporary)) for name in given.models}
+            directory = given.out or Path(temporary)
+            directory.mkdir(parents=True, exist_ok=True)
+            suffix = ".onnx" if given.runtime == Runtime.ONNX else ".safetensors"
+            paths = {name: _saved(name, directory / f"{name}{suffix}") for name in given.models}
+            prepared = {"compile": given.compile, "cuda_graphs": given.graphs}
             scale = QUICK if given.quick else Scale()
             scale = msgspec.structs.replace(
                 scale, rounds=given.rounds or scale.rounds, round_s=given.seconds or scale.round_s
             )
-            figures, goals = asyncio.run(_measure(paths, servers, provider, scale))
+            figures, goals = asyncio.run(_measure(paths, prepared, servers, provider, scale))
     finish("shadow", figures, goals)
     return 0
 
 
 async def _measure(
-    paths: Mapping[str, Path], servers: Servers, provider: Provider, scale: Scale
+    paths: Mapping[str, Path],
+    prepared: Mapping[str, bool],
+    servers: Servers,
+    provider: Provider,
+    scale: Scale,
 ) -> tuple[Figures, list[Goal]]:
     figures: Figures = {}
     goals: list[Goal] = []
     for name, path in paths.items():
         sort = SORTS[name]
         size = sort.cpu_batch if provider is Provider.CPU or not device.is_there() else device.BATCH
+        buckets = {"buckets": (1, size), **prepared} if any(prepared.values()) else {}
         config = config_of(
-            {name: path}, servers, provider=provider, batch_items=size, nice=0, fetch_bytes=16_000_000
+            [sort.model(name, sort.reference(path, **buckets))],
+            servers,
+            provider=provider,
+            batch_items=size,
+            nice=0,
+            fetch_bytes=16_000_000,
         )
         with bare(config) as alone:
             async with running(config, servers) as worker:
@@ -323,8 +344,7 @@ def _servers(directory: Path) -> Iterator[Servers]:
         yield Servers(nats_url=nats.url, nats_pid=nats.pid, dsn=postgres.dsn, postgres_pid=postgres.pid)
 
 
-def _saved(name: str, directory: Path) -> Path:
-    path = directory / f"{name}.onnx"
+def _saved(name: str, path: Path) -> Path:
     if not path.exists():
         _say(f"{name}: make {SORTS[name].title}")
         SORTS[name].save(path)

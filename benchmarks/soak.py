@@ -12,14 +12,14 @@ import numpy.typing as npt
 from benchmarks.references import Sort, smallest
 from benchmarks.replays import Servers, Traffic, Worker, config_of, running, until_left
 from benchmarks.result import Goal
-from quantdrift.core.config.schema import Provider
+from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.jetstream import Queue
 
 _LOOK_S: Final = 2.0
 _WARM_SHARE: Final = 0.25
 _BURST: Final = 40
 _MODELS: Final = ("first", "second", "third")
-_SIDES: Final = (8, 12, 16, 24, 32, 48, 64, 96)
+_SIDES: Final = range(8, 97)
 _BOUND_MB: Final = 64.0
 Figures = dict[str, float | int | str | None]
 
@@ -29,7 +29,7 @@ async def measure(
 ) -> tuple[Figures, list[Goal]]:
     """Run a worker for so long, and return how its resident memory grew after the first quarter.
 
-    Three convolutional references take images of eight sizes in turn, in batches of 1 to 40; two of them fit under
+    Three convolutional references take images of 89 sizes in turn, in batches of 1 to 40; two of them fit under
     `shadow.reference_memory_bytes`, so that one after the other is closed and opened again.
 
     Parameters
@@ -44,12 +44,13 @@ async def measure(
         How long.
     """
     sort = smallest()
-    paths = {}
+    models = []
     for name in _MODELS:
-        paths[name] = directory / f"{name}.onnx"
-        sort.save(paths[name])
+        path = directory / f"{name}.onnx"
+        sort.save(path)
+        models.append(Model(name=name, references=(sort.reference(path),)))
     config = config_of(
-        paths, servers, provider=provider, nice=0, batch_delay_s=0.05, reference_memory_bytes=1 << 20
+        models, servers, provider=provider, nice=0, batch_delay_s=0.05, reference_memory_bytes=1 << 20
     )
     async with running(config, servers) as worker:
         queue = await Queue.connect(config.stream, client_name="soak")
