@@ -37,7 +37,7 @@ class Lanes(Generic[Batch]):
         self._waiting: dict[str, Batch] = {}
         self._n_in_hand = 0
         self._only: str | None = None
-        self._exclusive = asyncio.Lock()
+        self._suspecting = asyncio.Lock()
         self._changed = asyncio.Event()
 
     async def put(self, lane: str, batch: Batch) -> None:
@@ -75,15 +75,20 @@ class Lanes(Generic[Batch]):
         await self._until(lambda: not self._n_in_hand and not self._candidates())
 
     @asynccontextmanager
+    async def suspecting(self) -> AsyncIterator[None]:
+        """Let one reader at a time fetch what may have ended a worker: what others held meanwhile would end with it."""
+        async with self._suspecting:
+            yield
+
+    @asynccontextmanager
     async def alone(self, lane: str) -> AsyncIterator[None]:
-        """Hand out no batch of any other lane meanwhile, whatever budgets say: others wait."""
-        async with self._exclusive:
-            self._only = lane
-            try:
-                yield
-            finally:
-                self._only = None
-                self._note()
+        """Hand out no batch of any other lane meanwhile, whatever budgets say: others wait. Only while `suspecting`."""
+        self._only = lane
+        try:
+            yield
+        finally:
+            self._only = None
+            self._note()
 
     def _candidates(self) -> list[str]:
         return [lane for lane in self._waiting if self._only in {None, lane}]

@@ -1,8 +1,9 @@
 """The reader: takes messages from the stream and groups them into batches.
 
 A message that was delivered before may be what ended a worker. It goes alone, with nothing else in flight, in
-random order among its like, and while such messages come one is fetched at a time: whatever kills the process
-takes few others with it to its last delivery. Readers of other models may hold some such messages meanwhile.
+random order among its like. While such messages come, and at the start for as long as those of a worker that has ended
+take to come back, one is fetched at a time, by one reader of all: whatever kills the process takes no other with it to
+its last delivery. What one of several workers left may come to another in one fetch, the first time.
 """
 
 import logging
@@ -25,6 +26,8 @@ from shadow.triage import triage
 _LOG = logging.getLogger(__name__)
 _LONGEST_FETCH_S = 1.0  # how long a stop may go unseen
 _PAUSE_S = 0.5
+_CAREFUL_PAUSE_S = 0.05
+_WAITS_TO_COME_BACK = 1.5  # what was kept alive last when its worker ended comes within one `ack_wait_s`
 _NOT_REPLAYED = "not replayed"
 
 
@@ -75,25 +78,58 @@ class Reader:
         self._health = health
         self._clock = clock
         self._stop = stop
-        self._careful = True  # the one before may have ended over what comes first
+        self._careful = False
+        self._careful_until_s: float | None = None  # the worker before may have ended over what comes back
         self._batcher: Batcher[Taken] = Batcher(
             max_items=shadow.batch_items, max_bytes=shadow.fetch_bytes, delay_s=shadow.batch_delay_s
         )
 
     async def read_once(self) -> None:
         """Fetch once, and pass on the batches that are full or have waited long enough."""
-        wanted = 1 if self._careful else self._shadow.batch_items
-        wait_s = min(max(self._batcher.wait_s(self._clock.monotonic_s()), 0.01), _LONGEST_FETCH_S)
-        began_s = self._clock.monotonic_s()
         try:
-            deliveries = await self._consumer.fetch(
-                wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s
-            )
+            if await self._is_careful():
+                await self._read_one()
+            else:
+                await self._read_many()
         except RetryError as error:
             _LOG.debug("%s", error)
             await self.flush()
             await self._stop.wait(_PAUSE_S)
-            return
+
+    async def _is_careful(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._careful_until_s is None:
+            n_out = await self._consumer.unacknowledged()
+            self._careful_until_s = now_s + (_WAITS_TO_COME_BACK * self._shadow.ack_wait_s if n_out else 0.0)
+        return self._careful or now_s < self._careful_until_s
+
+    async def _read_one(self) -> None:
+        async with self._lanes.suspecting():
+            fetched = await self._fetch(1, 0.0)
+            new, again = _by_delivery(fetched)
+            self._careful = bool(again)
+            if again:
+                await self._alone(again)
+        await self._pass_on(new)
+        if not fetched:
+            await self._stop.wait(_CAREFUL_PAUSE_S)
+
+    async def _read_many(self) -> None:
+        wanted = self._shadow.batch_items
+        wait_s = min(max(self._batcher.wait_s(self._clock.monotonic_s()), 0.01), _LONGEST_FETCH_S)
+        fetched = await self._fetch(wanted, wait_s)
+        new, again = _by_delivery(fetched)
+        self._careful = bool(again)
+        await self._pass_on(new)
+        if again:
+            async with self._lanes.suspecting():
+                await self._alone(again)
+        elif len(fetched) < wanted:  # the stream is empty: nothing to wait for
+            await self.flush()
+
+    async def _fetch(self, wanted: int, wait_s: float) -> list[Taken]:
+        began_s = self._clock.monotonic_s()
+        deliveries = await self._consumer.fetch(wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
         taken = [self._taken(delivery) for delivery in deliveries]  # should this fail, they come again, alone
@@ -102,17 +138,12 @@ class Reader:
             self._meters.took(Step.DECODE, self._clock.monotonic_s() - fetched_s)
         for delivery in deliveries:
             self._holding.take(delivery)
-        for one in taken:
-            if one.delivery.n_delivered == 1:
-                await self._add(one)
-        again = [one for one in taken if one.delivery.n_delivered > 1]
-        self._careful = bool(again)
-        if again:
-            await self._alone(again)
-        elif len(deliveries) < wanted:  # the stream is empty: nothing to wait for
-            await self.flush()
-        else:
-            await self._put(self._batcher.due(self._clock.monotonic_s()))
+        return taken
+
+    async def _pass_on(self, new: list[Taken]) -> None:
+        for one in new:
+            await self._add(one)
+        await self._put(self._batcher.due(self._clock.monotonic_s()))
 
     async def flush(self) -> None:
         """Pass on everything that is waiting for its batch to fill."""
@@ -130,7 +161,7 @@ class Reader:
         await self._put(complete)
 
     async def _alone(self, again: list[Taken]) -> None:
-        """Pass messages on one by one, each when nothing else is in flight."""
+        """Pass messages on one by one, each when nothing else is in flight. Only while `suspecting`."""
         await self.flush()
         random.SystemRandom().shuffle(again)
         async with self._lanes.alone(self._lane):
@@ -156,3 +187,9 @@ class Reader:
             references=self._references,
         )
         return Taken(delivery=delivery, case=case, at_s=self._clock.monotonic_s())
+
+
+def _by_delivery(fetched: list[Taken]) -> tuple[list[Taken], list[Taken]]:
+    """Return what was delivered for the first time, and what comes again."""
+    new = [one for one in fetched if one.delivery.n_delivered == 1]
+    return new, [one for one in fetched if one.delivery.n_delivered > 1]

@@ -141,7 +141,7 @@ class Inbox:
         return inbox
 
     async def pull(self, n: int, max_bytes: int, timeout_s: float) -> list[Delivery]:
-        """Return messages until there are `n` or `max_bytes`, or `timeout_s` has passed.
+        """Return messages until there are `n` or `max_bytes`, or `timeout_s` has passed; 0: what is there at once.
 
         Messages come to the inbox whatever request they answer: what came too late for an earlier call is taken
         by the next. A status is heeded only where it answers the request of this call.
@@ -208,7 +208,8 @@ class Inbox:
     async def _ask(self, n: int, max_bytes: int, timeout_s: float) -> str:
         """Request up to `n` messages and return the subject that a status of this request comes to."""
         reply = f"{self._prefix}.{next(self._numbers)}"
-        request = {"batch": n, "expires": int(timeout_s * 1e9)}
+        request: dict[str, int | bool] = {"batch": n}
+        request |= {"expires": int(timeout_s * 1e9)} if timeout_s else {"no_wait": True}
         if max_bytes:
             request["max_bytes"] = max_bytes
         await self.client.publish(self._subject, msgspec.json.encode(request), reply=reply)

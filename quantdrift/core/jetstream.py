@@ -14,7 +14,7 @@ from typing import Literal, Self
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, StreamConfig
 
 from quantdrift.core.acknowledged import Acknowledged
 from quantdrift.core.config.schema import MIB, Stream
@@ -319,7 +319,7 @@ class Consumer:
         max_bytes
             Most bytes that the server sends at once; a single message above it comes alone.
         timeout_s
-            Longest wait, > 0. Empty when nothing came.
+            Longest wait; 0: what is there at once. Empty when nothing came.
 
         Raises
         ------
@@ -341,10 +341,24 @@ class Consumer:
         RetryError
             The server is away.
         """
+        info = await self._info()
+        return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+
+    async def unacknowledged(self) -> int:
+        """Return how many messages were delivered, to whomever, and not yet acknowledged.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        """
+        return int((await self._info()).num_ack_pending or 0)
+
+    async def _info(self) -> ConsumerInfo:
         jetstream = (await self._queue.live()).jetstream(timeout=REQUEST_S)
         async with mapped():
-            info = await jetstream.consumer_info(self._stream, self._durable)
-        return int(info.num_pending or 0) + int(info.num_ack_pending or 0)
+            info: ConsumerInfo = await jetstream.consumer_info(self._stream, self._durable)
+        return info
 
     async def bind(self) -> Inbox:
         """Make sure that the consumer exists, and return where its messages come to.

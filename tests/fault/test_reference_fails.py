@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.backlog import read_backlog
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
+from quantdrift.core.jetstream import Queue
 from tests import torch_models
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, model_of, saved
 from tests.workers import DEADLINE_S, published, work_off, worker_config
@@ -86,7 +87,7 @@ def config(nats_url: str, tmp_path: Path) -> Config:
     """Return a configuration with one model, which is well."""
     here = Reference(path=str(saved(linear_model(), tmp_path / "here.onnx")))
     model = Model(name="here", top_k=2, references=(here,))
-    return worker_config(nats_url, [model], ack_wait_s=2.0, max_deliveries=2, noise_share=0.0)
+    return worker_config(nats_url, [model], ack_wait_s=1.5, max_deliveries=2, noise_share=0.0)
 
 
 def _with(config: Config, *models: Model) -> Config:
@@ -138,7 +139,7 @@ async def test_out_of_memory_and_a_failing_provider_cost_the_exchange_that_fails
     assert sorted(any(word in detail for word in ("memory", "indices")) for detail in details) == [True, True]
 
 
-# A hang is ten times `ack_wait_s`: three times do for a test.
+# A hang is ten times `ack_wait_s`: twice does for a test.
 _WORKER = """
 import sys
 import msgspec
@@ -146,9 +147,8 @@ import shadow.worker
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process import run
-shadow.worker._WAITS_PER_REPLAY = 3.0
+shadow.worker._WAITS_PER_REPLAY = 2.0
 config = msgspec.json.decode(sys.argv[1], type=Config)
-config = msgspec.structs.replace(config, shadow=msgspec.structs.replace(config.shadow, ack_wait_s=1.0))
 sys.exit(run(lambda stop: shadow.worker.serve(config, Secrets(dsn=sys.argv[2]), stop), grace_s=10))
 """
 
@@ -165,9 +165,41 @@ async def test_a_reference_that_never_ends_costs_the_exchange_that_it_hangs_on(
         *(exchange_of(inputs_of(1, seed), model="here") for seed in range(5)),
     ]
     queue = await published(config, exchanges)
-    command = [sys.executable, "-c", _WORKER, msgspec.json.encode(config).decode(), postgres_dsn]
+    said = await _worked_off(config, queue, postgres_dsn)
+    assert ["did not end within 3 s" in log for log in said] == [True] * config.shadow.max_deliveries
+    compared, aside, _ = await _stored(postgres_dsn)
+    assert compared == {"looping": 3, "here": 5}
+    assert aside == {("", "poison"): 1}
+
+
+async def test_what_others_hold_when_a_worker_ends_again_and_again_is_not_taken_for_poison(
+    config: Config, postgres_dsn: str, tmp_path: Path
+) -> None:
+    """Everything comes again when a worker has ended, of every model: only what ends it is in its hands at each end."""
+    looping = Reference(path=str(saved(_looping(), tmp_path / "looping.onnx")))
+    config = _with(config, Model(name="looping", top_k=2, references=(looping,)))
+    n_here = 60
+    exchanges = [
+        exchange_of(np.full((1, 4), FOREVER, np.float32), inputs_of(1)[:, :3], model="looping"),
+        *(exchange_of(inputs_of(1, seed), model="looping") for seed in range(3)),
+        *(exchange_of(inputs_of(1, seed), model="here") for seed in range(n_here)),
+    ]
+    queue = await published(config, exchanges)
+    for model in ("looping", "here"):  # by a worker that ends with all of it in hand
+        consumer = await queue.consumer("exchange", ack_wait_s=config.shadow.ack_wait_s, model=model)
+        assert await consumer.fetch(n_here, max_bytes=1_000_000, timeout_s=1.0)
+    said = await _worked_off(config, queue, postgres_dsn)
+    assert ["did not end within 3 s" in log for log in said] == [True] * (config.shadow.max_deliveries - 1)
+    compared, aside, _ = await _stored(postgres_dsn)
+    assert compared == {"looping": 3, "here": n_here}
+    assert aside == {("", "poison"): 1}
+
+
+async def _worked_off(config: Config, queue: Queue, dsn: str) -> list[str]:
+    """Run worker after worker until the stream is empty; return the logs of those that ended themselves."""
+    command = [sys.executable, "-c", _WORKER, msgspec.json.encode(config).decode(), dsn]
     said: list[str] = []
-    until_s = time.monotonic() + DEADLINE_S
+    until_s = time.monotonic() + 2 * DEADLINE_S  # for several workers
     while (await read_backlog(queue)).n_messages:
         worker = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
         ended = asyncio.create_task(worker.communicate())
@@ -180,7 +212,4 @@ async def test_a_reference_that_never_ends_costs_the_exchange_that_it_hangs_on(
         if worker.returncode:
             said.append(log.decode())
     await queue.close()
-    assert ["did not end within 3 s" in log for log in said] == [True] * config.shadow.max_deliveries
-    compared, aside, _ = await _stored(postgres_dsn)
-    assert compared == {"looping": 3, "here": 5}
-    assert aside == {("", "poison"): 1}
+    return said

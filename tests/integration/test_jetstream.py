@@ -60,6 +60,23 @@ async def test_an_exchange_is_delivered_once_and_then_gone(stream: Stream, conne
     assert info.state.messages == 0
 
 
+async def test_what_is_there_is_fetched_at_once_and_counted_until_it_is_acknowledged(
+    stream: Stream, connect: Connect
+) -> None:
+    """Without a wait nothing is waited for, and another connection sees what one has in hand."""
+    queue = await connect(stream)
+    consumer = await queue.consumer("exchange", ack_wait_s=30)
+    assert await consumer.fetch(2, max_bytes=10_000, timeout_s=0) == []
+    for number in range(3):
+        await queue.publish_exchange("m", f"id-{number}", b"payload")
+    taken = await consumer.fetch(2, max_bytes=10_000, timeout_s=0)
+    other = await (await connect(stream)).consumer("exchange", ack_wait_s=30)
+    assert (len(taken), await other.unacknowledged(), await other.pending()) == (2, 2, 3)
+    for delivery in taken:
+        await delivery.ack()
+    assert (await other.unacknowledged(), await other.pending()) == (0, 1)
+
+
 async def test_the_same_id_is_stored_once(stream: Stream, connect: Connect) -> None:
     """A publish that is tried again after a lost acknowledgement doubles nothing."""
     queue = await connect(stream)

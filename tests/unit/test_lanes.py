@@ -50,7 +50,7 @@ async def test_alone_means_that_no_other_lane_is_handed_out() -> None:
     lanes = _lanes()
     await lanes.put("other", "before")
     _, before = await lanes.take()
-    async with lanes.alone("mine"):
+    async with lanes.suspecting(), lanes.alone("mine"):
         draining = asyncio.create_task(lanes.drained())
         await lanes.put("other", "after")
         lanes.done()

@@ -70,6 +70,10 @@ class _Consumer:
     def __init__(self, deliveries: Sequence[_Delivery]) -> None:
         self._deliveries = list(deliveries)
 
+    async def unacknowledged(self) -> int:
+        """Return that nobody else has anything in hand."""
+        return 0
+
     async def fetch(self, *_: Any, **__: Any) -> list[_Delivery]:
         """Return all of them."""
         return self._deliveries
