@@ -1,5 +1,8 @@
 """Several models in one shadow worker, with a real stream and a real database."""
 
+import asyncio
+import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,14 +11,16 @@ import msgspec
 import numpy as np
 import pytest
 
+from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference
+from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
+from shadow.worker import serve
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved
-from tests.workers import work_off, worker_config
+from tests.workers import DEADLINE_S, published, work_off, worker_config
 
 pytestmark = pytest.mark.integration
 
-DEADLINE_S = 60.0
 SCALES = {"flood": 1.0, "small": 2.0, "third": 3.0}
 
 
@@ -42,6 +47,10 @@ def _exchanges(model: str, n: int) -> list[Exchange]:
 async def _worked_off(config: Config, dsn: str, exchanges: Sequence[Exchange]) -> list[asyncpg.Record]:
     """Publish, run a worker until the stream is empty, and return the comparisons in the order of their batches."""
     await work_off(config, dsn, exchanges)
+    return await _compared(dsn)
+
+
+async def _compared(dsn: str) -> list[asyncpg.Record]:
     connection = await asyncpg.connect(dsn)
     try:
         return list(await connection.fetch(_COMPARISONS))
@@ -63,16 +72,27 @@ async def test_a_flood_starves_nobody(config: Config, postgres_dsn: str) -> None
 
 
 async def test_a_budget_is_for_one_model_alone(config: Config, postgres_dsn: str) -> None:
-    """A model that has used its budget up waits; what it may not take others do, and in the end all is compared."""
-    capped = next(model for model in config.models if model.name == "flood")
+    """A model that has used its budget up waits; what it may not take others do, and once it may all is compared."""
+    n_flood, n_small = 200, 200
     models = tuple(
-        msgspec.structs.replace(model, max_replay_ratio=0.001) if model is capped else model
+        msgspec.structs.replace(model, max_replay_ratio=1e-6 if model.name == "flood" else 0.0)
         for model in config.models
     )
-    exchanges = [*_exchanges("flood", 24), *_exchanges("small", 200)]
-    rows = await _worked_off(msgspec.structs.replace(config, models=models), postgres_dsn, exchanges)
-    assert len(rows) == 224
-    assert [row["model"] for row in rows][-1] == "flood"
+    queue = await published(config, [*_exchanges("flood", n_flood), *_exchanges("small", n_small)])
+    await queue.close()
+    stop, compared = Stop(), Counter[str]()
+    capped = msgspec.structs.replace(config, models=models)
+    worker = asyncio.create_task(serve(capped, Secrets(dsn=postgres_dsn), stop))
+    until_s = time.monotonic() + DEADLINE_S
+    while compared["small"] < n_small:
+        assert time.monotonic() < until_s, f"in time only {compared}"
+        await asyncio.sleep(0.05)
+        compared = Counter(row["model"] for row in await _compared(postgres_dsn))
+    stop.set()
+    assert await asyncio.wait_for(worker, DEADLINE_S) == 0
+    assert 0 < compared["flood"] < n_flood / 2
+    rows = await _worked_off(config, postgres_dsn, [])
+    assert Counter(row["model"] for row in rows) == {"flood": n_flood, "small": n_small}
 
 
 _COMPARISONS = """
