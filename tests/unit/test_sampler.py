@@ -118,11 +118,11 @@ def test_a_sticky_header_takes_its_bearer_whole_or_not_at_all() -> None:
 
 
 def test_looking_for_headers_costs_linear_time() -> None:
-    """64 KiB of spaces do not hold the loop."""
+    """64 KiB of spaces do not hold the loop: they take no second of this thread, where their square takes many."""
     of = sampler(rate=1.0, sticky_header="x-user")
-    began = time.perf_counter()
+    began = time.thread_time()
     draw(of, b"X-User:" + b" " * 65_536, b"x-user" * 10_000)
-    assert time.perf_counter() - began < 0.1
+    assert time.thread_time() - began < 1.0
 
 
 def test_strata_by_the_values_of_one_header_decide_as_if_asked_in_turn() -> None:
