@@ -11,8 +11,9 @@ import random
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
+from quantdrift.core.consumer import Consumer
+from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Consumer, Delivery
 from quantdrift.core.process import Stop
 from shadow.batcher import Batcher
 from shadow.holding import Holding, give_back

@@ -2,8 +2,9 @@
 
 import logging
 
+from quantdrift.core.consumer import Consumer
+from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import QuarantineError, RetryError
-from quantdrift.core.jetstream import Consumer, Delivery
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Tally
 from shadow.holding import acknowledge, give_back
