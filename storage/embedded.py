@@ -143,7 +143,7 @@ class PostgresServer:
         again = _PREDECESSOR if fixed else (*_PREDECESSOR, _PORT_TAKEN)
         while said := self._try_to_start(binaries, account, fixed or _free_port(), deadline_s):
             if not any(phrase in said for phrase in again) or self._clock.monotonic_s() > deadline_s:
-                raise OperatorError(f"Postgres does not start: {_last_line(said)} (log: {self._log})")
+                raise OperatorError(f"Postgres does not start: {_telling(said)} (log: {self._log})")
             threading.Event().wait(_AGAIN_S)
 
     def stop(self) -> None:
@@ -214,7 +214,7 @@ class PostgresServer:
         )
         if done.returncode:
             raise OperatorError(
-                f"cannot make a Postgres data directory under {self.directory}: {_last_line(done.stderr)}"
+                f"cannot make a Postgres data directory under {self.directory}: {_telling(done.stderr)}"
             )
 
     def _wait_for_predecessor(self, deadline_s: float) -> None:
@@ -292,7 +292,8 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _last_line(text: str) -> str:
+def _telling(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
     telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
-    return (telling or lines or ["nothing was said"])[-1]
+    # Else what initdb says last is that it cleans up: the reason stands before it.
+    return telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
