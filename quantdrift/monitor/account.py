@@ -7,6 +7,7 @@ from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE
 from storage.explained import Explanation
 
 _MOST_MOVED = 6
+_SE_TOLD = 100  # digits of a figure far below its standard error say nothing
 INPUT_SHIFT, UNSEEN, TOO_FEW = "input_shift", "unseen", "too_few"
 _REASONS = {
     (True, CHANGE.kind): "the flip rate is above its learned baseline",
@@ -264,4 +265,6 @@ def _unit(measure: Measure) -> str:
 def _amount(value: float, se: float | None, *, unit: str) -> str:
     scale = 100 if unit == " points" else 1
     error = "" if se is None else f" (standard error {scale * se:.2g})"
+    if se and abs(value) < se / _SE_TOLD:
+        value = 0.0
     return f"{scale * value:+.3g}{unit}{error}"

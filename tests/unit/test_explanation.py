@@ -263,6 +263,14 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
     assert "nat" not in slice_ + aggregate
 
 
+def test_a_part_far_below_its_error_is_told_as_none() -> None:
+    """Nobody who is woken reads -9.19e-05 as nothing."""
+    found = msgspec.structs.replace(FOUND, aggregate_mix=-9.19e-7, aggregate_mix_se=0.00084)
+    said = " ".join(sentences(found, Metric.FLIP, BUDGET.kind, TASK))
+    assert "+0 points (standard error 0.084)" in said
+    assert "e-05" not in said
+
+
 def test_what_was_not_there_before_is_told_apart() -> None:
     """As the cause of its own, or beside another one; nothing is said of it where there was no such traffic."""
     new = msgspec.structs.replace(
