@@ -23,6 +23,7 @@ from quantdrift.core.admin import Admin
 from quantdrift.core.child import Child
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop, supervise
@@ -40,6 +41,7 @@ _LOG = logging.getLogger(__name__)
 # copy it.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _LOOK_S = 1.0
+_LOOK_UP_S = 2.0
 _RELAY = "sidecar.relay.worker"
 _INTAKE = "sidecar.intake.process"
 
@@ -59,7 +61,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Raises
     ------
     OperatorError
-        A port or a file cannot be opened, or what a way in needs is not installed.
+        A port or a file cannot be opened, the backend is this sidecar itself, or what a way in needs is not installed.
     """
     if lacks := lacking(config):
         raise OperatorError("; ".join(lacks))
@@ -76,6 +78,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         if config.intake.ext_proc:
             # gRPC opens it itself, in the intake process. Whether it can be opened is better said here.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
+        await _refuse_itself(config)
         directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         handoff = stack.enter_context(
@@ -282,16 +285,52 @@ def _told(secrets: Secrets) -> dict[str, str]:
     }
 
 
+async def _refuse_itself(config: Config) -> None:
+    """Refuse a backend whose name or address turns out to be this machine's, on the port that the relay listens on.
+
+    What is written tells the rest (`quantdrift.core.config.check`). A name that cannot be looked up yet is no error.
+    """
+    sidecar = config.sidecar
+    if not sidecar.listen:
+        return
+    backend, listen = read_address(sidecar.backend), read_address(sidecar.listen)
+    if backend.port != listen.port:
+        return
+    try:
+        async with asyncio.timeout(_LOOK_UP_S):
+            found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
+    except OSError:
+        return
+    for _, _, _, _, where in found:
+        host = str(where[0])
+        if _is_own(host) and Address(host, backend.port).reaches(listen, is_own=True):
+            raise OperatorError(
+                f"sidecar.backend {backend} is this machine's own {host}, where the sidecar itself listens "
+                f"(sidecar.listen {listen}): give the address of the inference server, on another port"
+            )
+
+
+def _is_own(host: str) -> bool:
+    """Return whether an IP address is one of this machine's: the system would send from it to itself."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # of a datagram socket it sends nothing
+            return bool(probe.getsockname()[0] == host)
+    except OSError:
+        return False
+
+
 def _shown(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"{host}:{port}"
 
 
 def _listen(option: str, address: str, backlog: int) -> socket.socket:
-    host, _, port = address.rpartition(":")
+    asked = read_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            asked.host, asked.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:

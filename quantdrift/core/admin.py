@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
+from quantdrift.core.config.address import read_address
+
 
 class Admin:
     """Serves liveness, readiness and metrics.
@@ -22,9 +24,9 @@ class Admin:
     def __init__(
         self, address: str, ready: Callable[[], bool], more: Iterable[web.AbstractRouteDef] = ()
     ) -> None:
-        host, _, port = address.rpartition(":")
-        self._host = host.strip("[]")
-        self.port = int(port)
+        where = read_address(address)
+        self._host = where.host
+        self.port = where.port
         self._ready = ready
         app = web.Application()
         app.add_routes(

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
+from quantdrift.core.config.address import read_address
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
@@ -80,8 +81,8 @@ async def serve(
         clock=clock,
         gate=Gate(counters.slot(counters.n_slots - 1), clock),
     )
-    host, _, port = bounds.backend.rpartition(":")
-    relay = Relay(host.strip("[]"), int(port), phase.scope, loop)
+    backend = read_address(bounds.backend)
+    relay = Relay(backend.host, backend.port, phase.scope, loop)
     watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
     door = Door(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 

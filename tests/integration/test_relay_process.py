@@ -97,6 +97,24 @@ def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_backend_that_turns_out_to_be_the_sidecar_is_refused_at_the_start(tmp_path: Path) -> None:
+    """What a name stands for, the check of the file cannot know."""
+    path = tmp_path / "config.toml"
+    port = free_port()
+    path.write_text(
+        f'[sidecar]\nlisten = "0.0.0.0:{port}"\nbackend = "127.1:{port}"\nadmin = "127.0.0.1:{free_port()}"\n'
+    )
+    ended = subprocess.run(
+        [sys.executable, "-m", "quantdrift", "sidecar", "-c", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert f"sidecar.backend 127.1:{port} is this machine's own 127.0.0.1" in ended.stderr
+
+
 @pytest.mark.parametrize(
     ("module", "unwanted"),
     [

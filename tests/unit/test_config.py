@@ -1,13 +1,17 @@
 """The configuration: loading, overriding, refusing, explaining."""
 
+import typing
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from quantdrift.core.config import Config, Provider, Role, Stream, load, load_secrets
+from quantdrift.core.config.address import read_address
 from quantdrift.core.config.explain import explain, memory_bytes
+from quantdrift.core.config.fit import allowed, struct_in
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.task import Task
 
 pytestmark = pytest.mark.unit
 
@@ -76,7 +80,10 @@ def _told(datatype: str = "FP32", shape: str = "[-1, 4]") -> str:
         (MODEL + 'factory = "a:b"', "m.onnx: `factory` belongs to runtime `torch`, and this one's is `onnx`"),
         (MODEL + "compile = true", "`compile` belongs to runtime `torch`"),
         (MODEL + "torchscript = true", "`torchscript` belongs to runtime `torch`"),
-        (MODEL + 'runtime = "tensorrt"', "Invalid enum value 'tensorrt'"),
+        (
+            MODEL + 'runtime = "tensorrt"',
+            r'references\[0\]\.runtime = "tensorrt": it must be one of `onnx`, `torch`',
+        ),
         (MODEL + 'digest = "md5:1"', "digest"),
         (MODEL + 'factory = "not a name"', "factory"),
         (_torch("m.onnx"), "takes an exported program"),
@@ -212,6 +219,133 @@ def test_what_contradicts_itself_is_refused_in_words(tmp_path: Path, text: str, 
     """Each check names the option that must change."""
     with pytest.raises(OperatorError, match=complaint):
         load(_file(tmp_path, text), {})
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        (
+            'backend = "http://127.0.0.1:8001"',
+            'sidecar.backend is `http://127.0.0.1:8001`: it is a URL, and it must be HOST:PORT: write backend = "127.0.0.1:8001"',
+        ),
+        ('backend = "https://u:secret@model:8001/v2"', 'write backend = "model:8001"'),
+        ('listen = "8000"', 'write listen = "127.0.0.1:8000"'),
+        ('admin = ":9464"', 'the host is missing: write admin = "0.0.0.0:9464"'),
+        ('backend = "::1:8001"', 'an IPv6 address stands in brackets: write backend = "[::1]:8001"'),
+        ('backend = "127.0.0.1:99999"', "the highest port is 65535"),
+        ('backend = "127.0.0.1:x"', "the port is no number"),
+        ('backend = "127.0.0.1:"', "the port is no number"),
+        ('backend = "127.0.0.1:0"', "nobody can connect to port 0"),
+        ('backend = "a b:8001"', "the host is no name and no IP address"),
+        (f'backend = "{"x" * 70}:8001"', "no name that can be looked up"),
+        ('admin = "0.0.0.0:8000"', "give each of them a port of its own"),
+        ('[intake]\nlisten = "0.0.0.0:9464"', "give each of them a port of its own"),
+        ('[shadow]\nadmin = "9465"', "shadow.admin is `9465`"),
+        ('[monitor]\nadmin = "http://h:1"', "monitor.admin is `http://h:1`: it is a URL"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_with_the_right_form(
+    tmp_path: Path, text: str, complaint: str
+) -> None:
+    """All options that are HOST:PORT are read in one way; the line names file and option, and no password."""
+    path = _file(tmp_path, f"[sidecar]\n{text}")
+    with pytest.raises(OperatorError) as raised:
+        load(path, {})
+    assert complaint in str(raised.value)
+    assert str(path) in str(raised.value)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("listen", "backend"),
+    [
+        ("0.0.0.0:8000", "127.0.0.1:8000"),
+        ("0.0.0.0:8000", "127.0.0.2:8000"),
+        ("0.0.0.0:8000", "0.0.0.0:8000"),
+        ("0.0.0.0:8000", "localhost:8000"),
+        ("127.0.0.1:8000", "localhost:8000"),
+        ("localhost:8000", "[::1]:8000"),
+        ("[::]:8000", "127.0.0.1:8000"),
+        ("[::]:8000", "[::1]:8000"),
+        ("[::1]:8000", "[0:0::1]:8000"),
+        ("10.0.0.5:8000", "10.0.0.5:8000"),
+        ("pod:8000", "POD:8000"),
+        ("127.0.0.1:8000", "127.0.0.1:9464"),
+    ],
+)
+def test_a_sidecar_before_itself_is_refused(tmp_path: Path, listen: str, backend: str) -> None:
+    """It would pass each connection on to itself until no file is left."""
+    with pytest.raises(OperatorError, match="where the sidecar itself listens"):
+        load(_file(tmp_path, f'[sidecar]\nlisten = "{listen}"\nbackend = "{backend}"'), {})
+
+
+@pytest.mark.parametrize(
+    ("listen", "backend"),
+    [
+        ("127.0.0.1:8000", "127.0.0.2:8000"),
+        ("0.0.0.0:8000", "[::1]:8000"),
+        ("0.0.0.0:8000", "model:8000"),
+        ("0.0.0.0:8000", "10.0.0.5:8000"),
+        ("[::]:8000", "[2001:db8::1]:8000"),
+        ("127.0.0.1:0", "my_model.default.svc:8000"),
+    ],
+)
+def test_another_address_with_the_same_port_is_taken(tmp_path: Path, listen: str, backend: str) -> None:
+    """Containers that share no network often have the same port: only what is surely the sidecar is refused."""
+    config = load(_file(tmp_path, f'[sidecar]\nlisten = "{listen}"\nbackend = "{backend}"'), {})
+    assert str(read_address(config.sidecar.backend)) == backend
+
+
+def test_all_wrong_keys_and_values_are_listed_at_once(tmp_path: Path) -> None:
+    """Each line names the option, what is allowed, and where it was set if that is not the main file."""
+    (tmp_path / "models.d").mkdir()
+    part = tmp_path / "models.d" / "wine.toml"
+    part.write_text('[[models]]\nname = "wine"\ntop_k = 0\n')
+    path = _file(
+        tmp_path,
+        '[sampling]\nrate = 5\nrte = 1\ncentral = "yes"\n[telemetry]\nlog_level = "loud"\nresource = 1\n'
+        '[capture]\nheaders = "x-a"\n[[models]]\ntask = "clas"\n[intake]\nlisten = 8002\n[report]\ntitle = 1.5\n',
+    )
+    with pytest.raises(OperatorError) as raised:
+        load(path, {"QUANTDRIFT__SIDECAR__WORKERS": "99"})
+    assert str(raised.value).splitlines() == [
+        f"{path}:",
+        "  - sampling.rate = 5: it must be a number >= 0.0 and <= 1.0",
+        "  - unknown option `sampling.rte`: did you mean `rate`?",
+        '  - sampling.central = "yes": it must be true or false',
+        '  - telemetry.log_level = "loud": it must be a string, one of `debug`, `info`, `warning`, `error`',
+        "  - telemetry.resource = 1: it must be a table of names and values",
+        '  - capture.headers = "x-a": it must be a list, with a string for each entry',
+        f'  - models[0].task = "clas": it must be one of {", ".join(f"`{task}`" for task in Task)}',
+        "  - models[0]: `name` is missing",
+        f"  - models[wine].top_k = 0: it must be a whole number >= 1 and <= 100 (in {part})",
+        "  - intake.listen = 8002: it must be a string",
+        "  - report.title = 1.5: it must be a string",
+        "  - sidecar.workers = 99: it must be a whole number >= 1 and <= 32 (set by QUANTDRIFT__SIDECAR__WORKERS)",
+    ]
+
+
+def test_a_contradiction_in_the_environment_names_its_variable(tmp_path: Path) -> None:
+    """The file is not what has to be changed then."""
+    with pytest.raises(OperatorError, match=r"\(set by QUANTDRIFT__SIDECAR__BACKEND\)"):
+        load(_file(tmp_path, ""), {"QUANTDRIFT__SIDECAR__BACKEND": "http://127.0.0.1:8001"})
+
+
+def test_every_option_says_in_words_what_it_takes() -> None:
+    """No type of an option is without words."""
+    kinds: list[type[msgspec.Struct]] = [Config]
+    seen = set()
+    while kinds:
+        kind = kinds.pop()
+        if kind in seen:
+            continue
+        seen.add(kind)
+        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+            if inner := struct_in(hint):
+                kinds.append(inner)
+            else:
+                assert "another type" not in allowed(hint), f"{kind.__name__}.{name}"
+    assert len(seen) > 20
 
 
 def test_all_contradictions_are_listed_at_once(tmp_path: Path) -> None:

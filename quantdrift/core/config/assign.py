@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.check import problems
+from quantdrift.core.config.fit import misfits
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 
@@ -38,10 +39,11 @@ def assign(config: Config, assignments: Iterable[str]) -> Config:
         place, option = _place(document, key)
         try:
             place[option] = text if isinstance(place[option], str) else _value(text, place[option])
-            config = msgspec.convert(document, Config)
         except msgspec.DecodeError as error:
-            # A ValidationError is one too: its message names the value's place.
             raise OperatorError(f"`{assignment}` does not fit: {error}") from error
+        for misfit in misfits(document, Config):
+            raise OperatorError(f"`{assignment}` does not fit: {misfit.text}")
+        config = msgspec.convert(document, Config)
     if found := problems(config):
         raise OperatorError("with these options:\n" + "\n".join(f"  - {problem}" for problem in found))
     return config

@@ -1,11 +1,14 @@
 """Checks across options: what each value's own bounds cannot see."""
 
+import itertools
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator
 
 import msgspec
 
+from quantdrift.core.config.address import Address, AddressError, read_address
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MOST_STRATA, unlike
@@ -14,10 +17,14 @@ from quantdrift.core.config.vision_check import misfits
 from quantdrift.core.inclusion import MARGIN, MODEL
 from quantdrift.core.task import Task
 
+_MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
+_MOST_SHOWN = 100  # of an address that is none
+
 
 def problems(config: Config) -> list[str]:
     """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
     return [
+        *_addresses(config),
         *_sidecar(config),
         *_sampling(config),
         *_header_strata(config),
@@ -27,19 +34,49 @@ def problems(config: Config) -> list[str]:
     ]
 
 
+def _addresses(config: Config) -> Iterator[str]:
+    sidecar = config.sidecar
+    written = {
+        "sidecar.listen": sidecar.listen,
+        "sidecar.backend": sidecar.backend,
+        "sidecar.admin": sidecar.admin,
+        "intake.listen": config.intake.listen,
+        "intake.ext_proc": config.intake.ext_proc,
+        "shadow.admin": config.shadow.admin,
+        "monitor.admin": config.monitor.admin,
+    }
+    found: dict[str, Address] = {}
+    for option, text in written.items():
+        if not text and option in _MAY_BE_EMPTY:
+            continue
+        try:
+            found[option] = read_address(text)
+        except AddressError as error:
+            shown = re.sub(r"//[^@/]*@", "//", text)[:_MOST_SHOWN]
+            name = option.rpartition(".")[2]
+            instead = f': write {name} = "{error.instead}"' if error.instead else ""
+            yield f"{option} is `{shown}`: {error}{instead}"
+    backend = found.pop("sidecar.backend", None)
+    own = [option for option in found if option.startswith(("sidecar.", "intake."))]
+    if backend is not None and sidecar.listen:
+        if not backend.port:
+            yield f"sidecar.backend is `{backend}`: nobody can connect to port 0"
+        yield from (
+            f"sidecar.backend is `{backend}`, where the sidecar itself listens ({option} is `{found[option]}`): "
+            "give the address of the inference server, on another port"
+            for option in own
+            if backend.reaches(found[option])
+        )
+    for option, other in itertools.combinations(own, 2):
+        if found[option].reaches(found[other]) or found[other].reaches(found[option]):
+            yield (
+                f"{option} is `{found[option]}` and {other} is `{found[other]}`: give each of them a port of its own"
+            )
+
+
 def _sidecar(config: Config) -> Iterator[str]:
     sidecar = config.sidecar
     intake = config.intake
-    addresses = {f"sidecar.{name}": getattr(sidecar, name) for name in ("backend", "admin")}
-    optional = {
-        "sidecar.listen": sidecar.listen,
-        "intake.listen": intake.listen,
-        "intake.ext_proc": intake.ext_proc,
-    }
-    for name, address in (addresses | {name: one for name, one in optional.items() if one}).items():
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or int(port) > 65535:
-            yield f"{name} must be HOST:PORT"
     if not sidecar.listen and not (intake.listen or intake.ext_proc or intake.tap):
         yield "sidecar.listen is empty and [intake] names no way in: nothing could be captured"
     if sidecar.drain_delay_s >= sidecar.grace_s:

@@ -1,9 +1,9 @@
 """Load the configuration: file, then environment, then checks; secrets apart and per role."""
 
-import difflib
 import os
+import re
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.check import problems
+from quantdrift.core.config.fit import Key, misfits, struct_in
 from quantdrift.core.config.parts import read_parts
 from quantdrift.core.config.schema import Config
 from quantdrift.core.config.strata import with_strata
@@ -53,19 +54,45 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Config:
     Raises
     ------
     OperatorError
-        The file cannot be read, a key is unknown (the nearest known name is given), a value is of the wrong type
-        or out of bounds, or options contradict each other. All contradictions are listed at once.
+        The file cannot be read, keys are unknown (the nearest known name is given), values are of the wrong type or
+        out of bounds; or else, options contradict each other. All of one kind are listed at once, with the environment
+        variable or the part that each comes from where that is not the main file.
     """
-    document = read_parts(path)
-    _override(document, os.environ if environment is None else environment)
-    _refuse_unknown(document, Config, "")
+    parts = read_parts(path)
+    document = parts.document
+    overridden = _override(document, os.environ if environment is None else environment)
+
+    def origin(keys: tuple[Key, ...]) -> str:
+        variable = next((name for name, option in overridden.items() if keys[: len(option)] == option), "")
+        if variable:
+            return f" (set by {variable})"
+        part = parts.origins.get(keys[:2])
+        return f" (in {part})" if part else ""
+
+    found = [f"{misfit.text}{origin(misfit.keys)}" for misfit in misfits(document, Config)]
+    if found:
+        raise _refused(path, found)
     try:
         config = msgspec.convert(document, Config)
-    except msgspec.ValidationError as error:
+    except msgspec.ValidationError as error:  # pragma: no cover - what no single value shows
         raise OperatorError(f"{path}: {error}") from error
-    if found := problems(config):
-        raise OperatorError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in found))
+    if found := [f"{problem}{_variables(problem, overridden)}" for problem in problems(config)]:
+        raise _refused(path, found)
     return with_strata(_resolve(config, path.resolve().parent))
+
+
+def _refused(path: Path, found: Iterable[str]) -> OperatorError:
+    return OperatorError(f"{path}:\n" + "\n".join(f"  - {problem}" for problem in found))
+
+
+def _variables(problem: str, overridden: Mapping[str, tuple[Key, ...]]) -> str:
+    """Return which variables of the environment set the options that a problem names."""
+    named = [
+        name
+        for name, option in overridden.items()
+        if re.search(rf"\b{re.escape('.'.join(map(str, option)))}\b", problem)
+    ]
+    return f" (set by {', '.join(named)})" if named else ""
 
 
 def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | None = None) -> Secrets:
@@ -114,36 +141,17 @@ def _read(file: str) -> str:
         raise OperatorError(f"the secret file {file} cannot be read: {error.strerror}") from error
 
 
-def _struct(kind: Any) -> type[msgspec.Struct] | None:
-    """Return the struct inside `kind`, looking through Annotated and tuple, or None."""
-    while typing.get_origin(kind) is typing.Annotated or typing.get_origin(kind) is tuple:
-        kind = typing.get_args(kind)[0]
-    return kind if isinstance(kind, type) and issubclass(kind, msgspec.Struct) else None
-
-
-def _refuse_unknown(document: Any, kind: type[msgspec.Struct], where: str) -> None:
-    if not isinstance(document, dict):
-        return  # a wrong type: the conversion names it better
-    hints = typing.get_type_hints(kind, include_extras=True)
-    for key, value in document.items():
-        if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1, cutoff=0.5)
-            hint = f"did you mean `{near[0]}`?" if near else f"known are: {', '.join(sorted(hints))}"
-            raise OperatorError(f"unknown option `{where}{key}`: {hint}")
-        if inner := _struct(hints[key]):
-            entries = value if isinstance(value, list) else [value]
-            for entry in entries:
-                _refuse_unknown(entry, inner, f"{where}{key}.")
-
-
-def _override(document: dict[str, Any], env: Mapping[str, str]) -> None:
+def _override(document: dict[str, Any], env: Mapping[str, str]) -> dict[str, tuple[Key, ...]]:
+    """Set what the environment sets; return the options by the names of their variables."""
+    found: dict[str, tuple[Key, ...]] = {}
     for name, text in env.items():
         if not name.startswith(PREFIX):
             continue
         *parents, option = name.removeprefix(PREFIX).lower().split("__")
+        found[name] = (*parents, option)
         table, kind = document, Config
         for parent in parents:
-            inner = _struct(typing.get_type_hints(kind, include_extras=True).get(parent))
+            inner = struct_in(typing.get_type_hints(kind, include_extras=True).get(parent))
             if inner is None:
                 raise OperatorError(f"{name} names no section `{parent}`")
             table, kind = table.setdefault(parent, {}), typing.cast("type[Config]", inner)
@@ -157,6 +165,7 @@ def _override(document: dict[str, Any], env: Mapping[str, str]) -> None:
             table[option] = msgspec.json.decode(text)
         except msgspec.DecodeError as error:
             raise OperatorError(f"{name} is not JSON: {error}") from error
+    return found
 
 
 def _resolve(config: Config, base: Path) -> Config:

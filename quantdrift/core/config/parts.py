@@ -6,7 +6,7 @@ go; everything that belongs to the whole installation stands in the main file.
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from quantdrift.core.errors import OperatorError
 
@@ -17,7 +17,22 @@ _FILES = ("path", "token_file", "canaries")
 Signature = tuple[tuple[str, int, int, int], ...]
 
 
-def read_parts(path: Path) -> dict[str, Any]:
+class Parts(NamedTuple):
+    """What the files hold together.
+
+    Parameters
+    ----------
+    document
+        The main file's document with the lists of the parts appended.
+    origins
+        The part that an entry of a list comes from, by the list's name and the entry's number.
+    """
+
+    document: dict[str, Any]
+    origins: dict[tuple[str | int, ...], Path]
+
+
+def read_parts(path: Path) -> Parts:
     """Return the document of the main file with the lists of the parts appended, in the order of their names.
 
     Files of references and rechecks in a part are relative to that part's directory.
@@ -28,6 +43,7 @@ def read_parts(path: Path) -> dict[str, Any]:
         A file cannot be read, or a part holds anything else.
     """
     document = _read(path)
+    origins: dict[tuple[str | int, ...], Path] = {}
     for part in _parts(path):
         found = _read(part)
         if other := sorted(set(found) - set(_LISTS)):
@@ -35,8 +51,11 @@ def read_parts(path: Path) -> dict[str, Any]:
                 f"{part}: a file in {DIRECTORY} holds [[models]] and [[slices]] alone, not `{other[0]}`"
             )
         for name in _LISTS:
-            _extend(document, name, found.get(name, []), part)
-    return document
+            more = found.get(name, [])
+            _extend(document, name, more, part)
+            whole = len(document.get(name, ()))
+            origins |= {(name, index): part for index in range(whole - len(more), whole)}
+    return Parts(document, origins)
 
 
 def signature(path: Path) -> Signature:

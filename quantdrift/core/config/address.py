@@ -1,0 +1,152 @@
+"""A place on the network as an option names it: HOST:PORT, read in one way by every part that listens or connects."""
+
+import ipaddress
+import re
+
+import msgspec
+
+_MOST_PORT = 65_535
+_LOCALHOST = frozenset({"127.0.0.1", "::1"})
+_HOST = re.compile(r"[^\s/?#@,:\[\]`'\"\\]+")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_CREDENTIALS = re.compile(r"[^@/]*@")
+_PORT = re.compile(r"[0-9]{1,9}")
+
+
+class Address(msgspec.Struct, frozen=True):
+    """A host and a port.
+
+    Parameters
+    ----------
+    host
+        A name or an IP address, of IPv6 without its brackets.
+    port
+        From 0 to 65535; 0 lets the system choose one to listen on.
+    """
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether the host is this machine by its very name: no look-up is needed to connect to it."""
+        return all(_ip(host).is_loopback for host in self._reached)
+
+    def reaches(self, listener: "Address", *, is_own: bool = False) -> bool:
+        """Return whether to connect to this address is to connect to what listens on `listener`.
+
+        Told by what is written alone: a name other than `localhost`, or an address of this machine on the network, may
+        reach a listener on all interfaces all the same.
+
+        Parameters
+        ----------
+        listener
+            Where something listens on this machine.
+        is_own
+            This host is known to be an address of this machine.
+        """
+        if self.port != listener.port or not self.port:
+            return False
+        if self.host.lower() == listener.host.lower():
+            return True
+        bound = _LOCALHOST if listener.host.lower() == "localhost" else {listener.host}
+        return any(_takes(one, host, is_own=is_own) for host in self._reached for one in bound)
+
+    @property
+    def _reached(self) -> frozenset[str]:
+        """The addresses of this machine that a client of this one comes to, or the host as it is."""
+        if self.host.lower() == "localhost":
+            return _LOCALHOST
+        wild = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what a client makes of them
+        return frozenset({wild.get(self.host, self.host)})
+
+
+class AddressError(ValueError):
+    """A text that names no address.
+
+    Parameters
+    ----------
+    why
+        What is wrong with it.
+    form
+        The text that was meant, perhaps. It is told only if it is an address.
+    """
+
+    def __init__(self, why: str, form: str = "") -> None:
+        super().__init__(why)
+        self.instead = form if form and _is_one(form) else ""
+
+
+class _Name:
+    """A host that is no IP address."""
+
+    is_loopback = False
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | _Name:
+    try:
+        return ipaddress.ip_address(host)
+    except ValueError:
+        return _Name()
+
+
+def _takes(bound: str, host: str, *, is_own: bool) -> bool:
+    """Return whether a listener bound to one address takes connections to a host."""
+    one, other = _ip(bound), _ip(host)
+    if isinstance(one, _Name) or isinstance(other, _Name):
+        return False
+    if one.is_unspecified:  # :: takes IPv4 too
+        return (is_own or other.is_loopback) and (one.version == 6 or other.version == 4)
+    return one == other
+
+
+def read_address(text: str) -> Address:
+    """Return the address that `text` names.
+
+    Raises
+    ------
+    AddressError
+        It names none. The message says what is wrong with it, and the right form is beside it where that can be told.
+    """
+    scheme = _SCHEME.match(text)
+    if scheme:
+        rest = _CREDENTIALS.sub("", text[scheme.end() :], count=1)
+        raise AddressError("it is a URL, and it must be HOST:PORT", re.split(r"[/?#]", rest)[0])
+    host, colon, port = text.rpartition(":")
+    if not colon:
+        raise AddressError("it must be HOST:PORT", f"127.0.0.1:{text}" if text.isdecimal() else "")
+    if not host:
+        raise AddressError("it must be HOST:PORT, and the host is missing", f"0.0.0.0:{port}")
+    if not _PORT.fullmatch(port):
+        raise AddressError("it must be HOST:PORT, and the port is no number")
+    if int(port) > _MOST_PORT:
+        raise AddressError(f"it must be HOST:PORT, and the highest port is {_MOST_PORT}")
+    return Address(_host(host, port), int(port))
+
+
+def _host(host: str, port: str) -> str:
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if isinstance(_ip(bare.partition("%")[0]), ipaddress.IPv6Address):
+        if bare == host:
+            raise AddressError(
+                "it must be HOST:PORT, and an IPv6 address stands in brackets", f"[{host}]:{port}"
+            )
+        return bare
+    if bare != host or not _HOST.fullmatch(host):
+        raise AddressError("it must be HOST:PORT, and the host is no name and no IP address")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise AddressError("it must be HOST:PORT, and the host is no name that can be looked up") from error
+    return host
+
+
+def _is_one(form: str) -> bool:
+    try:
+        read_address(form)
+    except AddressError:
+        return False
+    return True
