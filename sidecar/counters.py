@@ -45,6 +45,9 @@ class Gauge(IntEnum):
         23  # capture: share of what is drawn that is not to be held, in billionths: exchanges cap
     )
     REFUSED_BY_BYTES = 24  # the same, for the bytes cap
+    BACKEND_REACHED = 25  # connections for which the backend was reached
+    BACKEND_ERROR = 26  # why the last one was not that could not be: see `sidecar.symptoms.cause`
+    UNKNOWN_POSTS = 27  # requests by POST that are no inference and not quantdrift's own
 
 
 class Row(NamedTuple):
@@ -126,6 +129,10 @@ class Counters:
         """Return the sum of `gauge` over all slots."""
         return sum(self.slot(index).gauge(gauge) for index in range(self.n_slots))
 
+    def total(self, count: Count, n_rows: int) -> int:
+        """Return the sum of a count over all slots and the first rows."""
+        return sum(self._column(slot, count, n_rows) for slot in range(self.n_slots))
+
     def drawn(self, n_rows: int) -> tuple[int, int]:
         """Return how many requests were ever taken, and how many of them the relay and intake processes refused by a cap.
 
@@ -135,7 +142,7 @@ class Counters:
             Of the table that are in use.
         """
         own = self.n_slots - 1
-        taken = sum(self._column(slot, Count.TAKEN, n_rows) for slot in range(self.n_slots))
+        taken = self.total(Count.TAKEN, n_rows)
         caps = _LOSS_INDEX[Loss.RATE_CAP], _LOSS_INDEX[Loss.BYTE_CAP]
         refused = sum(self._column(slot, cap, n_rows) for slot in range(own) for cap in caps)
         return taken, refused

@@ -22,12 +22,27 @@ _PATHS = {
     Protocol.OPENAI_COMPLETIONS: r"(?:/openai)?/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: r"(?:/openai)?/v1/embeddings",
 }
+_SHOWN = {
+    Protocol.OIP_REST: "/v2/models/NAME/infer",
+    Protocol.OIP_GRPC: "gRPC ModelInfer",
+    Protocol.OIP_GRPC_STREAM: "gRPC ModelStreamInfer",
+    Protocol.KSERVE_V1: "/v1/models/NAME:predict",
+    Protocol.TORCHSERVE: "/predictions/NAME",
+    Protocol.OPENAI_CHAT: "/v1/chat/completions",
+    Protocol.OPENAI_COMPLETIONS: "/v1/completions",
+    Protocol.OPENAI_EMBEDDINGS: "/v1/embeddings",
+}
 # TorchServe takes any method, and its own examples send files with PUT.
 _BY_PUT = frozenset({Protocol.TORCHSERVE})
 _NAMED = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
 
 
 _MODEL = re.compile(rb"/(?:v1/models/([^/:]+)|(?:v2/models|predictions)/([^/]+))")
+
+
+def known_requests(protocols: Iterable[Protocol]) -> list[str]:
+    """Return for people which requests are inference in these protocols."""
+    return [_SHOWN[protocol] for protocol in protocols]
 
 
 def model_in(path: bytes) -> str:

@@ -35,6 +35,7 @@ from sidecar.intake.extra import lacking
 from sidecar.reload import Watch, follow
 from sidecar.settled import Settled, settle
 from sidecar.switch import Switch
+from sidecar.symptoms import Symptoms
 
 _LOG = logging.getLogger(__name__)
 # By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
@@ -115,6 +116,7 @@ class _Supervisor:
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
         observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
+        self._symptoms = Symptoms(self._counters, lambda: self._settled, SystemClock())
         self._switch = Switch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
         environment = {**_ALLOCATION, **os.environ, **_told(secrets)}
@@ -175,7 +177,7 @@ class _Supervisor:
             _LOG.info("taking taps in at %s", self._config.intake.tap)
         if self._config.intake.ext_proc:
             _LOG.info("taking Envoy's external processing in at %s", self._config.intake.ext_proc)
-        watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop))
+        watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop), self._diagnose(stop))
         try:
             await stop.wait()
             await self._end(workers, capture)
@@ -187,6 +189,13 @@ class _Supervisor:
             await admin.stop()
             self._telemetry.close()
         return 0
+
+    async def _diagnose(self, stop: Stop) -> None:
+        async def look() -> None:
+            await stop.wait(_LOOK_S)
+            self._symptoms.look()
+
+        await supervise("looking for symptoms", look, stop)
 
     async def _watch(self, watch: Watch | None, stop: Stop) -> None:
         if watch is None:

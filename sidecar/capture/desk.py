@@ -1,7 +1,7 @@
 """Where raw exchanges end: each is published, thinned or lost, and counted in any case."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
@@ -10,13 +10,14 @@ from sidecar.capture.follower import Follower
 from sidecar.capture.publisher import Publisher
 from sidecar.capture.reception import Reception
 from sidecar.capture.recorder import Origin, Recorder
+from sidecar.capture.strangers import Strangers
 from sidecar.capture.thinning import keeps_all
 from sidecar.counters import Count, Counters, Row, Slot
 from sidecar.directives import Directives
 from sidecar.handoff import RawMeta
 from sidecar.notice import Notice
 from sidecar.pauses import Paused
-from sidecar.protocols.lost import LostError
+from sidecar.protocols.lost import LostError, UnknownModelError
 from sidecar.settled import Settlement
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +36,8 @@ class Desk:
         Counts.
     rows
         What the rows of the table of counts are for.
+    on_unknown
+        Called with the name of a model that is not configured.
 
     Attributes
     ----------
@@ -42,7 +45,15 @@ class Desk:
         What is let go of; it counts as thinned.
     """
 
-    def __init__(self, recorder: Recorder, publisher: Publisher, slot: Slot, rows: Sequence[Row]) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        publisher: Publisher,
+        slot: Slot,
+        rows: Sequence[Row],
+        on_unknown: Callable[[str], object] | None = None,
+    ) -> None:
+        self._on_unknown = on_unknown or (lambda _: None)
         self._publisher = publisher
         self._slot = slot
         self._n_errors = 0
@@ -81,6 +92,8 @@ class Desk:
         except LostError as error:
             _LOG.debug("exchange %s is lost: %s", meta.id, error)
             loss = error.loss
+            if isinstance(error, UnknownModelError):
+                self._on_unknown(error.model)
         except Exception:  # noqa: BLE001 - an observer: one bad exchange must not end it
             self._note_error(meta)
             loss = Loss.CAPTURE_ERROR
@@ -159,7 +172,8 @@ class Office:
         self.publisher = Publisher(config, slot, clock)
         self.follower = Follower(config, self._directives, notice, slot, clock)
         recorder = Recorder(settled, origin, self._directives)
-        self._desk = Desk(recorder, self.publisher, slot, settled.rows)
+        self._strangers = Strangers(clock)
+        self._desk = Desk(recorder, self.publisher, slot, settled.rows, self._strangers.saw)
         self.reception = Reception(config.sidecar, self._handle)
         self._epoch = ""
 
@@ -173,6 +187,10 @@ class Office:
         is_paused = self._desk.paused.everything or bool(self._desk.paused.models)
         drawn, refused = self._counters.drawn(len(self._settlement.settled.rows))
         self.publisher.caps.tell(drawn, refused, keeps_all=not is_paused and keeps_all(policy))
+
+    def warn(self) -> None:
+        """Say which models were seen that are not configured. Called about once a second."""
+        self._strangers.tell([model.name for model in self._settlement.settled.config.models])
 
     def look(self) -> None:
         """Go over to another configuration, if another one holds. Called about once a second."""

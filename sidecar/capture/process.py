@@ -98,6 +98,7 @@ async def serve(
         await stop.wait(_TICK_S)
         office.pause(pauses.look())
         office.look()
+        office.warn()
         follower.tick()
 
     async def tell() -> None:

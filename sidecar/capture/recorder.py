@@ -18,7 +18,7 @@ from sidecar.handoff import RawMeta
 from sidecar.protocols import DECODERS
 from sidecar.protocols.adapters import load_adapter
 from sidecar.protocols.decoder import Wire
-from sidecar.protocols.lost import LostError
+from sidecar.protocols.lost import LostError, UnknownModelError
 from sidecar.protocols.message import Head, parse_head, read_body
 from sidecar.routes import Route, Routes
 from sidecar.settled import Settled
@@ -200,7 +200,7 @@ class Recorder:
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
         if model is None:
-            raise LostError(Loss.UNKNOWN_MODEL, "no such model in the configuration")
+            raise UnknownModelError(name)
         return model
 
     def _policy_of(self, epoch: str) -> Policy:

@@ -88,7 +88,7 @@ class Entrance:
         ours = any(name.lower() == MARK for name in headers)
         path = None if ours else scope.routes.find(asked, where)
         if path is None:
-            scope.slot.note(Gauge.IGNORED)
+            scope.ignore(is_unknown=asked == b"POST" and not ours)
             return None
         head = request_head(asked, where, _raw(headers), version)
         draw = scope.sampler.draw(asked, path, head, 0, len(head))

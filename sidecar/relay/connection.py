@@ -17,10 +17,12 @@ from sidecar.relay.holding import Holder, Scope
 from sidecar.relay.opening import Opening
 from sidecar.relay.side import Side, ignore, skip
 from sidecar.relay.waiting import Waiting
+from sidecar.symptoms import cause
 
 _LOG = logging.getLogger(__name__)
 
 CONNECT_S = 10.0
+SLOW_S = 1.0
 RETRY_S = 0.05
 LINGER_S = 60.0
 QUIET_S = 1.0
@@ -340,14 +342,22 @@ class Connection:
         self.client.end()
 
     async def _connect(self) -> None:
-        relay = self._relay
+        slot = self._relay.scope.slot
         try:
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(CONNECT_S) as limit:
                 await self._reach_backend()
         except OSError as error:
-            relay.scope.slot.note(Gauge.BACKEND_FAILED)
-            _LOG.debug("the backend cannot be reached: %s", error)
+            slot.note(Gauge.BACKEND_FAILED)
+            slot.set(Gauge.BACKEND_ERROR, cause(error))
             self.abort()
+        except asyncio.CancelledError:
+            ends_s = limit.when()
+            if ends_s is not None and ends_s - self._relay.loop.time() < CONNECT_S - SLOW_S:
+                slot.note(Gauge.BACKEND_FAILED)  # the client gave up first
+                slot.set(Gauge.BACKEND_ERROR, errno.ETIMEDOUT)
+            raise
+        else:
+            slot.note(Gauge.BACKEND_REACHED)
 
     async def _reach_backend(self) -> None:
         relay = self._relay

@@ -133,11 +133,23 @@ class Scope:
         try:
             return self._places[key]
         except KeyError:
-            path = None if _is_marked(head.wanted) else self.routes.find(head.method, head.target)
+            path = None if is_marked(head.wanted) else self.routes.find(head.method, head.target)
             place = None if path is None else self.sampler.place(head.method, path, data, start, stop)
             if len(head.target) + sum(map(len, head.wanted)) <= _PLACE_BYTES:
                 remember(self._places, key, place)
             return place
+
+    def ignore(self, *, is_unknown: bool) -> None:
+        """Count a request that is no inference, or quantdrift's own.
+
+        Parameters
+        ----------
+        is_unknown
+            It may have been meant to be inference: it brings a body, and is neither quantdrift's own nor a probe.
+        """
+        self.slot.note(Gauge.IGNORED)
+        if is_unknown:
+            self.slot.note(Gauge.UNKNOWN_POSTS)
 
     def refuses(self, stratum: int) -> bool:
         """Return whether the gate refuses a request of a stratum that was drawn: it is counted then, and not taken in."""
@@ -318,6 +330,6 @@ class Holder(ABC):
         self._release(held)
 
 
-def _is_marked(wanted: Sequence[bytes]) -> bool:
+def is_marked(wanted: Sequence[bytes]) -> bool:
     """Return whether one of the lines that were looked for is the mark of what is not captured."""
     return any(line.partition(b":")[0].lower() == _MARK for line in wanted)

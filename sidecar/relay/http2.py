@@ -8,7 +8,7 @@ import re
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.composed import field_lines, request_head
-from sidecar.counters import Count, Gauge
+from sidecar.counters import Count
 from sidecar.relay.blocks import Block, Blocks, text
 from sidecar.relay.frames import PREFACE, Frames
 from sidecar.relay.heads import FramingError
@@ -22,6 +22,7 @@ _STREAM_BYTES = 200
 _HEAD_BYTES = 1024  # longest head that is remembered
 _VERSION = b"HTTP/2"
 _MARK = MARK.encode()
+_PROBES = re.compile(rb"/grpc\.|/inference\.GRPCInferenceService/(?:Server|ModelReady|ModelMetadata)")
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
 # They speak of an HTTP/1.1 connection. Who writes them here all the same must not have a body read by them.
 _OF_CONNECTION = frozenset(
@@ -37,7 +38,7 @@ _RESPONSE = 2
 class _Asked:
     """What a request's header block says."""
 
-    __slots__ = ("_block", "_head", "_method", "_target", "generation", "place")
+    __slots__ = ("_block", "_head", "_method", "_target", "generation", "is_unknown", "place")
 
     def __init__(self, block: Block, scope: Scope) -> None:
         method = target = b""
@@ -64,6 +65,9 @@ class _Asked:
         passed = _MARK in headers or _NO_TARGET.search(target)
         path = None if passed else scope.routes.find(method, target)
         self.place = None if path is None else scope.sampler.locate(method, path, headers)
+        self.is_unknown = (
+            path is None and method == b"POST" and _MARK not in headers and not _PROBES.match(target)
+        )
 
     @property
     def head(self) -> bytes:
@@ -188,7 +192,7 @@ class Http2Observer(Holder):
             asked = block.digest = _Asked(block, self._scope)
         slot = self._scope.slot
         if asked.place is None:
-            slot.note(Gauge.IGNORED)
+            self._scope.ignore(is_unknown=asked.is_unknown)
         else:
             slot.add(asked.place.stratum, Count.OFFERED)
             draw = self._scope.sampler.take(asked.place)

@@ -11,7 +11,7 @@ from quantdrift.core.records import Loss
 from sidecar.counters import Count, Gauge
 from sidecar.relay.framing import TUNNEL, Delimiter
 from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
-from sidecar.relay.holding import Held, Holder, Scope
+from sidecar.relay.holding import Held, Holder, Scope, is_marked
 from sidecar.relay.lines import Habit
 from sidecar.relay.sampler import Place
 
@@ -138,7 +138,7 @@ class Observer(Holder):
         place = self._place
         draw = None
         if place is None:
-            scope.slot.note(Gauge.IGNORED)
+            scope.ignore(is_unknown=head.method == b"POST" and not is_marked(head.wanted))
         else:
             scope.slot.add(place.stratum, Count.OFFERED)
             draw = scope.sampler.take(place)

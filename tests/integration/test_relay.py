@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import hashlib
 import random
 import socket
@@ -51,7 +52,7 @@ async def test_a_connection_is_kept_alive() -> None:
         await end(writer)
         await at.quiet()
     assert bench.pairs == turns
-    assert bench.slot.gauge(Gauge.CONNECTIONS) == 1
+    assert bench.slot.gauge(Gauge.CONNECTIONS) == bench.slot.gauge(Gauge.BACKEND_REACHED) == 1
     assert bench.slot.gauge(Gauge.FORWARDED_BYTES) == sum(len(a) + len(b) for a, b in turns)
 
 
@@ -420,6 +421,49 @@ async def test_without_a_backend_the_client_is_told_at_once() -> None:
         await end(writer)
         await at.quiet()
     assert bench.slot.gauge(Gauge.BACKEND_FAILED) == 1
+    assert bench.slot.gauge(Gauge.BACKEND_ERROR) == errno.ECONNREFUSED
+    assert bench.slot.gauge(Gauge.BACKEND_REACHED) == 0
+
+
+@on_both_loops
+async def test_a_backend_whose_name_is_unknown_is_told_apart() -> None:
+    """The worker notes why, for whoever writes the log."""
+    bench = Bench()
+    async with rig(bench, 1) as at:
+        at.relay.host = "no-such-host.invalid"
+        reader, writer = await at.client()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        await end(writer)
+        await at.quiet()
+    assert bench.slot.gauge(Gauge.BACKEND_FAILED) == 1
+    assert bench.slot.gauge(Gauge.BACKEND_ERROR) < 0
+
+
+@on_both_loops
+async def test_a_client_that_gives_up_before_the_backend_has_accepted_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A backend that hangs would not be seen where clients wait for less time than the relay does."""
+    monkeypatch.setattr("sidecar.relay.connection.SLOW_S", -1.0)
+    bench = Bench()
+    with socket.socket() as full, contextlib.ExitStack() as waiting:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(4):  # the queue is full: the system answers no further client
+            one = waiting.enter_context(socket.socket())
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        async with rig(bench, full.getsockname()[1]) as at:
+            _, writer = await at.client()
+            await until(lambda: bench.slot.gauge(Gauge.OPEN) == 1)
+            writer.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
+            writer.transport.abort()
+            await at.quiet()
+            await until(lambda: bench.slot.gauge(Gauge.BACKEND_FAILED) == 1)
+    assert bench.slot.gauge(Gauge.BACKEND_ERROR) == errno.ETIMEDOUT
 
 
 @on_both_loops

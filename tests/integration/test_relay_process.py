@@ -80,6 +80,73 @@ def test_without_its_backend_a_sidecar_is_ready(tmp_path: Path) -> None:
         assert running.count("quantdrift_sidecar_backend_failures_total") == 1
 
 
+class Log:
+    """What the processes of a sidecar have written so far."""
+
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
+        self._lines: list[str] = []
+
+    def lines(self, text: str) -> list[str]:
+        """Return the lines that hold `text`."""
+        self._lines += self._capfd.readouterr().err.splitlines()
+        return [line for line in self._lines if text in line]
+
+    def wait(self, text: str) -> None:
+        """Wait for a line that holds `text`."""
+        wait(lambda: bool(self.lines(text)), f"a line with {text!r}")
+
+
+@pytest.fixture
+def log(capfd: pytest.CaptureFixture[str]) -> Log:
+    """Return what sidecars write during this test."""
+    return Log(capfd)
+
+
+def test_a_backend_that_is_away_is_said_in_the_log_and_when_it_is_back(tmp_path: Path, log: Log) -> None:
+    """By name, with the option, once for all clients; an empty reply alone tells nobody anything."""
+    port = free_port()
+    with sidecar(tmp_path, port, SIDECAR__WORKERS=2) as running:
+        for _ in range(20):
+            with contextlib.suppress(ConnectionResetError):
+                assert running.talk(post(b"x")) == b""
+        log.wait(f"the backend 127.0.0.1:{port} (sidecar.backend) did not accept")
+        assert running.count("quantdrift_sidecar_backend_failures_total") == 20
+        with socket.create_server(("127.0.0.1", port)):
+
+            def is_back() -> bool:
+                running.connect().close()
+                return bool(log.lines("accepts connections again"))
+
+            wait(is_back, "the backend is back")
+    assert len(log.lines("did not accept")) == 1
+    assert "refused" in log.lines("did not accept")[0]
+
+
+def test_a_misspelt_model_is_said_in_the_log(tmp_path: Path, backend: Backend, log: Log) -> None:
+    """With the name that was seen, how often, and the one that was meant."""
+    with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS='[{"name": "wines"}]') as running:
+        for _ in range(3):
+            assert running.talk(post(b"{}", b"/v2/models/wine/infer")) == answer(b"to {}")
+        log.wait("(did you mean `wines`?)")
+        assert "no such model is configured: saw model `wine` " in log.lines("did you mean")[0]
+        wait(
+            lambda: running.count("quantdrift_sidecar_lost_total", reason="unknown_model") == 3,
+            "all are counted",
+        )
+
+
+def test_traffic_in_which_nothing_is_a_prediction_is_said_in_the_log(
+    tmp_path: Path, backend: Backend, log: Log
+) -> None:
+    """With the requests that would be one."""
+    with sidecar(tmp_path, backend.port) as running:
+        for _ in range(10):
+            assert running.talk(post(b"{}", b"/predict")) == answer(b"to {}")
+        log.wait("nothing is sampled: 10 POST requests have passed, and none is a prediction")
+    assert "/v2/models/NAME/infer" in log.lines("nothing is sampled")[0]
+
+
 def test_a_port_that_is_taken_is_said_so(tmp_path: Path) -> None:
     """The operator is told which option to change, with exit code 2 and without a traceback."""
     path = tmp_path / "config.toml"

@@ -166,6 +166,24 @@ def test_inference_is_told_by_method_and_path(path: str, method: str, offered: i
     assert bench.slot.gauge(Gauge.IGNORED) == 1 - offered
 
 
+@pytest.mark.parametrize(
+    ("path", "n_unknown"),
+    [
+        ("/my.Predictor/Predict", 1),
+        ("/grpc.health.v1.Health/Check", 0),
+        ("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", 0),
+        ("/inference.GRPCInferenceService/ServerReady", 0),
+        ("/inference.GRPCInferenceService/ModelMetadata", 0),
+        ("/inference.GRPCInferenceService/ModelInfer", 0),
+    ],
+)
+def test_a_call_that_may_have_been_meant_as_inference_is_counted_apart(path: str, n_unknown: int) -> None:
+    """Every call of gRPC is a POST: those that ask for health and metadata are none of it."""
+    bench, ends = Bench(), Ends()
+    follow(bench, (">", headers(1, ends.request(path=path), ends=True)), ("<", answered(ends, 1)))
+    assert bench.slot.gauge(Gauge.UNKNOWN_POSTS) == n_unknown
+
+
 def test_what_is_not_sampled_is_counted_and_not_held() -> None:
     """Its headers are followed all the same: the state of the next ones depends on them."""
     strata = (HeaderStratum(name="a", rate=1.0, headers={"x-a": "b"}),)
