@@ -1,6 +1,7 @@
 """`quantdrift config`."""
 
 import os
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,12 +9,15 @@ import click
 import msgspec
 
 from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.terminal import explained
 
 if TYPE_CHECKING:
     from shadow.runtime import Artefact
+
+_CONNECT_S = 1.0
 
 
 @click.group("config")
@@ -34,7 +38,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     """Say whether the configuration is sound and what it would do.
 
     Exit code 2 if it is not: every contradiction is listed at once. Adapters of your own are imported, which runs
-    their code.
+    their code. A backend on this machine is connected to, and a note says if nothing is there.
 
     \b
     Example:
@@ -58,6 +62,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         if not Path(path).exists()
     ]
     missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
+    missing += _unanswered(config)
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:
         found = [
@@ -72,6 +77,19 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         emit(explanation)
     else:
         click.echo(explained(explanation, config_path))
+
+
+def _unanswered(config: Config) -> list[str]:
+    """Return a note where nothing listens at the backend, if that is on this machine: no other is looked up or asked."""
+    backend = read_address(config.sidecar.backend)
+    if not config.sidecar.listen or not backend.is_loopback:
+        return []
+    try:
+        socket.create_connection((backend.host, backend.port), timeout=_CONNECT_S).close()
+    except OSError:
+        note = f"nothing accepts connections at {backend} on this machine now (sidecar.backend)"
+        return [f"{note}: until a server does, clients of the sidecar are disconnected"]
+    return []
 
 
 def _said(artefact: "Artefact") -> str:

@@ -426,21 +426,6 @@ async def test_without_a_backend_the_client_is_told_at_once() -> None:
 
 
 @on_both_loops
-async def test_a_backend_whose_name_is_unknown_is_told_apart() -> None:
-    """The worker notes why, for whoever writes the log."""
-    bench = Bench()
-    async with rig(bench, 1) as at:
-        at.relay.host = "no-such-host.invalid"
-        reader, writer = await at.client()
-        with contextlib.suppress(ConnectionError):
-            assert await reader.read() == b""
-        await end(writer)
-        await at.quiet()
-    assert bench.slot.gauge(Gauge.BACKEND_FAILED) == 1
-    assert bench.slot.gauge(Gauge.BACKEND_ERROR) < 0
-
-
-@on_both_loops
 async def test_a_client_that_gives_up_before_the_backend_has_accepted_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

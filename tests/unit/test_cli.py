@@ -1,6 +1,7 @@
 """The command line, as far as no server is needed."""
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -81,6 +82,21 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     record = json.loads(_run("config", "check", "--config", str(path), "--json").output)
     assert record["models"][0]["slices"] == ["all"]
     assert record["memory_bytes"] > 2**28
+
+
+def test_config_check_notes_that_nothing_listens_at_the_backend(tmp_path: Path) -> None:
+    """It may come later, so it is no error; another machine is not asked."""
+    path = tmp_path / "config.toml"
+    note = "nothing accepts connections at localhost:{} on this machine now (sidecar.backend)"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        path.write_text(f'[sidecar]\nlisten = "127.0.0.1:0"\nbackend = "localhost:{port}"')
+        assert "nothing accepts" not in _run("config", "check", "--config", str(path)).output
+    text = _run("config", "check", "--config", str(path))
+    assert text.exit_code == 0
+    assert note.format(port) in text.output
+    path.write_text('[sidecar]\nbackend = "no-such-host.invalid:8001"')
+    assert "nothing accepts" not in _run("config", "check", "--config", str(path)).output
 
 
 def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
