@@ -6,6 +6,9 @@ from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from quantdrift.core.config.address import read_address
+from quantdrift.core.http_port import LIMITS, HttpPort, Limits
+
+_BODY_BYTES = 4096  # no route has content that is read
 
 
 class Admin:
@@ -19,16 +22,23 @@ class Admin:
         Says whether the process does its work; asked at each request.
     more
         What else is served there.
+    limits
+        What callers may hold: whoever reaches the port may be anybody.
     """
 
     def __init__(
-        self, address: str, ready: Callable[[], bool], more: Iterable[web.AbstractRouteDef] = ()
+        self,
+        address: str,
+        ready: Callable[[], bool],
+        more: Iterable[web.AbstractRouteDef] = (),
+        *,
+        limits: Limits = LIMITS,
     ) -> None:
         where = read_address(address)
         self._host = where.host
         self.port = where.port
         self._ready = ready
-        app = web.Application()
+        app = web.Application(client_max_size=_BODY_BYTES)
         app.add_routes(
             [
                 web.get("/livez", self._livez),
@@ -37,18 +47,15 @@ class Admin:
                 *more,
             ]
         )
-        self._runner = web.AppRunner(app, access_log=None)
+        self._http = HttpPort(app, limits)
 
     async def start(self) -> None:
         """Open the port."""
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
-        await site.start()
-        self.port = self._runner.addresses[0][1]
+        self.port = await self._http.open((self._host, self.port))
 
     async def stop(self) -> None:
         """Close the port."""
-        await self._runner.cleanup()
+        await self._http.close()
 
     async def _livez(self, _: web.Request) -> web.Response:
         return web.Response(text="ok\n")

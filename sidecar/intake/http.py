@@ -17,6 +17,7 @@ from aiohttp.typedefs import Handler
 from aiohttp.web import RequestPayloadError
 
 from quantdrift.core.config import Config
+from quantdrift.core.http_port import HttpPort, Limits
 from quantdrift.core.process import Stop, supervise
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.events import METADATA_BYTES
@@ -28,6 +29,8 @@ _JSON = "application/json"
 _TICK_S = 1.0
 _READ_S = 60.0  # a batch has come by then, or its sender is stuck
 _END_S = 1.0  # at the end: whoever has not sent its body by then has lost it
+# A logger sends the client's headers as one field.
+_LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
 _CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
 
 
@@ -61,21 +64,17 @@ class HttpWay:
                 web.get("/openapi.json", self._openapi),
             ]
         )
-        # A logger sends the client's headers as one field.
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=_END_S, max_field_size=METADATA_BYTES
-        )
+        self._port = HttpPort(app, _LIMITS, shutdown_timeout=_END_S)
 
     async def __aenter__(self) -> Self:
-        await self._runner.setup()
-        await web.SockSite(self._runner, self._listener).start()
+        await self._port.open(self._listener)
         self._ticking = asyncio.create_task(supervise("the pairs' tick", self._tick, self._ended))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self._runner.cleanup()
+        await self._port.close()
         self._ended.set()
         if self._ticking is not None:
             await self._ticking
