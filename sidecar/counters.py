@@ -8,7 +8,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Sequence
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
 from quantdrift.core.directive import Refusal
@@ -48,6 +48,17 @@ class Gauge(IntEnum):
     BACKEND_REACHED = 25  # connections for which the backend was reached
     BACKEND_ERROR = 26  # why the last one was not that could not be: see `sidecar.symptoms.cause`
     UNKNOWN_POSTS = 27  # requests by POST that are no inference and not quantdrift's own
+    NO_TOKEN = 28  # intake: calls that were turned away, by reason
+    WRONG_TOKEN = 29
+    WAY_OFF = 30
+
+
+class Denial(StrEnum):
+    """Why the intake turned a caller away."""
+
+    NO_TOKEN = "no_token"  # noqa: S105 - a reason
+    WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason
+    OFF = "off"  # the caller has the token, and the configuration does not have this way in
 
 
 class Row(NamedTuple):
@@ -73,7 +84,7 @@ class Count(IntEnum):
 _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
 _PER_STRATUM = len(Count) + len(_LOSSES)
-_N_GAUGES = 32  # room to grow
+_N_GAUGES = 48  # room to grow
 MOST_ROWS = (
     4096  # of strata and models that a sidecar may have had in its life; what is not used takes no memory
 )
@@ -84,6 +95,12 @@ REFUSED = {
     Refusal.EARLY: Gauge.POLICY_EARLY,
     Refusal.STRATA: Gauge.POLICY_STRATA,
     Refusal.RATES: Gauge.POLICY_RATES,
+}
+
+DENIED = {
+    Denial.NO_TOKEN: Gauge.NO_TOKEN,
+    Denial.WRONG_TOKEN: Gauge.WRONG_TOKEN,
+    Denial.OFF: Gauge.WAY_OFF,
 }
 
 

@@ -7,7 +7,7 @@ from quantdrift.core import telemetry as t
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
-from sidecar.counters import REFUSED, Counters, Gauge
+from sidecar.counters import DENIED, REFUSED, Counters, Gauge
 from sidecar.settled import Settled
 
 _TOTALS = {
@@ -57,6 +57,10 @@ def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Se
     telemetry.observe(
         t.POLICY_REFUSED,
         lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in REFUSED.items()],
+    )
+    telemetry.observe(
+        t.INTAKE_REFUSED,
+        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in DENIED.items()],
     )
     telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
     telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))

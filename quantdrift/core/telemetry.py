@@ -57,6 +57,12 @@ IGNORED = Instrument(
 EARLY = Instrument(
     "quantdrift.sidecar.early", _OC, "{request}", "Calls of taps before they knew any rates: not taken in."
 )
+INTAKE_REFUSED = Instrument(
+    "quantdrift.sidecar.intake.refused",
+    _OC,
+    "{call}",
+    "Calls of the intake that are refused, by reason: no_token, wrong_token, or off for a way in that is not on.",
+)
 CONNECTIONS = Instrument("quantdrift.sidecar.connections", _OC, "{connection}", "Connections accepted.")
 OPEN_CONNECTIONS = Instrument(
     "quantdrift.sidecar.open_connections", _OG, "{connection}", "Connections open now."

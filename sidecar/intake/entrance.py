@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
 from sidecar.composed import request_head, response_head
-from sidecar.counters import Count, Gauge
+from sidecar.counters import DENIED, Count, Denial, Gauge
 from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths, parse
 from sidecar.relay.holding import Scope
 from sidecar.relay.sampler import Draw
@@ -208,6 +208,10 @@ class Entrance:
     def ignore(self) -> None:
         """Count a message that is no inference."""
         self._scope.slot.note(Gauge.IGNORED)
+
+    def deny(self, why: Denial) -> None:
+        """Count a call that was refused before anything was made of it."""
+        self._scope.slot.note(DENIED[why])
 
     def hold(self, n_bytes: int) -> None:
         """Account for `n_bytes` more of what waits to be complete, or fewer where it is negative."""

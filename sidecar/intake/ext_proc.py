@@ -1,6 +1,6 @@
 """Envoy's external processing in observability mode: a gRPC server that is told exchanges and answers nothing.
 
-Envoy slows traffic down where its stream to the processor backs up, so every message is read at once, whatever becomes
+Where the intake has a token, a stream must have it in its initial metadata. Envoy slows traffic down where its stream to the processor backs up, so every message is read at once, whatever becomes
 of it. It needs grpcio, which a base install does not have.
 """
 
@@ -13,6 +13,7 @@ import grpc.aio
 from quantdrift.core.config import Config
 from quantdrift.core.errors import OperatorError
 from sidecar.drain import Deadlines
+from sidecar.intake.callers import Callers
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.ext_proc_stream import Room, Stream
 from sidecar.settled import Settled
@@ -32,6 +33,8 @@ class ExtProc:
     ----------
     config
         Of the sidecar.
+    token
+        That a stream must give; empty: none need, as the port is at a loopback address.
     entrance
         Where exchanges go.
 
@@ -41,9 +44,10 @@ class ExtProc:
         On entering: its port cannot be opened.
     """
 
-    def __init__(self, config: Config, entrance: Entrance) -> None:
+    def __init__(self, config: Config, token: str, entrance: Entrance) -> None:
         self._address = config.intake.ext_proc
         self._entrance = entrance
+        self._callers = Callers(token, entrance) if token else None
         self._room = Room(config, entrance)
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
@@ -83,7 +87,13 @@ class ExtProc:
         """Go over to another bound; the longest message stays."""
         self._room.reconfigure(settled.config)
 
-    async def _process(self, messages: AsyncIterator[bytes], _: object) -> None:
+    async def _process(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        if self._callers is not None:
+            given = dict(context.invocation_metadata() or ()).get("authorization", "")
+            if not self._callers.has_token("the Envoy external processor", str(given)):
+                return  # no error: Envoy would fail requests with it where the filter does not fail open
         stream = Stream(self._entrance, self._room)
         try:
             async for data in messages:

@@ -1,11 +1,11 @@
 """The HTTP ways in: the capture intake and the KServe logger's sink on one port, served by aiohttp.
 
-Every answer says whether the message was understood, never what became of the exchange: sampling, losses and the
+Both ask for the intake's token before they read any content. KServe's logger can be given a URL and nothing else, so
+its token may be in the path. Every answer says whether the message was understood, never what became of the exchange: sampling, losses and the
 stream are nobody's business who serves models.
 """
 
 import asyncio
-import hmac
 import socket
 from importlib.resources import files
 from types import TracebackType
@@ -19,6 +19,8 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.config import Config
 from quantdrift.core.http_port import HttpPort, Limits
 from quantdrift.core.process import Stop, supervise
+from sidecar.counters import Denial
+from sidecar.intake.callers import Callers
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.events import METADATA_BYTES
 from sidecar.intake.exchanges import Batch, BatchError, read_batch
@@ -31,18 +33,19 @@ _READ_S = 60.0  # a batch has come by then, or its sender is stuck
 _END_S = 1.0  # at the end: whoever has not sent its body by then has lost it
 # A logger sends the client's headers as one field.
 _LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
+_NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - says how
 _CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
 
 
 class HttpWay:
-    """Serves `POST /v1/exchanges` and `POST /` while it is entered.
+    """Serves `POST /v1/exchanges`, and `POST /` and `POST /kserve/TOKEN` for the logger, while it is entered.
 
     Parameters
     ----------
     config
         Of the sidecar.
     token
-        Bearer token that the intake asks for; empty: nobody is let in.
+        That callers must give; empty: nobody is let in.
     entrance
         Where exchanges go.
     listener
@@ -50,7 +53,8 @@ class HttpWay:
     """
 
     def __init__(self, config: Config, token: str, entrance: Entrance, listener: socket.socket) -> None:
-        self._token = token.encode()
+        self._callers = Callers(token, entrance)
+        self._has_logger = config.intake.kserve_logger
         self._entrance = entrance
         self._listener = listener
         self._logger = Logger(config, entrance)
@@ -59,7 +63,8 @@ class HttpWay:
         app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
         app.add_routes(
             [
-                web.post("/", self._logger.handle),
+                web.post("/", self._event),
+                web.post("/kserve/{token}", self._event_by_path),
                 web.post("/v1/exchanges", self._exchanges),
                 web.get("/openapi.json", self._openapi),
             ]
@@ -88,9 +93,26 @@ class HttpWay:
         await self._ended.wait(_TICK_S)
         self._logger.tick()
 
+    async def _event(self, request: web.Request) -> web.Response:
+        if not self._has_token(request, "POST /"):
+            return _told(_NO_TOKEN, 401)
+        if not self._has_logger:
+            self._callers.refuse("POST /", Denial.OFF)
+            raise web.HTTPNotFound
+        return await self._logger.handle(request)
+
+    async def _event_by_path(self, request: web.Request) -> web.Response:
+        way = "POST /kserve/"
+        if not self._callers.is_token(way, request.match_info["token"]):
+            raise web.HTTPNotFound
+        if not self._has_logger:
+            self._callers.refuse(way, Denial.OFF)
+            raise web.HTTPNotFound
+        return await self._logger.handle(request)
+
     async def _exchanges(self, request: web.Request) -> web.Response:
-        if not self._is_known(request):
-            return _told("give the intake's token: Authorization: Bearer TOKEN", 401)
+        if not self._has_token(request, "POST /v1/exchanges"):
+            return _told(_NO_TOKEN, 401)
         if request.content_type != _JSON:
             return _told("a batch is application/json", 415)
         if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
@@ -125,10 +147,8 @@ class HttpWay:
         text = (files("sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
         return web.Response(text=text, content_type=_JSON)
 
-    def _is_known(self, request: web.Request) -> bool:
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        known = hmac.compare_digest(given.strip().encode(errors="replace"), self._token)
-        return scheme.lower() == "bearer" and bool(self._token) and known
+    def _has_token(self, request: web.Request, way: str) -> bool:
+        return self._callers.has_token(way, request.headers.get("Authorization", ""))
 
 
 @web.middleware

@@ -59,4 +59,4 @@ def ways(
     if config.intake.ext_proc:
         from sidecar.intake.ext_proc import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
-        yield ExtProc(config, entrance)
+        yield ExtProc(config, secrets.intake_token, entrance)

@@ -281,15 +281,20 @@ def test_the_sidecar_of_a_kserve_pod_is_the_same() -> None:
     assert list(logged.roles()) == []
 
 
-def test_the_logger_sends_both_halves_to_the_intake() -> None:
-    """To the Service and the port that the central manifests make, and one client's events to one pod."""
+def test_the_logger_sends_both_halves_to_the_intake(tmp_path: Path) -> None:
+    """To the Service and the port that the central manifests make, with a token; one client's events go to one pod."""
     (logged,) = [one for one in render(DEPLOY / "kserve") if one["metadata"]["name"] == "digits-logged"]
     logger = logged["spec"]["predictor"]["logger"]
     (service,) = [one for one in render(DEPLOY / "central") if one["kind"] == "Service"]
     name = f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc"
-    assert logger["url"] == f"http://{name}:{service['spec']['ports'][0]['port']}/"
+    assert logger["url"] == f"http://{name}:{service['spec']['ports'][0]['port']}/kserve/TOKEN"
     assert logger["mode"] == "all"
     assert service["spec"]["sessionAffinity"] == "ClientIP"
+    (intake,) = [pod for pod in pods("central") if pod.owner["metadata"]["name"] == "quantdrift-intake"]
+    ((_, container),) = intake.roles()
+    config = configured(intake, container, tmp_path)
+    assert config.intake.kserve_logger
+    assert config.intake.token_file
 
 
 def test_server_and_sidecar_meet_at_the_taps_socket(tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def told(made: Pod, *exchanges: Sequence[bytes]) -> list[grpc.StatusCode]:
     return talk(made, each)
 
 
-async def tell(channel: grpc.aio.Channel, messages: Sequence[bytes]) -> grpc.StatusCode:
+async def tell(channel: grpc.aio.Channel, messages: Sequence[bytes], **metadata: str) -> grpc.StatusCode:
     """Tell one exchange on a stream of its own until the other end closes it; return how it did."""
-    call = channel.stream_stream(METHOD)()
+    call = channel.stream_stream(METHOD)(metadata=tuple(metadata.items()))
     with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):  # closed before everything was told
         for message in messages:
             await call.write(message)
@@ -226,6 +226,29 @@ def test_an_exchange_under_way_may_end_after_sigterm(tmp_path: Path, nats_url: s
         assert talk(made, late) is grpc.StatusCode.OK
         assert made.running.process.wait(DEADLINE_S) == 0
         assert len(made.stored(1)) == 1
+
+
+def test_a_stream_without_the_token_is_refused(tmp_path: Path, nats_url: str) -> None:
+    """Where the intake has one: it is counted, and nothing of it is read; a stream that has it is taken.
+
+    It ends without an error, with which an Envoy that does not fail open would fail the request.
+    """
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    with pod(tmp_path, nats_url, INTAKE__TOKEN_FILE=token) as made:
+
+        async def each(channel: grpc.aio.Channel) -> None:
+            whole = exchange(headers=FAINT)
+            for text in ("t0ken", "Bearer t0ke", "Bearer "):
+                await tell(channel, whole, authorization=text)
+            assert await tell(channel, []) is grpc.StatusCode.OK
+            assert await tell(channel, whole, authorization="Bearer t0ken") is grpc.StatusCode.OK
+
+        talk(made, each)
+        wait(lambda: made.count("published") == 1, "the one that has it is published")
+        assert made.count("offered") == made.count("taken") == 1
+        assert made.count("intake_refused", reason="no_token") == 3
+        assert made.count("intake_refused", reason="wrong_token") == 1
 
 
 def test_a_port_that_another_has_is_said_at_once(tmp_path: Path) -> None:

@@ -52,8 +52,10 @@ class Intake:
 
         return asyncio.run(post())
 
-    def log(self, half: str, identifier: str, body: Any, **attributes: Any) -> int:
-        """Send an event as the KServe logger does; return the answer's status."""
+    def log(
+        self, half: str, identifier: str, body: Any, *, by: str = f"/kserve/{TOKEN}", **attributes: Any
+    ) -> int:
+        """Send an event as the KServe logger does, to the path that it was given; return the answer's status."""
         event = CloudEvent(
             {
                 "type": f"org.kubeflow.serving.inference.{half}",
@@ -73,7 +75,9 @@ class Intake:
         async def post() -> int:
             async with (
                 aiohttp.ClientSession() as session,
-                session.post(self.url, data=io.BytesIO(message.body), headers=message.headers) as response,
+                session.post(
+                    self.url + by, data=io.BytesIO(message.body), headers=message.headers
+                ) as response,
             ):
                 return response.status
 
@@ -112,6 +116,7 @@ def intake(tmp_path_factory: pytest.TempPathFactory, nats_url: str) -> Iterator[
         STREAM__NAME=stream.name,
         INTAKE__LISTEN=f"127.0.0.1:{port}",
         INTAKE__TOKEN_FILE=str(directory / "token"),
+        INTAKE__KSERVE_LOGGER="true",
         INTAKE__PAIR_WINDOW_S=2,
         CAPTURE__HEADERS='["x-scanner"]',
         SAMPLING__RATE=1.0,
@@ -225,6 +230,51 @@ def test_the_kserve_logger_is_understood(intake: Intake) -> None:
     assert binary.attributes == {"header.x-scanner": "old"}
     assert binary.inputs[0].data == binary.outputs[0].data == values.tobytes()
     assert binary.model == "digits"
+
+
+def forge(intake: Intake, by: str) -> list[int]:
+    """Send both halves of twelve exchanges; return the statuses."""
+    return [
+        intake.log(half, f"forged-{number}", body, by=by)
+        for number in range(12)
+        for half, body in (("request", REQUEST), ("response", RESPONSE))
+    ]
+
+
+def test_events_of_whoever_has_no_token_reach_nothing(intake: Intake) -> None:
+    """Twelve exchanges are refused and counted; the same twelve arrive with the token in the path."""
+    names = ("ignored", "offered", "taken", "published")
+    before, seen = {name: intake.count(name) for name in names}, len(intake.stored())
+    refused = {why: intake.count("intake_refused", reason=why) for why in ("no_token", "wrong_token")}
+    assert forge(intake, "/") == [401] * 24
+    assert forge(intake, "/kserve/other") == [404] * 24
+    assert {why: intake.count("intake_refused", reason=why) - n for why, n in refused.items()} == {
+        "no_token": 24,
+        "wrong_token": 24,
+    }
+    assert {name: intake.count(name) for name in names} == before
+    assert len(intake.stored()) == seen
+    assert forge(intake, f"/kserve/{TOKEN}") == [200] * 24
+    wait(lambda: intake.count("published") == before["published"] + 12, "all are in the stream")
+    assert len(intake.stored()) == seen + 12
+
+
+def test_an_intake_takes_no_events_unless_it_is_told_to(tmp_path: Path, nats_url: str) -> None:
+    """An address for programs opens nothing for loggers."""
+    stream, port = Stream(url=nats_url, name=f"t-{secrets.token_hex(6)}"), free_port()
+    with sidecar(
+        tmp_path,
+        0,
+        SIDECAR__LISTEN="",
+        STREAM__URL=nats_url,
+        STREAM__NAME=stream.name,
+        INTAKE__LISTEN=f"127.0.0.1:{port}",
+        SAMPLING__RATE=1.0,
+        MODELS='[{"name": "digits"}]',
+    ) as running:
+        intake = Intake(running, port, stream)
+        assert forge(intake, "/") == [401] * 24
+        assert intake.count("offered") == intake.count("ignored") == 0
 
 
 def test_what_the_logger_leaves_alone_is_counted(intake: Intake) -> None:

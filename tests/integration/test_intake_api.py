@@ -78,6 +78,7 @@ def intake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Intake]:
             SIDECAR__BACKEND="127.0.0.1:1",
             SIDECAR__MAX_EXCHANGE_BYTES=1 << 20,
             INTAKE__LISTEN=f"127.0.0.1:{port}",
+            INTAKE__KSERVE_LOGGER="true",
             INTAKE__TAP=str(tap),
             SAMPLING__RATE=1.0,
             MODELS='[{"name": "digits"}]',

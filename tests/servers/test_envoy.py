@@ -4,6 +4,7 @@ import contextlib
 import gzip
 import http.client
 import json
+import re
 import signal
 import urllib.request
 from collections.abc import Iterator
@@ -242,6 +243,30 @@ def test_an_envoy_that_waits_for_answers_is_not_held_up(backend: Backend, told: 
         assert running.ask(ASKED, **FAINT) == (200, ANSWERED)
         assert running.told("message_timeouts") == 0
     wait(lambda: told.lost("framing") == before + 1, "it is counted")
+
+
+@pytest.mark.parametrize("fails_open", [True, False])
+def test_a_token_is_sent_and_asked_for(
+    backend: Backend, nats_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails_open: bool
+) -> None:
+    """By the page's few lines; with a wrong token requests pass, and are told to nobody."""
+    page = (DEPLOYED.parent / "docs" / "how-to" / "envoy.md").read_text(encoding="utf-8")
+    (written,) = re.findall(r"^```yaml\n(grpc_service:.*?)^```", page, re.DOTALL | re.MULTILINE)
+    configuration = deployed()
+    filter_of(configuration).update(yaml.safe_load(written), failure_mode_allow=fails_open)
+    token = tmp_path / "token"
+    token.write_text("t0ken")
+    with pod(tmp_path, nats_url, INTAKE__TOKEN_FILE=token) as asking:
+        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "t0ken")
+        with envoy(tmp_path / "knows", configuration, backend.port, asking.port) as running:
+            asking.begin(lambda: running.ask(ASKED, **FAINT))
+        offered = asking.count("offered")
+        monkeypatch.setenv("QUANTDRIFT_INTAKE_TOKEN", "other")
+        with envoy(tmp_path / "guesses", configuration, backend.port, asking.port) as running:
+            assert running.ask(ASKED, **FAINT) == (200, ANSWERED)
+            wait(lambda: asking.count("intake_refused", reason="wrong_token") == 1, "it is counted")
+            assert running.ask(ASKED, **FAINT) == (200, ANSWERED)
+        assert asking.count("offered") == offered
 
 
 def test_istio_is_told_to_do_the_same(backend: Backend, told: Pod, tmp_path: Path) -> None:

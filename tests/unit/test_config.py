@@ -1,5 +1,6 @@
 """The configuration: loading, overriding, refusing, explaining."""
 
+import re
 import typing
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from quantdrift.core.config import Config, Provider, Role, Stream, load, load_se
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.explain import explain, memory_bytes
 from quantdrift.core.config.fit import allowed, struct_in
+from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
 
@@ -496,3 +498,42 @@ def test_where_a_reference_is_names_file_or_model(tmp_path: Path) -> None:
         {str(tmp_path / "m.onnx")},
         {"http://t:1/fp32"},
     ]
+
+
+@pytest.mark.parametrize(
+    ("intake", "named"),
+    [
+        (Intake(listen="127.0.0.1:9001", kserve_logger=True), "intake.kserve_logger"),
+        (Intake(ext_proc="0.0.0.0:9002"), "intake.ext_proc at 0.0.0.0:9002"),
+        (Intake(ext_proc="[::]:9002"), "intake.ext_proc at [::]:9002"),
+        (Intake(ext_proc="pod.local:9002"), "intake.ext_proc at pod.local:9002"),
+    ],
+)
+def test_a_way_in_that_strangers_reach_needs_a_token(tmp_path: Path, intake: Intake, named: str) -> None:
+    """From the environment or a file, whose end of line is none of it; an empty file gives none."""
+    config = Config(intake=intake)
+    with pytest.raises(OperatorError, match=re.escape(named)) as refused:
+        load_secrets(config, Role.SIDECAR, {})
+    assert "set QUANTDRIFT_INTAKE_TOKEN or intake.token_file" in str(refused.value)
+    assert load_secrets(config, Role.SIDECAR, {"QUANTDRIFT_INTAKE_TOKEN": "t"}).intake_token == "t"
+    file = tmp_path / "token"
+    told = msgspec.structs.replace(config, intake=msgspec.structs.replace(intake, token_file=str(file)))
+    file.write_text("t\n")
+    assert load_secrets(told, Role.SIDECAR, {}).intake_token == "t"
+    file.write_text("\n")
+    with pytest.raises(OperatorError, match=re.escape(named)):
+        load_secrets(told, Role.SIDECAR, {})
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9002", "127.1.2.3:9002", "[::1]:9002", "localhost:9002"])
+def test_envoy_needs_no_token_within_a_pod(address: str) -> None:
+    """Nobody else reaches a loopback address."""
+    assert load_secrets(Config(intake=Intake(ext_proc=address)), Role.SIDECAR, {}).intake_token == ""
+
+
+def test_a_loggers_sink_needs_an_address(tmp_path: Path) -> None:
+    """The check says so."""
+    path = tmp_path / "config.toml"
+    path.write_text("[intake]\nkserve_logger = true\n")
+    with pytest.raises(OperatorError, match=r"intake\.listen names no address"):
+        load(path, {})

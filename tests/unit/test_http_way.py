@@ -1,6 +1,7 @@
 """The HTTP ways in, told by peers that send much, little, or nothing at all."""
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,7 +12,7 @@ import pytest
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Intake
-from sidecar.counters import Counters, Gauge, Slot
+from sidecar.counters import DENIED, Counters, Gauge, Slot
 from sidecar.intake import http, logger
 from sidecar.intake.entrance import Entrance
 from sidecar.intake.http import HttpWay
@@ -27,6 +28,7 @@ EVENT = {
     "Ce-Inferenceservicename": "digits",
     "Ce-Id": "1",
     "Content-Type": "application/json",
+    "Authorization": "Bearer t0ken",
 }
 
 
@@ -52,9 +54,10 @@ class Server:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[Server]:
+async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
     """Serve on a free port."""
-    config = msgspec.structs.replace(Config(), intake=Intake(max_pending_bytes=LIMIT))
+    intake = Intake(max_pending_bytes=LIMIT, kserve_logger=kserve_logger)
+    config = msgspec.structs.replace(Config(), intake=intake)
     slot = Counters.create(1, 4).slot(0)
     scope = Scope(
         config.sidecar,
@@ -84,7 +87,7 @@ async def test_a_body_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPat
     """Whoever sends a head and then nothing holds nothing for ever."""
     monkeypatch.setattr(logger, "_QUIET_S", 0.1)
     monkeypatch.setattr(http, "_READ_S", 0.1)
-    async with serving() as server, server.asking(10, target, Authorization="Bearer t0ken") as (reader, _):
+    async with serving() as server, server.asking(10, target) as (reader, _):
         assert await status(reader) == 400
 
 
@@ -122,3 +125,52 @@ async def test_a_client_with_long_headers_is_told_of() -> None:
     async with serving() as server, server.asking(2, **{"Ce-Metadata": metadata}) as (reader, writer):
         writer.write(b"{}")
         assert await status(reader) == 200
+
+
+@pytest.mark.parametrize("target", ["/", "/kserve/t0ken"])
+async def test_the_loggers_sink_is_off_unless_it_is_named(target: str) -> None:
+    """Whoever has the token finds nothing there, and the count says why."""
+    async with serving(kserve_logger=False) as server, server.asking(2, target) as (reader, writer):
+        writer.write(b"{}")
+        assert await status(reader) == 404
+        assert (server.slot.gauge(Gauge.WAY_OFF), server.slot.gauge(Gauge.IGNORED)) == (1, 0)
+
+
+@pytest.mark.parametrize("is_on", [True, False])
+@pytest.mark.parametrize(
+    ("target", "authorization", "expected", "counted"),
+    [
+        ("/", "", 401, Gauge.NO_TOKEN),
+        ("/", "Basic t0ken", 401, Gauge.NO_TOKEN),
+        ("/", "Bearer other", 401, Gauge.WRONG_TOKEN),
+        ("/v1/exchanges", "", 401, Gauge.NO_TOKEN),
+        ("/v1/exchanges", "Bearer t0ke", 401, Gauge.WRONG_TOKEN),
+        ("/kserve/other", "", 404, Gauge.WRONG_TOKEN),
+        ("/kserve/other", "Bearer t0ken", 404, Gauge.WRONG_TOKEN),
+    ],
+)
+async def test_a_caller_without_the_token_learns_nothing(
+    target: str, authorization: str, expected: int, counted: Gauge, *, is_on: bool
+) -> None:
+    """The answer is the same whether the sink is on, and the content is not waited for: none of it was sent here."""
+    asked = {"Authorization": authorization}
+    async with serving(kserve_logger=is_on) as server, server.asking(10**9, target, **asked) as (reader, _):
+        assert await status(reader) == expected
+        noted = {gauge: server.slot.gauge(gauge) for gauge in DENIED.values()}
+        assert noted == {gauge: int(gauge is counted) for gauge in DENIED.values()}
+
+
+async def test_content_that_nobody_may_send_is_not_read_to_its_end() -> None:
+    """The connection is closed long before: what is read of it is bounded."""
+    async with (
+        serving() as server,
+        server.asking(10**9, Authorization="Bearer other") as (_, writer),
+        asyncio.timeout(20),
+    ):
+        n_sent = 0
+        with contextlib.suppress(ConnectionError):
+            while n_sent < 10**9:
+                writer.write(bytes(1 << 20))
+                await writer.drain()
+                n_sent += 1 << 20
+        assert n_sent < 64 << 20  # what is on its way in both ends' buffers

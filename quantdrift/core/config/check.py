@@ -79,6 +79,8 @@ def _sidecar(config: Config) -> Iterator[str]:
     intake = config.intake
     if not sidecar.listen and not (intake.listen or intake.ext_proc or intake.tap):
         yield "sidecar.listen is empty and [intake] names no way in: nothing could be captured"
+    if intake.kserve_logger and not intake.listen:
+        yield "intake.kserve_logger is on, and intake.listen names no address for it"
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: nothing would be left to finish in"
     if sidecar.max_exchange_bytes > sidecar.max_held_bytes:

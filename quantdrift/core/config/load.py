@@ -5,15 +5,18 @@ import re
 import typing
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from quantdrift.core.config.address import read_address
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.fit import Key, misfits, struct_in
 from quantdrift.core.config.parts import read_parts
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.errors import OperatorError
 
@@ -110,9 +113,7 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
             raise OperatorError(
                 "capture.hmac is set but has no key: set QUANTDRIFT_HMAC_KEY or capture.hmac_key_file"
             )
-        token = ""
-        if config.intake.listen:
-            token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", config.intake.token_file)
+        token = _intake_token(env, config.intake)
         salt = env.get("QUANTDRIFT_SAMPLING_SALT", "").encode()
         return Secrets(hmac_key=key.encode(), intake_token=token, salt=salt)
     dsn = _secret(env, "QUANTDRIFT_DSN", config.storage.dsn_file)
@@ -128,6 +129,32 @@ def load_secrets(config: Config, role: Role, environment: Mapping[str, str] | No
         }
     token = env.get("QUANTDRIFT_REFERENCE_TOKEN", "").strip() if role is Role.SHADOW else ""
     return Secrets(dsn=dsn, otlp_headers=headers, reference_token=token)
+
+
+def _intake_token(env: Mapping[str, str], intake: Intake) -> str:
+    if not (intake.listen or intake.ext_proc):
+        return ""
+    token = _secret(env, "QUANTDRIFT_INTAKE_TOKEN", intake.token_file)
+    asking = []
+    if intake.kserve_logger:
+        asking.append("intake.kserve_logger")
+    if intake.ext_proc and not _is_loopback(intake.ext_proc):
+        asking.append(f"intake.ext_proc at {intake.ext_proc}, no loopback address")
+    if asking and not token:
+        raise OperatorError(
+            f"callers must give a token with {' and with '.join(asking)}: set QUANTDRIFT_INTAKE_TOKEN or "
+            "intake.token_file"
+        )
+    return token
+
+
+def _is_loopback(address: str) -> bool:
+    # Not `Address.is_loopback`: that is where a client comes to, and a listener on 0.0.0.0 is reached from everywhere.
+    host = read_address(address).host
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def _secret(env: Mapping[str, str], name: str, file: str) -> str:

@@ -166,21 +166,28 @@ class Intake(Section, frozen=True, kw_only=True):
     listen: Annotated[
         str,
         about(
-            "Address of the HTTP intake (POST /v1/exchanges) and of the KServe logger's sink (POST /), HOST:PORT. "
+            "Address of the HTTP intake, HOST:PORT: POST /v1/exchanges, and the KServe logger's sink where it is on. "
             "Empty: off."
         ),
     ] = ""
     token_file: Annotated[
         str,
         about(
-            "Bearer token that POST /v1/exchanges asks for. Empty: QUANTDRIFT_INTAKE_TOKEN; without either it answers 401."
+            "File with the token that callers of `listen` and `ext_proc` must give. Empty: QUANTDRIFT_INTAKE_TOKEN. Without "
+            "either, `listen` answers 401 and `ext_proc` is at a loopback address."
         ),
     ] = ""
+    kserve_logger: Annotated[
+        bool,
+        about(
+            "Take the events of KServe's logger in on `listen`: POST /kserve/TOKEN, or POST / with the bearer token."
+        ),
+    ] = False
     ext_proc: Annotated[
         str,
         about(
             "Address of the Envoy external processor (gRPC, observability mode), HOST:PORT. Empty: off. Needs the "
-            "extra `ext-proc`."
+            "extra `ext-proc`, and the token where the address is not a loopback address."
         ),
     ] = ""
     tap: Annotated[
