@@ -79,6 +79,7 @@ class Count(IntEnum):
     THINNED = 2
     PUBLISHED = 3
     HANDED = 4  # relay: given to the capture process whole; capture: received
+    NUMBERED = 5  # capture: sent under a number, whatever became of it
 
 
 _LOSSES = list(Loss)
@@ -174,7 +175,7 @@ class Counters:
         """
         totals: dict[str, _Total] = {}
         for index, row in enumerate(rows):
-            totals.setdefault(row.stratum, _Total()).add(row.model, self._total(index))
+            totals.setdefault(row.stratum, _Total()).add(row.model, index, self._total(index))
         return tuple(total.count(stratum) for stratum, total in totals.items())
 
     def _column(self, slot: int, count: int, n_rows: int) -> int:
@@ -195,11 +196,17 @@ class _Total:
         self._sums = [0] * _PER_STRATUM
         self._models: dict[str, ModelCount] = {}
 
-    def add(self, model: str, counts: list[int]) -> None:
+    def add(self, model: str, row: int, counts: list[int]) -> None:
         self._sums = [held + more for held, more in zip(self._sums, counts, strict=True)]
         lost = _lost(counts)
         if model and (counts[Count.TAKEN] or lost):
-            self._models[model] = ModelCount(taken=counts[Count.TAKEN], lost=lost)
+            self._models[model] = ModelCount(
+                taken=counts[Count.TAKEN],
+                lost=lost,
+                published=counts[Count.PUBLISHED],
+                row=row if counts[Count.NUMBERED] else -1,
+                numbered=counts[Count.NUMBERED],
+            )
 
     def count(self, stratum: str) -> StratumCount:
         return StratumCount(

@@ -4,6 +4,7 @@ The client library's own way costs three times as much for each message: an inbo
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import Self
 
 import msgspec
@@ -42,7 +43,7 @@ class Acknowledged:
         await client.subscribe(f"{opened._inbox}.*", cb=opened._answered)
         return opened
 
-    async def publish(self, subject: str, message_id: str, wire: bytes, timeout_s: float) -> None:
+    async def publish(self, subject: str, headers: Mapping[str, str], wire: bytes, timeout_s: float) -> None:
         """Return once the stream has stored a message.
 
         Raises
@@ -61,7 +62,7 @@ class Acknowledged:
         self._waiting[reply] = answer
         timer = loop.call_later(timeout_s, _expire, answer)
         try:
-            await self.client.publish(subject, wire, reply=reply, headers={Header.MSG_ID.value: message_id})
+            await self.client.publish(subject, wire, reply=reply, headers=dict(headers))
             message = await answer
         finally:
             timer.cancel()

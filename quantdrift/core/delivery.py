@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections import deque
+from datetime import datetime
 from enum import Enum, auto
 from typing import Self
 
@@ -13,6 +14,7 @@ from nats.js.api import Header
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.nats_errors import mapped
+from quantdrift.core.numbering import Numbered
 
 REQUEST_S = 5.0
 _SLACK_S = 2.0  # a server that is there says within this that a pull request has expired
@@ -36,9 +38,22 @@ class Delivery:
         Its number in the stream.
     n_delivered
         How often it was delivered by now, this time included.
+    numbered
+        Its number among those of its sidecar; None where it has none.
+    streamed_at
+        When the stream stored it, by the server's clock.
     """
 
-    __slots__ = ("_client", "_message", "data", "n_delivered", "sequence", "subject")
+    __slots__ = (
+        "_client",
+        "_message",
+        "data",
+        "n_delivered",
+        "numbered",
+        "sequence",
+        "streamed_at",
+        "subject",
+    )
 
     def __init__(self, client: Client, message: Msg) -> None:
         self._client = client
@@ -48,6 +63,8 @@ class Delivery:
         self.subject: str = message.subject
         self.sequence: int = metadata.sequence.stream
         self.n_delivered: int = metadata.num_delivered
+        self.numbered = Numbered.read(message.headers)
+        self.streamed_at: datetime = metadata.timestamp
 
     async def ack(self) -> None:
         """Mark it as done and wait until the server has confirmed that.

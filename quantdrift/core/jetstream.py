@@ -8,12 +8,14 @@ cumulative: only the last one of each sidecar's boot is kept, and older ones mak
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Literal, Self
 
 import nats.errors
 import nats.js.errors
 from nats.aio.client import Client
-from nats.js.api import StreamConfig
+from nats.js.api import Header, StreamConfig
 
 from quantdrift.core.acknowledged import Acknowledged
 from quantdrift.core.config.schema import MIB, Stream
@@ -21,6 +23,7 @@ from quantdrift.core.consumer import Consumer
 from quantdrift.core.delivery import REQUEST_S, Delivery
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.nats_errors import StreamFullError, TooLargeError, in_words, mapped
+from quantdrift.core.numbering import HEADER, Numbered
 from quantdrift.core.streams import create_or_update, exchange_stream, model_of, subject_token, tally_stream
 
 __all__ = ["Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
@@ -97,10 +100,19 @@ class Queue:
         await self._ensure(exchange_stream(self._stream))
         await self._ensure(tally_stream(self._stream))
 
-    async def publish_exchange(self, model: str, exchange_id: str, wire: bytes) -> None:
+    async def publish_exchange(
+        self, model: str, exchange_id: str, wire: bytes, numbered: Numbered | None = None
+    ) -> None:
         """Store an exchange and return once the server has acknowledged it.
 
         Publishing the same id again within two minutes stores nothing. A missing stream is created.
+
+        Parameters
+        ----------
+        model, exchange_id, wire
+            The exchange.
+        numbered
+            Its number among those of its sidecar; None: whether it expires in the stream is not counted.
 
         Raises
         ------
@@ -111,7 +123,8 @@ class Queue:
         RetryError
             Away, or not acknowledged within `publish_timeout_s`; it may or may not be stored.
         """
-        await self._publish(f"{self._stream.name}.exchange.{subject_token(model)}", exchange_id, wire)
+        more = {} if numbered is None else {HEADER: numbered.header}
+        await self._publish(f"{self._stream.name}.exchange.{subject_token(model)}", exchange_id, wire, more)
 
     async def publish_tally(self, source: str, boot: str, sequence: int, wire: bytes) -> None:
         """Store a tally in place of the same boot's last one. Errors as for an exchange."""
@@ -252,7 +265,9 @@ class Queue:
                 raise OperatorError(f"NATS refuses the stream {wanted.name}: {cause.description}") from error
             raise
 
-    async def _publish(self, subject: str, message_id: str, wire: bytes) -> None:
+    async def _publish(
+        self, subject: str, message_id: str, wire: bytes, more: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
         client = await self.live()
         if len(wire) > self.max_payload_bytes:
             raise TooLargeError(f"{len(wire)} bytes are above the server's {self.max_payload_bytes}")
@@ -260,11 +275,12 @@ class Queue:
             raise RetryError(f"NATS at {self._stream.address} does not read what was sent")
         async with mapped():
             acknowledged = await self._acknowledging(client)
+            headers = {Header.MSG_ID.value: message_id, **more}
             try:
-                await acknowledged.publish(subject, message_id, wire, self._stream.publish_timeout_s)
+                await acknowledged.publish(subject, headers, wire, self._stream.publish_timeout_s)
             except nats.js.errors.NoStreamResponseError:
                 await self.ensure()
-                await acknowledged.publish(subject, message_id, wire, self._stream.publish_timeout_s)
+                await acknowledged.publish(subject, headers, wire, self._stream.publish_timeout_s)
 
     async def _acknowledging(self, client: Client) -> Acknowledged:
         if self._acknowledged is None or self._acknowledged.client is not client:

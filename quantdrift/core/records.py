@@ -265,10 +265,19 @@ class ModelCount(msgspec.Struct, frozen=True, kw_only=True):
         Chosen by the first phase.
     lost
         Of these, lost, by reason.
+    published
+        Of the taken, acknowledged by the stream.
+    row
+        Row of the sidecar's table of counts, which the numbers of its exchanges name; -1: it numbers none.
+    numbered
+        The last number that was given to an exchange: more than were published, where some are lost or on their way.
     """
 
     taken: int
     lost: dict[Loss, int] = {}
+    published: int = 0
+    row: int = -1
+    numbered: int = 0
 
 
 class StratumCount(msgspec.Struct, frozen=True, kw_only=True):

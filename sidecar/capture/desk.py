@@ -169,7 +169,7 @@ class Office:
         self._directives = Directives(config.sampling)
         self._counters = counters
         self._clock = clock
-        self.publisher = Publisher(config, slot, clock)
+        self.publisher = Publisher(config, slot, clock, origin.boot)
         self.follower = Follower(config, self._directives, notice, slot, clock)
         recorder = Recorder(settled, origin, self._directives)
         self._strangers = Strangers(clock)

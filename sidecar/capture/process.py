@@ -144,7 +144,7 @@ def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[
     config, secrets
         Of the sidecar.
     boot
-        Takes the salt's place where none is shared: all processes of this sidecar know it.
+        Start of this sidecar. Takes the salt's place where none is shared: all of its processes know it.
     environment
         POD_NAME names the sidecar where the configuration does not; MODEL_VERSION the candidate's version.
     """
@@ -153,6 +153,7 @@ def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[
         version=environment.get("MODEL_VERSION", ""),
         salt=secrets.salt or boot.encode(),
         hmac_key=secrets.hmac_key,
+        boot=boot,
     )
 
 

@@ -12,6 +12,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
+from quantdrift.core.numbering import Numbered
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
 from sidecar.capture.caps import Caps
@@ -53,6 +54,8 @@ class Publisher:
         Counts of the capture process.
     clock
         Times the caps.
+    boot
+        Start of this sidecar, which the numbers of its exchanges name; empty: they have none.
 
     Attributes
     ----------
@@ -60,8 +63,9 @@ class Publisher:
         What may leave this pod.
     """
 
-    def __init__(self, config: Config, slot: Slot, clock: Clock) -> None:
+    def __init__(self, config: Config, slot: Slot, clock: Clock, boot: str = "") -> None:
         self._slot = slot
+        self._boot = boot
         self._config = config
         self.caps = Caps(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
@@ -202,11 +206,12 @@ class Publisher:
 
     async def _try(self, item: _Item, queue: Queue) -> Loss | None:
         loop = asyncio.get_running_loop()
+        numbered = self._number(item.stratum)
         for n_left in reversed(range(_N_TRIES)):
             await queue.wait_connected()
             again_at = loop.time() + self._config.stream.publish_timeout_s
             try:
-                await queue.publish_exchange(item.model, item.id, item.wire)
+                await queue.publish_exchange(item.model, item.id, item.wire, numbered)
             except TooLargeError:
                 return Loss.TOO_LARGE
             except StreamFullError:
@@ -218,6 +223,13 @@ class Publisher:
             else:
                 return None
         return Loss.PUBLISH
+
+    def _number(self, row: int) -> Numbered | None:
+        """Return the next number of a row: the counts outlive this process, and so no number is given twice."""
+        if not self._boot:
+            return None
+        self._slot.add(row, Count.NUMBERED)
+        return Numbered(boot=self._boot, row=row, number=self._slot.count(row, Count.NUMBERED))
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)

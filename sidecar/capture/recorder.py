@@ -42,12 +42,15 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         Secret of the sampling hashes.
     hmac_key
         Key of hashed attributes.
+    boot
+        Its start, as in its tallies: 32 hexadecimal digits.
     """
 
     source: str
     version: str
     salt: bytes
     hmac_key: bytes
+    boot: str = ""
 
 
 class Recorder:

@@ -19,8 +19,9 @@ from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Delivery, Queue
+from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Loss, Tally
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
+from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Row
 from sidecar.handoff import frame
 from sidecar.settled import Settled, settle
 from tests.raw_exchanges import raw_exchange
@@ -54,7 +55,9 @@ class Capture:
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
         written = directory / "config.toml"
         written.write_text(CONFIG.format(url=url, name=self.stream.name))
-        self._config = settle(Settled.of(load(written)), directory)
+        settled = Settled.of(load(written))
+        self.rows = settled.rows
+        self._config = settle(settled, directory)
         self.counters = Counters.create(2, MOST_ROWS)
         self.slot = self.counters.slot(1)
         self._listener = socket.socket(socket.AF_UNIX)
@@ -124,6 +127,12 @@ def send(relay: socket.socket, n: int, **given: object) -> None:
 
 def stored(stream: Stream) -> tuple[list[Exchange], list[Tally]]:
     """Return everything that the streams hold."""
+    exchanges, tallies = delivered(stream)
+    return [decode_exchange(d.data) for d in exchanges], [decode_tally(d.data) for d in tallies]
+
+
+def delivered(stream: Stream) -> tuple[list[Delivery], list[Delivery]]:
+    """Take everything that the streams hold."""
 
     async def read() -> tuple[list[Delivery], list[Delivery]]:
         queue = await Queue.connect(stream, client_name="test")
@@ -134,8 +143,7 @@ def stored(stream: Stream) -> tuple[list[Exchange], list[Tally]]:
         await queue.close()
         return found[0], found[1]
 
-    exchanges, tallies = asyncio.run(read())
-    return [decode_exchange(d.data) for d in exchanges], [decode_tally(d.data) for d in tallies]
+    return asyncio.run(read())
 
 
 def test_frames_become_exchanges_and_tallies(capture: Capture) -> None:
@@ -183,6 +191,28 @@ def test_a_killed_process_is_started_again_and_goes_on(capture: Capture) -> None
     exchanges, tallies = stored(capture.stream)
     assert len(exchanges) == 10
     assert tallies[-1].sequence > reached
+
+
+def test_every_exchange_has_a_number_of_its_own(capture: Capture) -> None:
+    """A new process goes on with the numbers of the one that was killed, and the tally knows the last one."""
+    for n_published in (5, 10):
+        digits = capture.rows.index(Row("faint", "digits"))
+        capture.counters.slot(0).add(digits, Count.TAKEN, 5)
+        with capture.connect() as relay:
+            send(relay, 5, stratum=digits)
+            wait(lambda n=n_published: capture.published == n)  # type: ignore[misc]
+        if n_published == 5:
+            capture.process.kill()
+            capture.process.wait()
+            capture.start()
+    before = capture.slot.gauge(Gauge.SEQUENCE)
+    wait(lambda: capture.slot.gauge(Gauge.SEQUENCE) >= before + 2)
+    exchanges, tallies = delivered(capture.stream)
+    assert {one.numbered for one in exchanges} == {
+        Numbered(boot="b" * 32, row=digits, number=number) for number in range(1, 11)
+    }
+    counts = decode_tally(tallies[-1].data).strata[0].models["digits"]
+    assert (counts.row, counts.published, counts.numbered) == (digits, 10, 10)
 
 
 def test_frames_out_of_step_cost_one_connection(capture: Capture) -> None:
