@@ -11,6 +11,7 @@ from quantdrift.core.telemetry import Telemetry
 from shadow.held import CanaryOutcome
 from shadow.prepared import Prepared
 from shadow.replay import Assembled, Compared, Outcome
+from storage.expiries import Expired
 from storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
@@ -46,6 +47,9 @@ class Meters:
         self._clock = clock
         self._compared = meter.counter(telemetry.COMPARED)
         self._skipped = meter.counter(telemetry.SKIPPED)
+        self._expired = meter.counter(telemetry.EXPIRED)
+        self._expired_so_far: Counter[tuple[str, str]] = Counter()
+        self._expired_most: Counter[tuple[str, str]] = Counter()
         self._replay_time = meter.histogram(telemetry.REPLAY_TIME)
         self._steps = meter.histogram(telemetry.STEP_TIME)
         self._batch_items = meter.histogram(telemetry.BATCH_ITEMS)
@@ -119,6 +123,15 @@ class Meters:
         skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
         for (model, reason), count in skipped.items():
             self._skipped.add(count, {"model": model, "reason": reason})
+
+    def expired(self, found: Iterable[Expired]) -> None:
+        """Note what expired in the stream. What a worker was done with after all is made up for before more is counted."""
+        for one in found:
+            key = one.model, one.stratum
+            self._expired_so_far[key] += one.n
+            if (more := self._expired_so_far[key] - self._expired_most[key]) > 0:
+                self._expired.add(more, {"model": one.model, "stratum": one.stratum})
+                self._expired_most[key] = self._expired_so_far[key]
 
     def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
         """Note vectors that were stored, or that could not be."""

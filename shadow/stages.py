@@ -186,6 +186,8 @@ class Stages:
             )
             self._meters.assessed(overflow, over_cap)
             self._meters.doubted(self._assessor.doubts.found)
+            numbered = tuple(one.numbered for one in deliveries if one.numbered is not None)
+            batch = msgspec.structs.replace(batch, numbered=numbered)
             await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
 
     async def store_one(self) -> None:

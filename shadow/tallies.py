@@ -76,10 +76,11 @@ class TallyIntake:
                 await self._store([delivery])
 
     async def _store(self, deliveries: list[Delivery]) -> None:
-        tallies = [tally for delivery in deliveries if (tally := self._read(delivery)) is not None]
-        if tallies:
+        read = [(tally, one.streamed_at) for one in deliveries if (tally := self._read(one)) is not None]
+        if read:
+            tallies, streamed_at = zip(*read, strict=True)
             written = await until_stored(
-                lambda: self._writer.store_tallies(self._worker, tallies),
+                lambda: self._writer.store_tallies(self._worker, tallies, streamed_at),
                 self._stop,
                 limit_s=self._store_limit_s,
                 failed=self._meters.store_failed,

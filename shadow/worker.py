@@ -29,6 +29,7 @@ from shadow import heap
 from shadow.assessor import Assessor
 from shadow.copied import opened_with_copy
 from shadow.discovered import DiscoveredSlices
+from shadow.expired import ExpiredCount
 from shadow.held import held
 from shadow.holding import Holding
 from shadow.in_force import InForce
@@ -178,6 +179,8 @@ async def _work(
     holding = Holding()
     end = Stop()  # set when the stages are empty
 
+    expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=end)
+
     async def beat() -> None:
         await holding.beat()
         await end.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
@@ -276,6 +279,7 @@ async def _work(
                 *(step for track in tracks for step in track.steps),
                 ("keeping alive", beat),
                 ("asking Postgres", ping),
+                ("counting what has expired", expired.turn),
                 ("reading clusterings", clusterings.turn),
                 ("reading discovered slices", discovered.turn),
             )

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from storage.expiries import EXPIRED
 from storage.facts import Fleet, ReasonCount, StratumCounts
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
@@ -32,6 +33,11 @@ _TALLIES = text("""
         order by t.sequence desc limit 1
     ) b on true
     order by e.stratum, e.source
+""")
+
+_EXPIRED = text("""
+    select stratum, model, sum(n)::bigint as n from expiry join batch on batch.id = expiry.batch_id
+    where batch.stored_at >= :begin and batch.stored_at < :end group by 1, 2
 """)
 
 _COMPARED = text("""
@@ -95,6 +101,9 @@ class Coverage:
                 models[stratum][name].subtract(of["lost"])
             boot = row["source"], row["boot"]
             blind[boot] = max(blind.get(boot, 0), row["blind_connections"])
+        for row in await self._rows(_EXPIRED, begin=begin, end=end):
+            lost[row["stratum"]][EXPIRED] += row["n"]
+            models[row["stratum"]][row["model"]][EXPIRED] += row["n"]
         strata = [
             StratumCounts(
                 stratum=stratum,
@@ -108,7 +117,7 @@ class Coverage:
                     name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
                 },
             )
-            for stratum in sorted(counts | compared)
+            for stratum in sorted({*counts, *compared, *lost})
         ]
         fleet = Fleet(
             sources=len({source for source, _ in blind}),

@@ -213,7 +213,7 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     compared
         Exchanges compared; None where the period is too large to count them by stratum.
     lost
-        Of the taken, by reason.
+        Of the taken, by reason; `expired` are part of the published as well.
     models
         Of the lost, by model and reason, as far as the requests had told their model.
     """

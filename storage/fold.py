@@ -22,6 +22,7 @@ from storage.fold_rows import (
     Catalog,
     ComparisonRow,
     DetectorRow,
+    ExpiryRow,
     Position,
     SessionRow,
     SliceChange,
@@ -72,6 +73,16 @@ _RECENT_TALLIES: Final = text(f"""
     where b.fold_seq is not null and t.at > :horizon and b.stored_at > :horizon
     order by b.fold_seq, t.source, t.boot, t.sequence, t.stratum
 """)  # noqa: S608 - constants
+_EXPIRY: Final = (
+    "e.batch_id, e.stratum, e.model, e.n, b.stored_at from expiry e join batch b on b.id = e.batch_id"
+)
+_EXPIRIES: Final = text(f"""
+    select {_EXPIRY} where e.batch_id = any(cast(:batches as bigint[])) order by e.batch_id, e.boot, e.counts_row
+""")
+_RECENT_EXPIRIES: Final = text(f"""
+    select {_EXPIRY} where b.fold_seq is not null and b.stored_at > :horizon
+    order by b.fold_seq, e.boot, e.counts_row
+""")
 # However long a sidecar was silent: its next tally is measured against its last. One step per sidecar start and
 # stratum along the primary key; reading every tally would take minutes in a large fleet.
 _BASELINES: Final = text(f"""
@@ -135,16 +146,19 @@ async def resume(connection: AsyncConnection) -> Snapshot:
     verdicts = (await connection.execute(_VERDICTS, {"silent": silent})).mappings().all()
     baselines: Sequence[RowMapping] = ()
     recent: Sequence[RowMapping] = ()
+    expired: Sequence[RowMapping] = ()
     if position.event_us is not None:
         horizon = {"horizon": from_us(position.event_us) - _HOUR}
         baselines = (await connection.execute(_BASELINES, horizon)).mappings().all()
         recent = (await connection.execute(_RECENT_TALLIES, horizon)).mappings().all()
+        expired = (await connection.execute(_RECENT_EXPIRIES, horizon)).mappings().all()
     return Snapshot(
         position=position,
         detectors=tuple(detector_row(row) for row in detectors),
         verdicts=tuple(_verdict(row) for row in verdicts),
         baselines=tuple(_tally(row) for row in baselines),
         tallies=tuple(_tally(row) for row in recent),
+        expiries=tuple(_expiry(row) for row in expired),
         sessions=tuple(_session(row) for row in await _rows(connection, "select * from session")),
         imported=tuple(_baseline(row) for row in await _rows(connection, _IMPORTED)),
         retired=await retired(connection),
@@ -278,6 +292,9 @@ async def _batches(
     tallies: dict[int, list[TallyRow]] = {}
     for row in (await connection.execute(_TALLIES, {"batches": ids})).mappings():
         tallies.setdefault(row["batch_id"], []).append(_tally(row))
+    expiries: dict[int, list[ExpiryRow]] = {}
+    for row in (await connection.execute(_EXPIRIES, {"batches": ids})).mappings():
+        expiries.setdefault(row["batch_id"], []).append(_expiry(row))
     return [
         BatchRows(
             fold_seq=row["fold_seq"],
@@ -288,6 +305,7 @@ async def _batches(
             slices=changed.get(row["fold_seq"], ()),
             unreferenced=tuple(row["unreferenced"]),
             noise=noise.get(row["id"], ()),
+            expiries=tuple(expiries.get(row["id"], ())),
         )
         for row in sorted(numbered, key=lambda row: row["fold_seq"])
     ]
@@ -335,6 +353,10 @@ def _tally(row: RowMapping) -> TallyRow:
     kept = {name: row[name] for name in TallyRow.__struct_fields__ if name not in {"at_us", "models"}}
     models = {name: (of["taken"], sum(of["lost"].values())) for name, of in row["models"].items()}
     return TallyRow(**kept, at_us=to_us(row["at"]), models=models)
+
+
+def _expiry(row: RowMapping) -> ExpiryRow:
+    return ExpiryRow(stratum=row["stratum"], model=row["model"], n=row["n"], at_us=to_us(row["stored_at"]))
 
 
 def detector_row(row: RowMapping) -> DetectorRow:

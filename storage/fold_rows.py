@@ -72,6 +72,15 @@ class TallyRow(_Row, frozen=True, kw_only=True):
     models: dict[str, tuple[int, int]] = {}
 
 
+class ExpiryRow(_Row, frozen=True, kw_only=True):
+    """Exchanges that expired in the stream; columns as in `expiry`. `at_us` is when that was stored."""
+
+    stratum: str
+    model: str
+    n: int
+    at_us: int
+
+
 class Source(StrEnum):
     """Where a baseline comes from."""
 
@@ -178,7 +187,7 @@ class NoiseChangeRow(_Row, frozen=True, kw_only=True):
 
 
 class BatchRows(_Row, frozen=True, kw_only=True):
-    """One batch in its place in the fold; comparisons by (exchange_id, item), tallies by source and stratum.
+    """One batch in its place in the fold; comparisons by (exchange_id, item), tallies and expiries by their keys.
 
     `decisions` are the baselines that people decided on since the batch before, `slices` the discovered slices that
     were confirmed, retired or restored; they hold from this one on. `unreferenced` are versions without a reference
@@ -193,6 +202,7 @@ class BatchRows(_Row, frozen=True, kw_only=True):
     slices: tuple[SliceChange, ...] = ()
     unreferenced: tuple[int, ...] = ()
     noise: tuple[NoiseRow, ...] = ()
+    expiries: tuple[ExpiryRow, ...] = ()
 
 
 class VersionRow(_Row, frozen=True, kw_only=True):
@@ -345,6 +355,8 @@ class Snapshot(_Row, frozen=True, kw_only=True):
         Per sidecar start and stratum the newest folded tally before the recent window.
     tallies
         Folded tallies inside it, in the order of the fold.
+    expiries
+        What was found to have expired inside it, in the same order.
     sessions
         Those that are open.
     imported
@@ -360,6 +372,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
     verdicts: tuple[VerdictRow, ...] = ()
     baselines: tuple[TallyRow, ...] = ()
     tallies: tuple[TallyRow, ...] = ()
+    expiries: tuple[ExpiryRow, ...] = ()
     sessions: tuple[SessionRow, ...] = ()
     imported: tuple[BaselineRow, ...] = ()
     retired: tuple[int, ...] = ()

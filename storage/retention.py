@@ -42,6 +42,16 @@ _OLD_BATCHES: Final = """
         limit :chunk
     )
 """
+# What is told of a sidecar again, after its row is gone, would count as expired: only what is silent for good goes.
+_OLD_ARRIVALS: Final = """
+    delete from arrival where (boot, counts_row) in (
+        select a.boot, a.counts_row from arrival a
+        where a.created_at < :before and not exists (
+            select from tally t where t.source = a.source and t.boot = a.boot and t.stratum = a.stratum
+        )
+        limit :chunk
+    )
+"""
 _OLD_PAYLOADS: Final = """
     update quarantine set payload = null where id in (
         select id from quarantine where quarantined_at < :before and payload is not null limit :chunk
@@ -102,7 +112,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
         UTC days whose partition of `comparison` was made or dropped.
     partitions_busy
         Days that are due but were in use; the next round tries again.
-    n_tallies, n_batches, n_quarantined, n_policies
+    n_tallies, n_arrivals, n_batches, n_quarantined, n_policies
         Rows deleted.
     n_payloads
         Quarantined exchanges that lost their payload.
@@ -116,6 +126,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     partitions_dropped: tuple[date, ...]
     partitions_busy: tuple[date, ...]
     n_tallies: int
+    n_arrivals: int
     n_batches: int
     n_quarantined: int
     n_payloads: int
@@ -158,6 +169,7 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
         partitions_dropped=tuple(dropped),
         partitions_busy=tuple(day for day in due if day not in dropped),
         n_tallies=await in_chunks(database, _OLD_TALLIES, {"before": kept_from}),
+        n_arrivals=await in_chunks(database, _OLD_ARRIVALS, {"before": kept_from}),
         n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
         n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
         n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),

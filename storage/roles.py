@@ -14,8 +14,18 @@ READER: Final = "quantdrift_reader"
 REPORT: Final = "quantdrift_report"
 ROLES: Final = (SHADOW, MONITOR, READER, REPORT)
 
-# What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun, and changes `doubt`.
-_WRITTEN: Final = ("model_version", "slice", "policy", "batch", "comparison", "tally", "quarantine", "noise")
+# What the shadow adds to. It changes and takes back nothing but a `batch` row it has just begun, and changes `doubt` and `arrival`.
+_WRITTEN: Final = (
+    "model_version",
+    "slice",
+    "policy",
+    "batch",
+    "comparison",
+    "tally",
+    "quarantine",
+    "noise",
+    "expiry",
+)
 # What the monitor alone writes.
 _DERIVED: Final = (
     "detector",
@@ -94,7 +104,7 @@ def _shadow() -> list[str]:
     readable = [table for table in _WRITTEN if table != Quarantine.__tablename__]
     return [
         f"grant select on {', '.join(readable)} to {SHADOW}",
-        f"grant select, insert, update on doubt to {SHADOW}",
+        f"grant select, insert, update on doubt, arrival to {SHADOW}",
         f"grant insert on {', '.join(_WRITTEN)} to {SHADOW}",
         f"grant select (id, stream_sequence, reason) on quarantine to {SHADOW}",
         f"grant update (n_rows, skipped), delete on batch to {SHADOW}",
@@ -112,7 +122,7 @@ def _monitor() -> list[str]:
         f"grant insert, update, delete on {', '.join(_DERIVED)} to {MONITOR}",
         f"grant insert on model_version, slice to {MONITOR}",
         f"grant update (fold_seq), delete on batch to {MONITOR}",
-        f"grant delete on tally, policy to {MONITOR}",
+        f"grant delete on tally, policy, arrival to {MONITOR}",
         f"grant update (payload), delete on quarantine to {MONITOR}",
         f"grant insert, delete on clustering to {MONITOR}",
         f"grant delete on embedding to {MONITOR}",

@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 
 from quantdrift.core.errors import QuarantineReason
+from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Policy, Side
 from quantdrift.core.slices import SliceKey
 
@@ -204,6 +205,8 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
         Items of earlier batches that were computed again meanwhile.
     doubts
         Of references that were looked at meanwhile.
+    numbered
+        The numbers of its exchanges, as far as they have some.
     """
 
     worker: str
@@ -216,6 +219,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     vectors: tuple[VectorRow, ...] = ()
     noise: tuple[NoiseItem, ...] = ()
     doubts: tuple[DoubtRow, ...] = ()
+    numbered: tuple[Numbered, ...] = ()
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):

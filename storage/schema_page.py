@@ -89,7 +89,7 @@ order by hour;
 
 ```sql
 select hour, stratum, sum(offered) as offered, sum(published) as published,
-       sum(n_lost)::float / nullif(sum(taken), 0) as lost_ratio
+       sum(n_lost + n_expired)::float / nullif(sum(taken), 0) as lost_ratio
 from coverage_hour
 where hour >= now() - interval '1 day'
 group by hour, stratum

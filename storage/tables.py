@@ -23,6 +23,7 @@ from storage.baselines import Baseline
 from storage.clusterings import Clustering, Embedding
 from storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch
+from storage.expiries import Arrival, Expiry
 from storage.judgements import Alert, Detector, Fold, Outbox, Transition, Verdict
 from storage.noises import Noise, NoiseChange, NoiseFloor
 from storage.rollups import RollupDay, RollupHour
@@ -30,6 +31,7 @@ from storage.sessions import Session
 
 __all__ = [
     "Alert",
+    "Arrival",
     "Base",
     "Baseline",
     "Batch",
@@ -40,6 +42,7 @@ __all__ = [
     "DiscoveryChange",
     "DiscoverySearch",
     "Embedding",
+    "Expiry",
     "Fold",
     "ModelVersion",
     "Noise",
@@ -261,7 +264,11 @@ class Tally(Base):
     )
     models: Mapped[Json] = mapped_column(
         server_default=text("'{}'"),
-        comment="By model, as far as requests tell theirs: taken, and of these lost, number by reason.",
+        comment="By model, as far as requests tell theirs: taken; of these published, and lost, number by reason; row of"
+        " the sidecar's table of counts, and the last number that was given to an exchange of it.",
+    )
+    streamed_at: Mapped[Time | None] = mapped_column(
+        comment="When the stream took it, by the server's clock; null of an earlier release."
     )
 
 

@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from itertools import zip_longest
 from typing import Any, Final
 
 import msgspec
@@ -25,6 +26,7 @@ from storage import tables
 from storage.bulk import comparison_rows, day_of, insert_comparisons
 from storage.database import Database
 from storage.doubt import write_doubts
+from storage.expiries import note_numbers, note_tallies
 from storage.noise import insert_noise
 from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
 
@@ -130,10 +132,22 @@ class Writer:
             n_noise = await insert_noise(connection, batch.noise, batch_id, versions, policies)
             if n_rows != expected or not (n_rows or skipped or n_noise):
                 await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
+            await note_numbers(connection, batch.numbered)
         return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
 
-    async def store_tallies(self, worker: str, tallies: Sequence[Tally]) -> Written:
+    async def store_tallies(
+        self, worker: str, tallies: Sequence[Tally], streamed_at: Sequence[datetime] = ()
+    ) -> Written:
         """Store tallies, each once, in one transaction with one `batch` row.
+
+        Parameters
+        ----------
+        worker
+            Name of the worker.
+        tallies
+            As they came.
+        streamed_at
+            When the stream took each; without it, what expires of theirs is not counted.
 
         Raises
         ------
@@ -159,11 +173,17 @@ class Writer:
             # Handed over beside the statement, which then goes out in parts that Postgres can take.
             stored = await connection.scalars(
                 upsert(tables.Tally).on_conflict_do_nothing().returning(tables.Tally.sequence),
-                [row for tally in tallies for row in _tally_rows(tally, batch_id)],
+                [
+                    row
+                    for tally, at in zip_longest(tallies, streamed_at)
+                    for row in _tally_rows(tally, batch_id, at)
+                ],
             )
             n_rows = len(stored.all())
             if n_rows != expected:
                 await _correct_batch(connection, batch_id, n_rows, Counter())
+            if streamed_at:
+                await note_tallies(connection, tallies)
         return Written(n_rows=n_rows)
 
 
@@ -334,7 +354,7 @@ async def _correct_batch(
         await connection.execute(delete(tables.Batch).where(same))
 
 
-def _tally_rows(tally: Tally, batch_id: int) -> list[dict[str, Any]]:
+def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> list[dict[str, Any]]:
     return [
         {
             "source": tally.source,
@@ -349,10 +369,17 @@ def _tally_rows(tally: Tally, batch_id: int) -> list[dict[str, Any]]:
             "published": stratum.published,
             "lost": _by_reason(stratum.lost),
             "models": {
-                name: {"taken": model.taken, "lost": _by_reason(model.lost)}
+                name: {
+                    "taken": model.taken,
+                    "lost": _by_reason(model.lost),
+                    "published": model.published,
+                    "row": model.row,
+                    "numbered": model.numbered,
+                }
                 for name, model in stratum.models.items()
             },
             "blind_connections": tally.blind_connections,
+            "streamed_at": streamed_at,
         }
         for stratum in tally.strata
     ]

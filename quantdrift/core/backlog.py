@@ -21,12 +21,16 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
         Messages that were ever stored.
     oldest_s
         Age of the oldest, by the server's clock; 0 when nothing waits.
+    gone_until
+        What was stored before this time, by the server's clock, is in the stream no more: when the oldest was stored, or
+        now where nothing waits; None where there is no stream.
     """
 
     n_messages: int
     n_bytes: int
     n_ever: int
     oldest_s: float
+    gone_until: datetime | None = None
 
 
 class _State(msgspec.Struct, frozen=True):
@@ -60,7 +64,8 @@ async def read_backlog(queue: Queue) -> Backlog:
         raise RetryError(f"NATS tells of the stream what is not understood: {error}") from error
     if info.state is None or not info.state.messages:
         n_ever = info.state.last_seq if info.state else 0
-        return Backlog(n_messages=0, n_bytes=0, n_ever=n_ever, oldest_s=0.0)
+        gone_until = info.ts if info.state else None
+        return Backlog(n_messages=0, n_bytes=0, n_ever=n_ever, oldest_s=0.0, gone_until=gone_until)
     now = info.ts or datetime.now(UTC)
     oldest = info.state.first_ts or now
     return Backlog(
@@ -68,4 +73,5 @@ async def read_backlog(queue: Queue) -> Backlog:
         n_bytes=info.state.bytes,
         n_ever=info.state.last_seq,
         oldest_s=max(0.0, (now - oldest).total_seconds()),
+        gone_until=info.state.first_ts,
     )

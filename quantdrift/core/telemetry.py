@@ -131,6 +131,12 @@ COMPARED = Instrument(
 SKIPPED = Instrument(
     "quantdrift.shadow.skipped", _C, "{exchange}", "Read but not compared, by model and reason."
 )
+EXPIRED = Instrument(
+    "quantdrift.shadow.expired",
+    _C,
+    "{exchange}",
+    "Expired in the stream before they were replayed, by model and stratum, as this worker found.",
+)
 REPLAY_TIME = Instrument("quantdrift.shadow.replay.duration", _H, "s", "Time of one replay batch, by model.")
 STEP_TIME = Instrument(
     "quantdrift.shadow.step.duration",

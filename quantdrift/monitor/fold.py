@@ -60,7 +60,7 @@ class Fold:
         self._fold_seq = snapshot.position.fold_seq
         self._roster = Roster(config, snapshot)
         self._sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
-        self._ledger = Ledger(snapshot.baselines, snapshot.tallies)
+        self._ledger = Ledger(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self._rates = Rates()
         self._appraisal = Appraisal(
             monitor, self._ledger, self._rates, self._roster.succession, self._roster.noise
@@ -135,6 +135,9 @@ class Fold:
         for tally in rows.tallies:
             self._see(tally.at_us)
             self._ledger.add(tally)
+        for expiry in rows.expiries:
+            self._see(expiry.at_us)
+            self._ledger.expire(expiry)
         if self._roster.clock.at_us is None:
             return
         self._see_noise(rows)  # after the comparisons: what they are held against knows the past alone
@@ -148,8 +151,14 @@ class Fold:
             self._retire(now_us)
         # Time and loss concern everybody: looked at by the clock, or a large fleet's tallies would cost more than they tell.
         all_due = now_us // SETTLE_US > before_us // SETTLE_US
-        for key in sorted(self._entries if all_due else touched & self._entries.keys()):
+        due = self._entries if all_due else (touched | self._of_models(rows)) & self._entries.keys()
+        for key in sorted(due):
             self._chronicle.settle(key, touched=key in touched)
+
+    def _of_models(self, rows: BatchRows) -> set[Key]:
+        """Return the slices of models whose samples expired: nothing else may come of them that would have them judged."""
+        models = {expiry.model for expiry in rows.expiries}
+        return {key for key in self._entries if models and self.catalog.versions[key[0]].model in models}
 
     def take(self) -> Outcome:
         """Return what is to be written for the batches since the last call, and forget it."""

@@ -14,6 +14,7 @@ UNDECIDED_FROM = 1e-3
 ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
+LOST = "loss: too many of its samples were lost in the last hour"
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
@@ -87,13 +88,22 @@ def _doubt(standing: Standing, limits: Limits) -> str:
     if missing > 0:
         return f"needs {missing} more exchanges"
     counts = standing.counts
-    if counts.lost >= LEAST_LOST and counts.lost > limits.max_loss_ratio * counts.taken:
-        return "loss: too many of its samples were lost in the last hour"
+    if counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken:
+        return _expired(counts) if counts.expired > counts.lost else LOST
     if standing.silent_s > limits.stale_after_s and counts.offered > 0:
         return "stale: there is traffic and no comparison"
     if not standing.noise and standing.evidence_ratio >= UNDECIDED_FROM:
         return "undecided: the evidence is growing and not enough to alert yet"
     return standing.noise
+
+
+def _expired(counts: Counts) -> str:
+    # What expired in the last hour may have been taken before it.
+    share = 100 * counts.expired / max(counts.taken, counts.missing)
+    return (
+        f"loss: {share:.0f} % of this model's samples of the last hour expired in the stream before they were replayed:"
+        " the shadow is too slow or was away; add workers or raise stream.max_age_s"
+    )
 
 
 def _round(n: int) -> str:

@@ -1,22 +1,33 @@
-"""Offered, taken and lost per header stratum and model over the recent hour, from the sidecars' cumulative tallies."""
+"""Offered, taken, lost and expired per header stratum and model over the recent hour.
+
+The first three come from the sidecars' cumulative tallies, the last from what was found missing in the stream.
+"""
 
 import heapq
 from collections.abc import Iterable
 
 import msgspec
 
-from storage.fold_rows import TallyRow
+from storage.fold_rows import ExpiryRow, TallyRow
 
 RECENT_US = 3_600_000_000
 KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted as if it had just started
 
+_Grown = tuple[int, int, int, int]  # offered, taken, lost, expired
+
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of some strata over the recent hour."""
+    """Requests of some strata over the recent hour; `expired` are those that left the stream before they were replayed."""
 
     offered: int
     taken: int
     lost: int
+    expired: int = 0
+
+    @property
+    def missing(self) -> int:
+        """Of the taken, those that were not compared, for whatever reason."""
+        return self.lost + self.expired
 
 
 class Ledger:
@@ -26,16 +37,23 @@ class Ledger:
     ----------
     baselines
         Newest tallies before the recent hour: what the next ones are subtracted from.
-    tallies
+    tallies, expiries
         Those inside it, in the order of the fold.
     """
 
-    def __init__(self, baselines: Iterable[TallyRow] = (), tallies: Iterable[TallyRow] = ()) -> None:
+    def __init__(
+        self,
+        baselines: Iterable[TallyRow] = (),
+        tallies: Iterable[TallyRow] = (),
+        expiries: Iterable[ExpiryRow] = (),
+    ) -> None:
         self._newest = {_key(tally): tally for tally in baselines}
-        self._entries: list[tuple[int, str, str, int, int, int]] = []  # a heap by time
+        self._entries: list[tuple[int, str, str, _Grown]] = []  # a heap by time
         self._sums: dict[tuple[str, str], list[int]] = {}
         for tally in tallies:
             self.add(tally)
+        for expiry in expiries:
+            self.expire(expiry)
 
     def add(self, tally: TallyRow) -> None:
         """Count what is new in `tally`; one that is older than the newest of its start says nothing new."""
@@ -46,16 +64,18 @@ class Ledger:
         before = _by_model(last) if last is not None else {}
         for model, counts in _by_model(tally).items():
             first = before.get(model, (0, 0, 0))
-            grown = (counts[0] - first[0], counts[1] - first[1], counts[2] - first[2])
-            if any(grown):
-                heapq.heappush(self._entries, (tally.at_us, tally.stratum, model, *grown))
-                self._count((tally.stratum, model), grown, 1)
+            grown = (counts[0] - first[0], counts[1] - first[1], counts[2] - first[2], 0)
+            self._enter(tally.at_us, tally.stratum, model, grown)
+
+    def expire(self, expiry: ExpiryRow) -> None:
+        """Count what was found to have expired."""
+        self._enter(expiry.at_us, expiry.stratum, expiry.model, (0, 0, 0, expiry.n))
 
     def forget(self, now_us: int) -> None:
         """Let go of what is older than an hour before `now_us`."""
         while self._entries and self._entries[0][0] <= now_us - RECENT_US:
-            _, stratum, model, *grown = heapq.heappop(self._entries)
-            self._count((stratum, model), (grown[0], grown[1], grown[2]), -1)
+            _, stratum, model, grown = heapq.heappop(self._entries)
+            self._count((stratum, model), grown, -1)
 
     def trim(self, now_us: int) -> None:
         """Let go of the starts of sidecars that have said nothing for 30 days."""
@@ -63,15 +83,21 @@ class Ledger:
 
     def recent(self, strata: Iterable[str], model: str) -> Counts:
         """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same."""
-        sums = [self._sums.get((name, one), (0, 0, 0)) for name in strata for one in {model, ""}]
+        sums = [self._sums.get((name, one), (0, 0, 0, 0)) for name in strata for one in {model, ""}]
         return Counts(
             offered=sum(entry[0] for entry in sums),
             taken=sum(entry[1] for entry in sums),
             lost=sum(entry[2] for entry in sums),
+            expired=max(sum(entry[3] for entry in sums), 0),
         )
 
-    def _count(self, key: tuple[str, str], grown: tuple[int, int, int], sign: int) -> None:
-        sums = self._sums.setdefault(key, [0, 0, 0])
+    def _enter(self, at_us: int, stratum: str, model: str, grown: _Grown) -> None:
+        if any(grown):
+            heapq.heappush(self._entries, (at_us, stratum, model, grown))
+            self._count((stratum, model), grown, 1)
+
+    def _count(self, key: tuple[str, str], grown: _Grown, sign: int) -> None:
+        sums = self._sums.setdefault(key, [0, 0, 0, 0])
         for index, value in enumerate(grown):
             sums[index] += sign * value
 

@@ -32,6 +32,7 @@ REASONS = {
     "queue_full": "the stream did not keep up",
     "stream_full": "the stream was full",
     "publish": "the stream could not be reached",
+    "expired": "expired in the stream before it was replayed: the shadow was too slow or away",
     "capture_error": "an error of quantdrift itself",
     "metadata": "only the configuration can tell what its tensors are",
     "unpaired": "its other half did not come, or could not be told from another's",

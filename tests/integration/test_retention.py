@@ -244,6 +244,7 @@ async def test_many_rows_go_in_small_transactions(
         partitions_dropped=(),
         partitions_busy=(),
         n_tallies=0,
+        n_arrivals=0,
         n_batches=0,
         n_quarantined=0,
         n_payloads=0,

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold import Fold
-from storage.fold_rows import BatchRows, Episode, TallyRow, TransitionRow
+from storage.fold_rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
 from tests.fold_stream import (
     ALL_ID,
     BEGIN_US,
@@ -181,3 +181,16 @@ def test_a_tail_that_grows_while_the_mean_stays_pages_and_says_so() -> None:
     (page,) = [row for row in found if row.to_verdict is Verdict.FIRING]
     assert (page.slice_id, page.metric, page.details["detector"]) == (FAINT_ID, Metric.DIVERGENCE, "tail")
     assert page.onset_us > BEGIN_US + 11_000 * SECOND_US
+
+
+def test_expired_samples_make_their_models_slices_unknown_at_once() -> None:
+    """Nothing else may come of that model that would have them judged; another model's expiries change nothing."""
+    stream = quiet(60)
+    for model, expected in (("other", Verdict.OK), ("digits", Verdict.UNKNOWN)):
+        at_us = stream[-1].stored_us
+        expiry = ExpiryRow(stratum="faint", model=model, n=40, at_us=at_us)
+        stream.append(BatchRows(fold_seq=len(stream) + 1, stored_us=at_us, expiries=(expiry,)))
+        fold, _ = fold_all(stream)
+        verdict, reason = verdict_of(fold, FAINT_ID)
+        assert verdict is expected
+    assert reason.startswith("loss: 67 % of this model's samples")

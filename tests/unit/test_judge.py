@@ -23,6 +23,10 @@ WELL = Standing(
 DOUBTS: dict[str, dict[str, Any]] = {
     "needs 1 more": {"n_groups": 299},
     "loss": {"counts": Counts(offered=10_000, taken=1000, lost=51)},
+    "loss: 37 % of this model's samples of the last hour expired": {
+        "counts": Counts(offered=10_000, taken=1000, lost=10, expired=370)
+    },
+    "loss: 100 %": {"counts": Counts(offered=0, taken=0, lost=0, expired=5)},  # all of it was taken before
     "stale": {"silent_s": 601},
     "undecided": {"evidence_ratio": 1e-3},
 }

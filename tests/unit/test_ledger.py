@@ -5,7 +5,7 @@ import pytest
 from quantdrift.core.inclusion import reachable_strata
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.monitor.ledger import RECENT_US, Counts, Ledger
-from storage.fold_rows import TallyRow
+from storage.fold_rows import ExpiryRow, TallyRow
 from tests.fold_stream import BEGIN_US, POLICY, SECOND_US
 
 pytestmark = pytest.mark.unit
@@ -75,3 +75,19 @@ def test_the_strata_of_a_slice_are_those_its_items_may_fall_into() -> None:
         body_strata=(),
     )
     assert [one.name for one in reachable_strata((faint,), by_path)] == ["v2", "faint"]
+
+
+def test_what_expired_counts_for_its_model_and_stratum_for_an_hour() -> None:
+    """What a worker was done with after all is taken off again, and leaves nothing below zero."""
+
+    def expiry(n: int, at_s: int = 0, stratum: str = "default", model: str = "slow") -> ExpiryRow:
+        return ExpiryRow(stratum=stratum, model=model, n=n, at_us=BEGIN_US + at_s * SECOND_US)
+
+    ledger = Ledger(expiries=[expiry(10)])
+    ledger.expire(expiry(-3, at_s=60))
+    ledger.expire(expiry(2, stratum="faint"))
+    assert ledger.recent(["default"], "slow") == Counts(offered=0, taken=0, lost=0, expired=7)
+    assert ledger.recent(["default", "faint"], "slow").expired == 9
+    assert ledger.recent(["default", "faint"], "calm").expired == 0
+    ledger.forget(BEGIN_US + RECENT_US)
+    assert ledger.recent(["default"], "slow").expired == 0
