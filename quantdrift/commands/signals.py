@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.terminal import columns
 
@@ -76,8 +77,8 @@ def _against(one: Vital, unit: str) -> str:
         noise = f" and noise of {amount(Metric(one.metric), one.noise, unit)}" if one.noise else ""
         return f"a budget of {amount(Metric(one.metric), one.budget, unit)}{noise}"
     if one.missing:
-        return f"learns, needs some {one.missing:,} more exchanges"
-    return f"a baseline of {one.n_learned or 0:,} exchanges"
+        return f"learns, needs some {count_of(one.missing, 'more exchange')}"
+    return f"a baseline of {count_of(one.n_learned or 0, 'exchange')}"
 
 
 def _quantile(metric: str, unit: str, figure: Quantile) -> str:

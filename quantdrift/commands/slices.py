@@ -11,6 +11,7 @@ from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.commands.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import count_of
 from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
@@ -279,7 +280,7 @@ def _shown(one: ListedSlice) -> str:
             f" in {trial.found_share:.2%} of the traffic, {trial.overall_mean:.4g} over all"
         )
         lines.append(
-            f"  test       is its mean above {trial.null_mean:.4g}? {trial.n_tested} exchanges captured since"
+            f"  test       is its mean above {trial.null_mean:.4g}? {count_of(trial.n_tested, 'exchange')} captured since"
             f" {trial.frozen_at:%Y-%m-%d %H:%M} UTC, evidence {ratio} of what confirms it"
         )
         if trial.confirmed_at is not None:
@@ -307,8 +308,8 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
     for one in shown:
         left_out = one.search.n_left_out
         lines.append(
-            f"{one.version.model} {one.version.candidate_version}: {one.search.n_items} items,"
-            f" {one.search.n_scored} slices looked at, {len(one.origins)} found"
+            f"{one.version.model} {one.version.candidate_version}: {count_of(one.search.n_items, 'item')},"
+            f" {count_of(one.search.n_scored, 'slice')} looked at, {len(one.origins)} found"
             + (f"; the limits left out {left_out} keys, values and conditions" if left_out else "")
         )
         for origin in one.origins:

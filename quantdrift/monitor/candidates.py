@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Budget, Discovery
+from quantdrift.core.notation import count_of
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Policy
 from quantdrift.core.slices import SliceKey
@@ -272,7 +273,7 @@ def _confirmed(row: DiscoveryRow, now: datetime) -> StoredRow:
         row=msgspec.structs.replace(
             row, status=Status.CONFIRMED, confirmed_at=now, seen_at=now, expired_at=None, waits_since=None
         ),
-        reason=f"confirmed on {row.n_groups} exchanges captured since {row.frozen_at:%Y-%m-%d %H:%M} UTC",
+        reason=f"confirmed on {count_of(row.n_groups, 'exchange')} captured since {row.frozen_at:%Y-%m-%d %H:%M} UTC",
     )
 
 

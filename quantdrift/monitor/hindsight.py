@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
+from quantdrift.core.notation import number
 from quantdrift.core.records import Metric
 from quantdrift.monitor.alert import Alert, Match, Pairing
 from quantdrift.monitor.backtest import Breach, Findings
@@ -255,8 +256,8 @@ def _length(seconds: float) -> str:
 def _breach(one: ToldBreach) -> str:
     said = "alerted in the record" if one.alerted_in_record else "nobody alerted"
     return (
-        f"{one.model} {one.version}, {one.slice}: {one.metric} {one.mean:.3g}, surely above {one.low:.3g}, "
-        f"budget {one.budget:g} ({said})"
+        f"{one.model} {one.version}, {one.slice}: {one.metric} {number(one.mean, 3)}, surely above {number(one.low, 3)}, "
+        f"budget {number(one.budget, 3)} ({said})"
     )
 
 

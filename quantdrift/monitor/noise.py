@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.schema import Budget
+from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Side
 from quantdrift.core.task import Task
 from quantdrift.drift.floor import Noise, Sums, added, exceeds, window_of
@@ -201,8 +202,8 @@ def noise_summary(details: Mapping[str, Any]) -> str:
     story = msgspec.convert(details, NoiseStory)
     what = "differs from itself too much" if story.exceeds else "differs from itself little enough again"
     return (
-        f"{story.model} {story.version}: the {story.side.value} {what}: {story.measure} {story.mean:.3g} "
-        f"[{story.low:.3g}, {story.high:.3g}] where {story.limit:.3g} is the limit"
+        f"{story.model} {story.version}: the {story.side.value} {what}: {story.measure} {number(story.mean, 3)} "
+        f"[{number(story.low, 3)}, {number(story.high, 3)}] where {number(story.limit, 3)} is the limit"
     )
 
 

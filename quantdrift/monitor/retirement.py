@@ -23,6 +23,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Budget, Config, Discovery
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import number
 from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric
 from quantdrift.drift.bound import upper_bound
@@ -159,7 +160,7 @@ def _calm(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limit
     if high > bound(seen) or any(_low(metric, one.inside, cap) > bound([one]) for one in seen):
         return None
     return (
-        f"mean {metric.value} {mean * cap:.3g}, at most {high * cap:.3g}, against {bound(seen) * cap:.3g}"
+        f"mean {metric.value} {number(mean * cap, 3)}, at most {number(high * cap, 3)}, against {number(bound(seen) * cap, 3)}"
         " that would count"
     )
 

@@ -1,0 +1,49 @@
+"""Numbers in text: two or three significant digits, never an exponent, and nouns in the singular or plural."""
+
+from math import floor, isfinite, log10
+
+_MOST_DECIMALS = 9  # smaller figures read as 0: nobody acts on a thousand-millionth
+_MOST_DIGITS = 6
+_LARGEST = 1e15
+
+
+def count_of(n: int, noun: str) -> str:
+    """Return a number with its noun: `1 exchange`, `1,042 exchanges`."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """Return a number with so many significant digits and no exponent: `0.021`; infinity stays one."""
+    if value is None:
+        return "?"
+    if not isfinite(value):
+        return "infinite"
+    if abs(value) >= _LARGEST:
+        return f"{'less than -' if value < 0 else 'more than '}{_LARGEST:,.0f}"
+    return fixed(value, decimals(value, digits))
+
+
+def percent(ratio: float, digits: int = 2) -> str:
+    """Return a share with so many significant digits: 0.0523 is `5.2 %`."""
+    return f"{number(100 * ratio, digits)} %"
+
+
+def from_to(before: float, after: float, digits: int = 3) -> tuple[str, str] | None:
+    """Return two numbers with as many digits as it takes to tell them apart; None where six do not."""
+    for more in range(digits, _MOST_DIGITS + 1):
+        told = number(before, more), number(after, more)
+        if told[0] != told[1]:
+            return told
+    return None
+
+
+def decimals(value: float, digits: int = 2) -> int:
+    """Return how many decimals give a number so many significant digits."""
+    return digits - 1 if not value or not isfinite(value) else max(0, digits - 1 - floor(log10(abs(value))))
+
+
+def fixed(value: float, n_decimals: int) -> str:
+    """Return a number with so many decimals, idle zeros left out."""
+    text = f"{value:,.{min(n_decimals, _MOST_DECIMALS)}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
