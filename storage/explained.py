@@ -47,6 +47,13 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(description="What the reference's outputs say against the configuration: figures may mislead."),
     ] = None
+    begin: Annotated[
+        str | None,
+        Meta(
+            description="How the slice stood before the onset: new_version (the version came within an hour of it),"
+            " first_seen (fewer than 30 exchanges before it: nothing tells that anything changed) or changed."
+        ),
+    ] = None
     cause: Annotated[
         str | None,
         Meta(
@@ -93,6 +100,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_move: Annotated[
         float | None, Meta(description="By how much the mean over all traffic moved.")
     ] = None
+    aggregate_move_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     aggregate_within: Annotated[float | None, Meta(description="Part of it by change within the slices.")] = (
         None
     )

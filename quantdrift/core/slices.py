@@ -13,6 +13,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import Predicate
 
 ALL = "all"
+EVERYTHING = "true"  # the predicate of the slice `all`
 _OTHER = "(other)"
 
 
@@ -39,7 +40,7 @@ class SliceKey(msgspec.Struct, frozen=True, kw_only=True):
 
 def everything(model: str) -> SliceKey:
     """Return the slice that every item of `model` belongs to."""
-    return SliceKey(model=model, name=ALL, predicate="true")
+    return SliceKey(model=model, name=ALL, predicate=EVERYTHING)
 
 
 class SliceAssigner:

@@ -172,6 +172,7 @@ class BudgetDetector:
             before=scale * x / w if w > 0 else None,
             after=scale * x_after / w_after if w_after > 0 else None,
             n_after=int(state[N] - state[FLOOR_N][bet]),
+            n_before=int(state[FLOOR_N][bet]),
         )
 
     def run(self, states: FloatArray, block: Block) -> Path:

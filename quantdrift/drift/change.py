@@ -254,6 +254,7 @@ class ChangeDetector:
             before=scale * max(float(x_before), 0.0) / float(n_before) if n_before > 0 else None,
             after=scale * x_after / n_after if n_after > 0 else None,
             n_after=int(n_after),
+            n_before=max(int(n_before), 0),
         )
 
     def run(self, states: FloatArray, block: Block) -> Path:

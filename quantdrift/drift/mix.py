@@ -35,7 +35,9 @@ import numpy as np
 from quantdrift.drift.block import BoolArray, FloatArray, IntArray
 
 LEAST = 20  # items of a cell in the earlier window: below it the cell has no mean to compare with
-FEWEST_BEFORE = 30  # exchanges or sessions of the earlier window: its means are what all is held against
+# Exchanges or sessions of the earlier window: its means are what all is held against, and below 30 even a window without a
+# single flip is compatible with one in ten (the rule of three), so that nothing can be said to have moved from it.
+FEWEST_BEFORE = 30
 FEWEST_AFTER = 10  # of the later one: plain damage pages within a dozen, of which standard errors still tell
 Z = 1.96
 _DOMINANT = 0.8

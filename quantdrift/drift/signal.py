@@ -38,12 +38,15 @@ class Moved(msgspec.Struct, frozen=True, kw_only=True):
         What has been since (biased upwards: the onset was chosen by looking), or None.
     n_after
         Groups since the onset.
+    n_before
+        Groups that `before` is the mean of.
     """
 
     onset_us: int
     before: float | None
     after: float | None
     n_after: int
+    n_before: int = 0
 
 
 def opened(state: FloatArray, *, mass: float, at_us: int) -> None:

@@ -237,6 +237,7 @@ class TailDetector:
             before=None if before is None else scale * before,
             after=None if after is None else scale * after,
             n_after=int(since[0]),
+            n_before=int(state[FLOOR][0]),
         )
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:

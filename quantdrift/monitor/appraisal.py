@@ -7,6 +7,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
 from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.drift.interval import Estimate
+from quantdrift.drift.signal import SCALE, M
 from quantdrift.drift.watch import Phase, Thresholds
 from quantdrift.monitor.entry import Entry, Key
 from quantdrift.monitor.judge import ALERTS, Limits, Standing, judge
@@ -80,11 +81,13 @@ class Appraisal:
 
     def aggregate(
         self, entries: Mapping[Key, Entry], version_id: int, metric: Metric, now_us: int
-    ) -> tuple[Verdict, Estimate | None]:
-        """Return the verdict over all of a version's traffic, and its estimate of `metric`."""
+    ) -> tuple[Verdict, Estimate | None, float | None]:
+        """Return the verdict over all of a version's traffic, its estimate of `metric`, and what is accepted with noise."""
         model = self.catalog.versions[version_id].model
         for row in self.catalog.slices.values():
             entry = entries.get((version_id, row.id))
             if row.model == model and row.name == ALL and not row.where and entry is not None:
-                return self.verdict(entry, entry.watch.phase, now_us)[0], entry.recent(metric)
-        return Verdict.UNKNOWN, None
+                state = entry.state(metric)
+                accepted = None if state is None else float(state[M] * state[SCALE])
+                return self.verdict(entry, entry.watch.phase, now_us)[0], entry.recent(metric), accepted
+        return Verdict.UNKNOWN, None, None

@@ -104,7 +104,7 @@ class Chronicle:
         else:
             episode = Episode.OPEN if change.before is Phase.WATCHING else Episode.ESCALATE
             signal = max(signals, key=lambda one: change.evidence[one])
-            reason = reason_of(signal.kind, page=verdict is Verdict.FIRING)
+            reason = reason_of(signal.kind, Metric(signal.metric), page=verdict is Verdict.FIRING)
             evidence = math.fsum(change.evidence.values())
             moved = DETECTORS[signal.kind].moved(change.states[signal])
         self._tell(

@@ -21,10 +21,11 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.slices import ALL
+from quantdrift.core.slices import ALL, EVERYTHING
 from quantdrift.core.task import Task
 from quantdrift.drift.damage import DamageCause
 from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.diagnosis import Aggregate, Begin
 from quantdrift.drift.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.moves import Moves
 from quantdrift.monitor.account import advice, sentences
@@ -40,6 +41,7 @@ from quantdrift.monitor.scene import (
     new_engines,
     new_sidecars,
     new_versions,
+    versions_around,
 )
 from quantdrift.monitor.yardstick import Yardstick, yardstick
 from storage.evidence import Evidence
@@ -159,8 +161,9 @@ class Explainer:
             whole_after = await _since(evidence, row, everything)
 
         batches = {item.batch_id for scene in (past, after) for item in scene.items}
+        came = versions_around(catalog, row, await evidence.stored_at_us(row.fold_seq))
         changes = [
-            *new_versions(catalog, row, await evidence.stored_at_us(row.fold_seq)),
+            *new_versions(came, row.model_version_id),
             *new_engines(past, after, row.onset_us, await evidence.provenance(sorted(batches))),
             *new_sidecars(past, after, row.onset_us),
         ]
@@ -182,6 +185,7 @@ class Explainer:
             compared_with=held_against.words,
             compared_version=catalog.versions[held_against.version].candidate_version if other else None,
             changes=tuple(changes),
+            begin=Begin.NEW_VERSION if version in came else None,
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=None if by is None else catalog.slices[by].name,
             explained_by_id=by,
@@ -310,6 +314,7 @@ def _aggregate(explanation: Explanation, before: Scene, after: Scene, measure: M
         explanation,
         aggregate_cause=found.cause.value,
         aggregate_move=found.move.value,
+        aggregate_move_se=found.move.se,
         aggregate_within=found.within.value,
         aggregate_within_se=found.within.se,
         aggregate_mix=found.mix.value,
@@ -347,7 +352,7 @@ def _told(outcome: Outcome, found: dict[int, _Found], standing: Standing, catalo
     for place, explanation in explanations.items():
         row = rows[place]
         notes += standing.explained(row, found[place].explained, catalog.slices[row.slice_id].name)
-        rows[place] = _with(row, explanation)
+        rows[place] = with_explanation(row, explanation)
     return msgspec.structs.replace(outcome, transitions=tuple(rows), notes=tuple(notes))
 
 
@@ -362,17 +367,27 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
     )
 
 
-def _with(row: TransitionRow, explanation: Explanation) -> TransitionRow:
+def with_explanation(row: TransitionRow, explanation: Explanation) -> TransitionRow:
     """Return an alert with its explanation, in figures and in words, and with the advice that follows from it."""
     details = row.details
     task = Task(details.get("task", Task.CLASSIFICATION))  # what an earlier release has told says none
     said = sentences(explanation, row.metric, details.get("detector", BUDGET.kind), task)
+    begin = explanation.begin or details.get("begin", Begin.CHANGED)
+    explanation = msgspec.structs.replace(explanation, begin=begin)
     told = {
         "advice": advice(
             row.metric,
             task,
-            Verdict(details["aggregate_verdict"]),
+            Aggregate(
+                verdict=Verdict(details["aggregate_verdict"]),
+                mean=details.get("aggregate_mean"),
+                accepted=details.get("aggregate_accepted"),
+                itself=details["predicate"] == EVERYTHING,
+            ),
             details["onset"],
+            begin=Begin(begin),
+            n_before=details.get("n_history", 0),
+            version=details["version"],
             cause=explanation.cause,
             explained_by=explanation.explained_by,
         )

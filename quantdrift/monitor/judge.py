@@ -2,10 +2,9 @@
 
 import msgspec
 
+from quantdrift.core.notation import count_of
 from quantdrift.core.records import Verdict
-from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.watch import Phase
-from quantdrift.monitor.account import reason_of
 from quantdrift.monitor.ledger import Counts
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
@@ -15,6 +14,7 @@ ALERTS = {Phase.FIRING: Verdict.FIRING, Phase.WARNING: Verdict.WARNING}
 SUPERSEDED = "superseded: another version of this model is compared, and this one no more"
 RETIRED = "retired: nothing was compared for 30 days"
 LOST = "loss: too many of its samples were lost in the last hour"
+UNNAMED = "the evidence is enough to alert; which signal has the most of it is not recorded"
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
@@ -69,13 +69,13 @@ def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
     it. Otherwise whatever could hide drift makes the slice `unknown`, never `ok`.
     """
     if alert := ALERTS.get(standing.phase):
-        return alert, standing.alarm or reason_of(BUDGET.kind, page=alert is Verdict.FIRING)
+        return alert, standing.alarm or UNNAMED
     if doubt := _doubt(standing, limits):
         return Verdict.UNKNOWN, doubt
     if standing.n_missing:
         return (
             Verdict.OK,
-            f"no evidence against its budget; its baseline needs some {_round(standing.n_missing)} more exchanges",
+            f"no evidence against its budget; its baseline needs some {_more(_round(standing.n_missing))}",
         )
     return Verdict.OK, "no evidence against its budget or its baseline"
 
@@ -86,7 +86,7 @@ def _doubt(standing: Standing, limits: Limits) -> str:
         return SUPERSEDED
     missing = limits.min_groups - standing.n_groups
     if missing > 0:
-        return f"needs {missing} more exchanges"
+        return f"needs {_more(missing)}"
     counts = standing.counts
     if counts.missing >= LEAST_LOST and counts.missing > limits.max_loss_ratio * counts.taken:
         return _expired(counts) if counts.expired > counts.lost else LOST
@@ -106,6 +106,10 @@ def _expired(counts: Counts) -> str:
     )
 
 
-def _round(n: int) -> str:
+def _more(n: int) -> str:
+    return count_of(n, "more exchange")
+
+
+def _round(n: int) -> int:
     """Return `n` to two significant digits: the reason is no counter."""
-    return f"{float(f'{n:.2g}'):,.0f}"
+    return int(float(f"{n:.2g}"))

@@ -15,7 +15,7 @@ from quantdrift.drift.damage import Damage, Window, damage
 from quantdrift.drift.detector import BUDGET, TAIL
 from quantdrift.drift.mix import LEAST, Sample, Split, split
 from storage.evidence import EvidenceItem
-from storage.fold_rows import Catalog, TransitionRow, from_us
+from storage.fold_rows import Catalog, TransitionRow, VersionRow, from_us
 
 MOST_CELLS = 64  # of the partition of all traffic; what is rarer is one cell
 _LEAST_KNOWN = 20  # items without it, after which a sidecar or an engine is new
@@ -236,8 +236,8 @@ def _new(
     }
 
 
-def new_versions(catalog: Catalog, row: TransitionRow, stored_us: int | None) -> list[str]:
-    """Return what is to be said of candidate versions of the model that came with the onset.
+def versions_around(catalog: Catalog, row: TransitionRow, stored_us: int | None) -> list[VersionRow]:
+    """Return the candidate versions of the model that came with the onset, oldest first.
 
     A model's first version is none of them: before it nothing served that it could differ from.
 
@@ -257,10 +257,18 @@ def new_versions(catalog: Catalog, row: TransitionRow, stored_us: int | None) ->
     )
     until_us = row.at_us if stored_us is None else stored_us
     return [
-        f"candidate version {version.candidate_version}"
-        f"{' (this one)' if version.id == row.model_version_id else ''}, first seen {from_us(version.first_seen_us):%Y-%m-%d %H:%M} UTC"
+        version
         for version in sorted(catalog.versions.values(), key=lambda one: (one.first_seen_us, one.id))
         if version.model == model
         and version is not first
         and row.onset_us - _AROUND_US <= version.first_seen_us <= until_us
+    ]
+
+
+def new_versions(came: Sequence[VersionRow], mine: int) -> list[str]:
+    """Return what is to be said of candidate versions that came with the onset; `mine` is the alert's."""
+    return [
+        f"candidate version {version.candidate_version}{' (this one)' if version.id == mine else ''}, "
+        f"first seen {from_us(version.first_seen_us):%Y-%m-%d %H:%M} UTC"
+        for version in came
     ]

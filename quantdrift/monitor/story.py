@@ -5,13 +5,18 @@ from typing import Any
 
 import msgspec
 
+from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import MEASURES, Task
 from quantdrift.drift import signal as fields
 from quantdrift.drift.bag import exceedance
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
+from quantdrift.drift.diagnosis import Aggregate, Decided, begin_of
+from quantdrift.drift.diagnosis_text import decided
 from quantdrift.drift.interval import Estimate
+from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.drift.signal import Moved
 from quantdrift.monitor.account import advice
 from storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
@@ -37,19 +42,24 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     noise
         What was added to that mean because reference or candidate differ from themselves.
     before, after
-        Its mean before and since the estimated onset; `after` is biased upwards, the onset having been chosen by
-        looking.
+        Its mean before and since the estimated onset, which is what decided; `after` is biased upwards, the onset having
+        been chosen by looking. `before` is left out below 30 exchanges.
     mean, low, high, n_recent
-        Its mean over the recent window with the time-uniform 95 % interval, and the window's exchanges.
+        Its mean over the recent window with the time-uniform 95 % interval, and the window's exchanges: not what decided.
     onset
         Estimated begin, ISO 8601.
-    n_groups, n_since_onset
-        Exchanges compared in this slice so far, and since the onset.
+    n_groups, n_since_onset, n_history
+        Exchanges compared in this slice so far, and those that the deciding signal has seen since the onset and before
+        it.
+    begin
+        How the slice stood before the onset; `new_version` only where it could be explained.
     evidence, threshold
         Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
         of recovery), and what it had to reach.
     aggregate_verdict, aggregate_mean, aggregate_low, aggregate_high
-        The same metric over all of the version's traffic: is it only this slice?
+        The same metric over all of the version's traffic, recent window: is it only this slice?
+    aggregate_accepted
+        What is accepted there, noise included.
     detector
         Which kind of detector has the most evidence: `budget` (the mean is above what is accepted), `change` (flips
         are above what was learned) or `tail` (the upper tail of the divergence is above what was learned; `mean`, `low`, `high`,
@@ -89,8 +99,11 @@ class Story(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_mean: float | None = None
     aggregate_low: float | None = None
     aggregate_high: float | None = None
+    aggregate_accepted: float | None = None
     onset: str | None = None
     n_since_onset: int | None = None
+    n_history: int | None = None
+    begin: str | None = None
     advice: str
     detector: str = BUDGET.kind
     tail_level: float | None = None
@@ -118,7 +131,7 @@ def tell(
     moved: Moved | None,
     evidence: float,
     threshold: float,
-    aggregate: tuple[Verdict, Estimate | None],
+    aggregate: tuple[Verdict, Estimate | None, float | None],
     episode: Episode,
     at_us: int,
     fold_seq: int,
@@ -143,7 +156,7 @@ def tell(
     moved
         What moved, or None where an alert has ended.
     aggregate
-        Verdict and estimate over all of the version's traffic.
+        Verdict and estimate over all of the version's traffic, and what is accepted there, noise included.
     episode, at_us, fold_seq
         As in the row.
     budget
@@ -155,6 +168,14 @@ def tell(
     tail = exceedance(state) if moved and kind == TAIL.kind else None
     mean, low, high = interval_of(recent)
     aggregate_mean, aggregate_low, aggregate_high = interval_of(aggregate[1])
+    n_history = max(int(state[fields.N_TOTAL]) - moved.n_after, 0) if moved else 0
+    begin = begin_of(n_history)
+    whole = Aggregate(
+        verdict=aggregate[0],
+        mean=aggregate_mean,
+        accepted=aggregate[2],
+        itself=place.predicate == EVERYTHING,
+    )
     story = Story(
         model=version.model,
         version=version.candidate_version,
@@ -170,7 +191,7 @@ def tell(
         unit=unit_of(metric, task),
         budget=float(state[fields.M] * state[fields.SCALE]) if budget is None else budget,
         noise=noise or None,
-        before=moved.before if moved else None,
+        before=moved.before if moved and moved.n_before >= FEWEST_BEFORE else None,
         after=moved.after if moved else None,
         mean=mean,
         low=low,
@@ -183,9 +204,22 @@ def tell(
         aggregate_mean=aggregate_mean,
         aggregate_low=aggregate_low,
         aggregate_high=aggregate_high,
+        aggregate_accepted=aggregate[2],
         onset=iso(moved.onset_us) if moved else None,
         n_since_onset=moved.n_after if moved else None,
-        advice=advice(metric, task, aggregate[0], iso(moved.onset_us)) if moved else ended(change[1]),
+        n_history=n_history if moved else None,
+        begin=begin if moved else None,
+        advice=advice(
+            metric,
+            task,
+            whole,
+            iso(moved.onset_us),
+            begin=begin,
+            n_before=n_history,
+            version=version.candidate_version,
+        )
+        if moved
+        else ended(change[1]),
         detector=kind,
         tail_level=tail.level if tail else None,
         tail_before=tail.before if tail else None,
@@ -232,21 +266,50 @@ def ended(verdict: Verdict) -> str:
 
 
 def summary(story: Story) -> str:
-    """Return one line for people."""
-    where = f"{story.model} {story.version}, {story.slice}"
-    if story.mean is None or story.low is None or story.high is None:
-        return f"{where}: {story.from_verdict} -> {story.verdict} ({story.reason})"
-    what = f"p99 of {story.measure}" if story.detector == TAIL.kind else story.measure
-    if story.detector != BUDGET.kind:
-        return (
-            f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "
-            f"[{story.low:.3g}, {story.high:.3g}] ({story.reason})"
-        )
-    return (
-        f"{where}: {story.from_verdict} -> {story.verdict}: {what} {story.mean:.3g} "
-        f"[{story.low:.3g}, {story.high:.3g}] against a budget of {story.budget:g}"
-        + (f" and noise of {story.noise:.3g}" if story.noise else "")
+    """Return one line for people: where, the verdicts, and the figures that decided."""
+    where = f"{story.model} {story.version}, {story.slice}: {story.from_verdict} -> {story.verdict}"
+    if story.verdict is Verdict.OK:
+        return f"{where}: {_recovered(story)}"
+    told = decided(_decided(story), _moment(story.onset)) if story.onset else ""
+    if not told:
+        return f"{where} ({story.reason})"
+    return f"{where}: {told}" if story.detector == BUDGET.kind else f"{where}: {told} ({story.reason})"
+
+
+def _decided(story: Story) -> Decided:
+    return Decided(
+        task=story.task,
+        metric=story.metric,
+        kind=story.detector,
+        after=story.after,
+        n_after=story.n_since_onset or 0,
+        before=story.before,
+        budget=story.budget,
+        noise=story.noise or 0.0,
+        tail_level=story.tail_level,
+        tail_before=story.tail_before,
+        tail_after=story.tail_after,
     )
+
+
+def _recovered(story: Story) -> str:
+    """Return what ended an alert: the evidence of recovery. The recent window still holds the drift, and is not told."""
+    share = story.metric is Metric.FLIP
+    what = "the flip rate" if share else f"the mean {story.measure}"
+    against = "its learned baseline"
+    if story.detector == TAIL.kind:
+        what = f"the upper tail of {story.measure}"
+    elif story.detector == BUDGET.kind:
+        against = f"its budget of {percent(story.budget) if share else number(story.budget)}"
+        against += "" if share or not story.unit else f" {story.unit}"
+    return (
+        f"{what} is within {against} again; the evidence for that is "
+        f"{number(story.evidence, 3)}, and {number(story.threshold, 3)} is needed"
+    )
+
+
+def _moment(at: str) -> str:
+    return f"{datetime.fromisoformat(at):%Y-%m-%d %H:%M} UTC"
 
 
 def interval_of(estimate: Estimate | None) -> tuple[float | None, float | None, float | None]:

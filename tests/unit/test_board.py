@@ -116,6 +116,9 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
         mean=0.05,
         low=0.03,
         high=0.08,
+        after=0.06,
+        n_since_onset=120,
+        onset="2026-03-01T12:00:00+00:00",
         n_recent=400,
         n_groups=400,
         evidence=12.0,
@@ -142,7 +145,7 @@ def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
         assert record.attributes["quantdrift.slice"] == "scanner=faint"
         assert all(name.startswith("quantdrift.") for name in record.attributes)
         assert "aggregate_mean" not in str(list(record.attributes))
-    assert (
-        record.body
-        == "digits 1, scanner=faint: ok -> firing: flip 0.05 [0.03, 0.08] against a budget of 0.01"
+    assert record.body == (
+        "digits 1, scanner=faint: ok -> firing: 6 % of decisions changed since 2026-03-01 12:00 UTC (120 exchanges),"
+        " 1 % accepted"
     )

@@ -8,6 +8,7 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
+from quantdrift.drift.diagnosis import Aggregate, Begin
 from quantdrift.monitor.account import advice, reason_of, sentences
 from quantdrift.monitor.explanation import findings
 from quantdrift.monitor.relation import Standing, smallest
@@ -19,6 +20,7 @@ from quantdrift.monitor.scene import (
     new_engines,
     new_sidecars,
     new_versions,
+    versions_around,
 )
 from storage.evidence import Alerting, EvidenceItem
 from storage.explained import Explanation, explanation_of
@@ -195,23 +197,29 @@ def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
 def test_a_candidate_version_of_the_model_that_came_with_the_onset_is_named() -> None:
     """One first seen a month later was not known then, and a model's first version is no news."""
     row = change(BIG, 5)
-    (other,) = new_versions(CATALOG, row, None)
+    (other,) = new_versions(versions_around(CATALOG, row, None), VERSION)
     assert other.startswith("candidate version 2, first seen")
-    assert new_versions(CATALOG, row, BEGIN_US - SECOND_US) == []
+    assert versions_around(CATALOG, row, BEGIN_US - SECOND_US) == []
     before = msgspec.structs.replace(CATALOG.versions[2], first_seen_us=BEGIN_US - 40 * 24 * HOUR_US)
     later = Catalog(
         versions={**CATALOG.versions, 2: before}, slices=CATALOG.slices, policies=CATALOG.policies
     )
-    (mine,) = new_versions(later, row, None)
+    (mine,) = new_versions(versions_around(later, row, None), VERSION)
     assert mine.startswith("candidate version 1 (this one), first seen")
 
 
-def test_the_reason_names_the_kind_of_detector() -> None:
-    """Six texts, each its own."""
-    kinds = (BUDGET.kind, CHANGE.kind, TAIL.kind)
-    assert len({reason_of(kind, page=page) for kind in kinds for page in (True, False)}) == 6
-    assert "budget" in reason_of(BUDGET.kind, page=True)
-    assert "tail" in reason_of(TAIL.kind, page=True)
+def test_the_reason_names_the_signal_that_decided() -> None:
+    """Eight texts, each its own: flips that decided are not told as a divergence."""
+    signals = (
+        (BUDGET.kind, Metric.FLIP),
+        (BUDGET.kind, Metric.DIVERGENCE),
+        (CHANGE.kind, Metric.FLIP),
+        (TAIL.kind, Metric.DIVERGENCE),
+    )
+    assert len({reason_of(*signal, page=page) for signal in signals for page in (True, False)}) == 8
+    assert reason_of(BUDGET.kind, Metric.FLIP, page=True) == "the flip rate is above the budget"
+    assert reason_of(BUDGET.kind, Metric.DIVERGENCE, page=True) == "the mean divergence is above the budget"
+    assert "tail" in reason_of(TAIL.kind, Metric.DIVERGENCE, page=True)
 
 
 FOUND = Explanation(
@@ -264,11 +272,13 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
 
 
 def test_a_part_far_below_its_error_is_told_as_none() -> None:
-    """Nobody who is woken reads -9.19e-05 as nothing."""
+    """Nobody who is woken reads -9.19e-05 as nothing, nor a part within 1.96 standard errors as a finding."""
     found = msgspec.structs.replace(FOUND, aggregate_mix=-9.19e-7, aggregate_mix_se=0.00084)
     said = " ".join(sentences(found, Metric.FLIP, BUDGET.kind, TASK))
-    assert "+0 points (standard error 0.084)" in said
+    assert "nothing beyond chance (standard error 0.084 points)" in said
     assert "e-05" not in said
+    below = msgspec.structs.replace(FOUND, aggregate_mix=0.0008, aggregate_mix_se=0.00084)
+    assert "0.08 points" not in " ".join(sentences(below, Metric.FLIP, BUDGET.kind, TASK))
 
 
 def test_what_was_not_there_before_is_told_apart() -> None:
@@ -285,10 +295,10 @@ def test_what_was_not_there_before_is_told_apart() -> None:
     *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind, TASK)
     assert slice_.startswith("Inputs at margins that were not there before")
     assert "at margins that were not there before: +8 points (standard error 1)" in slice_
-    assert aggregate.endswith("; traffic that was not there before: +2 points (standard error 0.5).")
+    assert aggregate.endswith("; traffic that is new or was rare before: +2 points (standard error 0.5).")
     beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
     assert (
-        "traffic that was not there before: +2 points"
+        "traffic that is new or was rare before: +2 points"
         in sentences(beside, Metric.FLIP, BUDGET.kind, TASK)[-1]
     )
     assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
@@ -343,8 +353,9 @@ def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
 
 def test_advice_follows_the_cause() -> None:
     """Nobody is told to calibrate again because of what others send."""
+    fine = Aggregate(verdict=Verdict.OK, mean=0.001, accepted=0.01)
     told = {
-        cause: advice(Metric.FLIP, TASK, Verdict.OK, "now", cause=cause)
+        cause: advice(Metric.FLIP, TASK, fine, "now", begin=Begin.CHANGED, n_before=300, cause=cause)
         for cause in ("damage", "input_shift", "unseen", "both", "undecided", "too_few", None)
     }
     assert "Calibrate" in told["damage"]
@@ -353,9 +364,10 @@ def test_advice_follows_the_cause() -> None:
     assert "label" in told["unseen"]
     assert told["undecided"] == told["too_few"] == told[None]
     assert "per-channel" in told[None]
-    assert advice(Metric.DIVERGENCE, TASK, Verdict.FIRING, "now", explained_by="small").startswith(
-        "Look at small first"
-    )
+    drifts = Aggregate(verdict=Verdict.FIRING)
+    assert advice(
+        Metric.DIVERGENCE, TASK, drifts, "now", begin=Begin.CHANGED, n_before=300, explained_by="small"
+    ).startswith("Look at small first")
 
 
 def test_what_is_not_known_is_left_out_and_an_older_release_is_read() -> None:

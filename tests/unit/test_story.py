@@ -7,7 +7,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
-from quantdrift.drift.signal import Moved
+from quantdrift.drift.signal import N_TOTAL, Moved
 from quantdrift.monitor.account import reason_of
 from quantdrift.monitor.story import Story, ended, summary, tell
 from storage.fold_rows import Episode, TransitionRow
@@ -24,7 +24,7 @@ def told(state: FloatArray, *, kind: str, metric: Metric, moved: Moved | None = 
         version=CATALOG.versions[WITH_REFERENCE],
         place=CATALOG.slices[FAINT_ID],
         change=(Verdict.OK, Verdict.FIRING),
-        reason=reason_of(kind, page=True),
+        reason=reason_of(kind, metric, page=True),
         metric=metric,
         kind=kind,
         state=state,
@@ -33,7 +33,7 @@ def told(state: FloatArray, *, kind: str, metric: Metric, moved: Moved | None = 
         moved=moved or DETECTORS[kind].moved(state),
         evidence=12.0,
         threshold=10.0,
-        aggregate=(Verdict.OK, None),
+        aggregate=(Verdict.OK, None, None),
         episode=Episode.OPEN,
         at_us=BEGIN_US,
         fold_seq=1,
@@ -62,6 +62,7 @@ def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
 def test_an_alert_of_a_budget_tells_no_tail() -> None:
     """The mean against the budget, which holds whatever the state tests against."""
     state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
+    state[N_TOTAL] = 400
     moved = Moved(onset_us=BEGIN_US, before=None, after=None, n_after=0)
     row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
     assert row.details["detector"] == "budget"

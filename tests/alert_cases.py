@@ -1,0 +1,92 @@
+"""Alerts by case, put together as the monitor puts them together: the story, its explanation, and the words of both."""
+
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.task import Task
+from quantdrift.drift.detector import BUDGET, CHANGE
+from quantdrift.drift.interval import Estimate
+from quantdrift.drift.signal import N_TOTAL, Moved
+from quantdrift.monitor.account import reason_of
+from quantdrift.monitor.explanation import with_explanation
+from quantdrift.monitor.story import Story, summary, tell
+from storage.explained import Explanation
+from storage.fold_rows import Episode, TransitionRow
+from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
+
+UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04}
+
+
+def alert(
+    *,
+    metric: Metric = Metric.FLIP,
+    kind: str = BUDGET.kind,
+    verdict: Verdict = Verdict.FIRING,
+    n_before: int = 400,
+    n_after: int = 254,
+    before: float | None = 0.004,
+    after: float | None = 0.053,
+    aggregate: Verdict = Verdict.OK,
+    aggregate_mean: float | None = 0.0058,
+    budget: float | None = None,
+    slice_id: int = FAINT_ID,
+    found: Explanation | None = None,
+) -> TransitionRow:
+    """Return an alert of a slice, with its explanation where one was found.
+
+    Parameters
+    ----------
+    metric, kind
+        The signal that decided: by `budget` or `change`.
+    n_before, n_after, before, after
+        Exchanges before and since the onset, and the signal's means there.
+    aggregate, aggregate_mean
+        The verdict on all traffic, and its mean over the recent window.
+    """
+    fresh = (
+        BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
+        if kind == BUDGET.kind
+        else CHANGE.fresh(tau=0.25, scale=1.0, mass=0.0, at_us=0)
+    )
+    fresh[N_TOTAL] = n_before + n_after
+    accepted = UNIT[metric] if budget is None else budget
+    estimate = (
+        None
+        if aggregate_mean is None
+        else Estimate(mean=aggregate_mean, low=0.0, high=2 * aggregate_mean, n=2600)
+    )
+    row = tell(
+        task=Task.CLASSIFICATION,
+        version=CATALOG.versions[WITH_REFERENCE],
+        place=CATALOG.slices[slice_id],
+        change=(Verdict.OK, verdict),
+        reason=reason_of(kind, metric, page=verdict is Verdict.FIRING),
+        metric=metric,
+        kind=kind,
+        state=fresh,
+        budget=accepted,
+        n_groups=n_before + n_after,
+        moved=Moved(onset_us=BEGIN_US, before=before, after=after, n_after=n_after, n_before=n_before),
+        evidence=16.2,
+        threshold=10.0,
+        aggregate=(aggregate, estimate, accepted),
+        episode=Episode.OPEN,
+        at_us=BEGIN_US,
+        fold_seq=1,
+    )
+    return row if found is None else with_explanation(row, found)
+
+
+def text(row: TransitionRow) -> str:
+    """Return everything that an alert tells in words: its first line, its reason, its explanation and its advice."""
+    known: dict[str, Any] = {
+        name: row.details[name] for name in Story.__struct_fields__ if name in row.details
+    }
+    lines = [
+        summary(msgspec.convert(known, Story)),
+        *row.details.get("explanation", ()),
+        row.details["advice"],
+    ]
+    return "\n".join(lines)
