@@ -172,8 +172,42 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
     noise: dict[Metric, float] = {}
 
 
+class Deciding(_Fact, frozen=True, kw_only=True):
+    """What decided an alert, as the monitor told it; None where an earlier release did not.
+
+    Parameters
+    ----------
+    detector
+        Kind of the detector with the most evidence.
+    onset, after, n_since_onset
+        Estimated begin, ISO 8601, the mean (of a tail: p99) of its signal from there until it decided, and the exchanges.
+    before, n_history
+        The same before the onset, and the exchanges seen before it.
+    budget, noise
+        What was accepted, and what was added to it for noise.
+    tail_level, tail_before, tail_after
+        Of a tail: a level, and the shares of items above it.
+    evidence, threshold
+        What was reached, and what it took.
+    """
+
+    detector: str = "budget"
+    onset: str | None = None
+    after: float | None = None
+    n_since_onset: int | None = None
+    before: float | None = None
+    n_history: int | None = None
+    budget: float | None = None
+    noise: float = 0.0
+    tail_level: float | None = None
+    tail_before: float | None = None
+    tail_after: float | None = None
+    evidence: float | None = None
+    threshold: float | None = None
+
+
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period, with what was told of its cause."""
+    """An alert that was open at some time of the period, with what decided it and what was told of its cause."""
 
     id: int
     version_id: int
@@ -184,6 +218,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
     opened_at: datetime
     resolved_at: datetime | None
     explanation: Explanation = Explanation()
+    deciding: Deciding = Deciding()
 
 
 class Example(_Fact, frozen=True, kw_only=True):

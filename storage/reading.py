@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
 
+import msgspec
 from sqlalchemy import RowMapping, TextClause, insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -14,7 +15,7 @@ from storage.coverage import Coverage
 from storage.database import Database
 from storage.divergence import Divergence
 from storage.explained import explanation_of
-from storage.facts import Changes, Episode, Example, SliceName, VerdictFact, Version
+from storage.facts import Changes, Deciding, Episode, Example, SliceName, VerdictFact, Version
 from storage.tables import ReportRun
 
 _VERSIONS = text("""
@@ -127,6 +128,7 @@ class Reader:
                 opened_at=row["opened_at"],
                 resolved_at=row["resolved_at"],
                 explanation=explanation_of(row["details"]),
+                deciding=_deciding_of(row["details"]),
             )
             for row in await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
         ]
@@ -176,6 +178,14 @@ async def record_run(
     async with database.begin() as connection:
         statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
         return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
+
+
+def _deciding_of(details: Mapping[str, Any]) -> Deciding:
+    """Return what decided an alert; nothing where another release told it in another way."""
+    try:
+        return msgspec.convert(details, Deciding)
+    except msgspec.ValidationError:
+        return Deciding()
 
 
 def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:

@@ -106,7 +106,8 @@ def _table(model: "ModelFigures") -> str:
 
 
 def _row(entry: "SliceFigures") -> tuple[str, ...]:
-    from quantdrift.report.wording import count, number, percent
+    from quantdrift.core.notation import number, percent
+    from quantdrift.report.wording import count
 
     tail = [*entry.tail[1:], entry.shortfall]
     return (

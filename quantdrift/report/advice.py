@@ -3,9 +3,12 @@
 import re
 from urllib.parse import urlsplit
 
+from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
+from quantdrift.drift.diagnosis import Begin, begin_of
+from quantdrift.drift.diagnosis_text import first_step
+from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.report.interval import Estimate
-from quantdrift.report.wording import percent
 from storage.explained import Explanation
 from storage.facts import Episode, SliceName, Version
 
@@ -19,8 +22,10 @@ def advise(
     version: Version,
     *,
     before: Estimate | None,
-    after: Estimate | None,
+    n_before: int,
     budget: float | None,
+    flips: Estimate | None,
+    flip_budget: float | None,
     share_before: float | None,
     share_after: float | None,
 ) -> tuple[str, ...]:
@@ -30,28 +35,36 @@ def advise(
     ----------
     episode, slice_name, version
         Which alert.
-    before, after
-        The metric before and after the onset, where there is data.
+    before, n_before
+        The metric before the onset, where there is data enough, and the exchanges compared there.
     budget
         What the owner accepts, with what is added to it for noise.
+    flips, flip_budget
+        The share of decisions that changed since the onset, and what is accepted of that, noise included.
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    steps = [_cause(version, before, after, budget, episode.explanation)]
+    told, n_history = episode.explanation, episode.deciding.n_history
+    above_before = before is not None and budget is not None and (before.low or 0.0) > budget
+    begin = _begin(told, n_before, above_before=above_before)
+    known = n_before if n_history is None else n_history
+    steps = [first_step(begin, version.candidate_version, known, told.cause)]
     if episode.explanation.explained_by:
         steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
     if share_before and share_after and share_after >= _GROWN * share_before:
-        steps.append(
-            f"Its traffic grew from {percent(share_before)} to {percent(share_after)} of all exchanges: more"
-            " people meet the fault than before."
+        grown = (
+            f"from {percent(share_before)} to {percent(share_after)} of all exchanges"
+            if n_before >= FEWEST_BEFORE
+            else f"to {percent(share_after)} of all exchanges ({count_of(n_before, 'exchange')} of it before)"
         )
+        steps.append(f"Its traffic grew {grown}: more people meet the fault than before.")
     if episode.metric is Metric.FLIP:
         steps.append(
             "A flip is a disagreement, not yet an error: join the examples with their labels to see which side is"
             " right."
         )
     else:
-        steps.append("Outputs moved before decisions did: look at thresholds and rankings that use them.")
+        steps.append(_decisions(flips, flip_budget))
     if episode.resolved_at is None:
         everything = slice_name.predicate == "true"
         inputs = "inputs as they come now" if everything else f"inputs of {slice_name.name}"
@@ -64,34 +77,29 @@ def advise(
     return tuple(steps)
 
 
-def _cause(
-    version: Version, before: Estimate | None, after: Estimate | None, budget: float | None, told: Explanation
-) -> str:
-    if before is None or after is None:
+def _begin(told: Explanation, n_before: int, *, above_before: bool) -> Begin:
+    """Return how the slice stood before the onset: as the monitor decided, where its release decided it."""
+    new_version = any(one.startswith("candidate version ") and "(this one)" in one for one in told.changes)
+    found = begin_of(n_before, new_version=new_version, above_before=above_before)
+    known = Begin(told.begin) if told.begin in set(Begin) else found
+    return Begin.OLDER if known is Begin.CHANGED and above_before else known
+
+
+def _decisions(after: Estimate | None, accepted: float | None) -> str:
+    """Return what to do about outputs that moved, by what became of the decisions."""
+    if after is None:
         return (
-            "The slice has no history before the drift: compare with the version that served before, and go back to"
-            " it if that one is better."
+            "Look at thresholds and rankings that use these outputs: of changed decisions nothing is known."
         )
-    if budget is not None and (before.low or 0.0) > budget:
-        return "The slice was above its budget before the estimated onset already: the fault is older than the alert."
-    if any(change.startswith("candidate version ") and "(this one)" in change for change in told.changes):
+    changed = f"{percent(after.mean)} since the onset"
+    if accepted is not None and after.mean <= accepted:
         return (
-            f"The version is new ({version.candidate_version} came within an hour of the estimated onset): compare with"
-            " the one that served before, and go back to it if that one is better."
-        )
-    if told.cause == "unseen":
-        return (
-            f"The version did not change ({version.candidate_version}): its inputs are of a kind that was not there"
-            " before, so nothing tells what it always did on them. Ask who sends them."
-        )
-    if told.cause == "input_shift":
-        return (
-            f"The version did not change ({version.candidate_version}) and does what it always did: its inputs moved"
-            " towards the decision boundary. Ask who sends them; to calibrate again will not bring them back."
+            f"Few decisions changed ({changed}, {percent(accepted)} accepted): look at thresholds and rankings that use"
+            " the outputs."
         )
     return (
-        f"The version did not change ({version.candidate_version}, one reference throughout): its inputs did, or"
-        " what serves it. See whether the calibration set holds inputs as this slice has them now."
+        f"Decisions changed too ({changed}): join the examples with their labels to see which side is right, and look at"
+        " thresholds and rankings that use the outputs."
     )
 
 

@@ -7,7 +7,9 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import Task
+from quantdrift.drift.diagnosis import Aggregate
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
 from storage.facts import Fleet, ReasonCount, StratumCounts
@@ -44,6 +46,8 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
         p50, p95, p99 and p99.9 of the divergence; None where there is too little data for that one.
     shortfall
         Mean of the divergence above its p99; None where there is no p99.
+    decided
+        What decided its verdict, where that is an alert or the end of one: the other figures are of the whole period.
     """
 
     slice_id: int
@@ -65,6 +69,7 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
     shortfall: Quantile | None = None
     flip_noise: float = 0.0
     divergence_noise: float = 0.0
+    decided: str = ""
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
@@ -93,16 +98,23 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         The highest so far, what the model gives, and what moved.
     onset_at, opened_at, resolved_at
         Estimated begin, alert and end; None where it was open at the end of the period.
+    decided
+        What decided: the figures from the onset until the alert, and what they were held against; empty where a release
+        before this one did not tell.
     before, after
-        The metric in up to 24 hours before the onset, and from the onset to the end of the episode.
-    n_after
-        Exchanges compared in the latter.
+        The metric in up to 24 hours before the onset, and from the onset to the end of the episode or period; `before` is
+        None below 30 exchanges.
+    n_before, n_after
+        Exchanges compared in each.
+    flip_after
+        Share of changed decisions in the latter.
     budget
         What the owner accepts.
     share_before, share_after
         Estimated share of the model's exchanges.
-    aggregate, aggregate_verdict
-        The same metric on all exchanges from the onset on, and what was said of them.
+    aggregate, aggregate_verdict, aggregate_accepted
+        The same metric on all exchanges from the onset on, what was said of them at the end of the period, and what is
+        accepted of them, noise included.
     explanation
         Why it alerts, in sentences; empty where nothing was told.
     explained_by, explains
@@ -110,6 +122,8 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
         without it.
     folded
         Whether it is told under the alert that explains it.
+    by_budget
+        Whether it was decided by the budget of the metric's mean, and not by what was learned.
     examples, advice
         Exchanges that show it, and what to do next.
     """
@@ -126,14 +140,19 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     onset_at: datetime
     opened_at: datetime
     resolved_at: datetime | None
+    decided: str = ""
+    by_budget: bool = True
     before: Estimate | None
     after: Estimate | None
+    n_before: int = 0
     n_after: int
+    flip_after: Estimate | None = None
     budget: float | None
     share_before: float | None
     share_after: float | None
     aggregate: Estimate | None
     aggregate_verdict: Verdict
+    aggregate_accepted: float | None = None
     explanation: tuple[str, ...] = ()
     explained_by: str | None = None
     explained_by_id: int | None = None
@@ -141,6 +160,16 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     folded: bool = False
     examples: tuple[ExampleFigures, ...]
     advice: tuple[str, ...]
+
+    @property
+    def whole(self) -> Aggregate:
+        """All of the version's traffic beside it."""
+        return Aggregate(
+            verdict=self.aggregate_verdict,
+            mean=self.aggregate.mean if self.aggregate else None,
+            accepted=self.aggregate_accepted,
+            itself=self.predicate == EVERYTHING,
+        )
 
 
 class ModelFigures(_Figures, frozen=True, kw_only=True):

@@ -8,15 +8,19 @@ from statistics import median
 import msgspec
 
 from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
+from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import Task
+from quantdrift.drift.diagnosis import Decided, Kind
+from quantdrift.drift.diagnosis_text import decided
+from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
-from quantdrift.report.wording import headline
+from quantdrift.report.wording import headline, moment
 from storage.facts import Episode, Example, SliceBins, SliceName, SliceSums, Sums, VerdictFact, Version
 
-EVERYTHING = "true"  # the predicate of the slice `all`
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SHORTFALL = 0.99  # the mean of what lies above it is told
 
@@ -169,10 +173,16 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
     mine = [entry for entry in facts.episodes if entry.episode.version_id == version.id]
     if not mine and not any(key[0] == version.id for key in facts.totals):
         return None
-    entries = _slices(config, facts, version)
+    alerts = [_episode(config, facts, version, entry) for entry in mine]
+    entries = [
+        msgspec.structs.replace(
+            entry,
+            decided=_beside_verdict(entry.verdict, [one for one in alerts if one.slice_id == entry.slice_id]),
+        )
+        for entry in _slices(config, facts, version)
+    ]
     aggregate = next((entry for entry in entries if entry.predicate == EVERYTHING), None)
     others = tuple(entry for entry in entries if entry.predicate != EVERYTHING)
-    alerts = [_episode(config, facts, version, entry) for entry in mine]
     return ModelFigures(
         version_id=version.id,
         model=version.model,
@@ -269,20 +279,18 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
     budget = said.budgets.get(episode.metric, default) if said else default
     noise = said.noise.get(episode.metric, 0.0) if said else 0.0
 
-    def estimate(measured: Measured | None) -> Estimate | None:
-        if measured is None or episode.metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
+    def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
+        if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
             return None
-        return _estimate(episode.metric, measured.sums, measured.bins, accepted.cap)
+        return _estimate(metric, measured.sums, measured.bins, accepted.cap)
 
     whole = next(
-        (
-            fact.verdict
-            for key, fact in facts.verdicts.items()
-            if key[0] == version.id and _is_all(facts, key)
-        ),
-        Verdict.UNKNOWN,
+        (fact for key, fact in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)), None
     )
-    before, after = estimate(entry.before), estimate(entry.after)
+    n_before = entry.before.sums.n_groups if entry.before else 0
+    enough = n_before >= FEWEST_BEFORE  # fewer are no mean to compare with
+    before, after = estimate(entry.before) if enough else None, estimate(entry.after)
+    flip_after = estimate(entry.after, Metric.FLIP)
     share_before = _share(entry.before, entry.all_before)
     share_after = _share(entry.after, entry.all_after)
     return EpisodeFigures(
@@ -295,17 +303,22 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         severity=episode.severity,
         task=task_of(config, version.model),
         metric=episode.metric,
+        decided=_decided(episode, task_of(config, version.model), budget),
+        by_budget=episode.deciding.detector == Kind.BUDGET,
         onset_at=episode.onset_at,
         opened_at=episode.opened_at,
         resolved_at=episode.resolved_at,
         before=before,
         after=after,
+        n_before=n_before,
         n_after=entry.after.sums.n_groups if entry.after else 0,
+        flip_after=flip_after,
         budget=budget,
-        share_before=share_before,
+        share_before=share_before if enough else None,
         share_after=share_after,
         aggregate=estimate(entry.all_after),
-        aggregate_verdict=whole,
+        aggregate_verdict=whole.verdict if whole else Verdict.UNKNOWN,
+        aggregate_accepted=_accepted(whole, episode.metric, default),
         explanation=episode.explanation.explanation,
         explained_by=episode.explanation.explained_by,
         explained_by_id=episode.explanation.explained_by_id,
@@ -327,12 +340,54 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             name,
             version,
             before=before,
-            after=after,
+            n_before=n_before,
             budget=None if budget is None else budget + noise,
+            flips=flip_after,
+            flip_budget=_accepted(said, Metric.FLIP, accepted.flip),
             share_before=share_before,
             share_after=share_after,
         ),
     )
+
+
+def _accepted(said: VerdictFact | None, metric: Metric, default: float | None) -> float | None:
+    """Return what is accepted of a metric, noise included."""
+    budget = said.budgets.get(metric, default) if said else default
+    return None if budget is None else budget + (said.noise.get(metric, 0.0) if said else 0.0)
+
+
+def _decided(episode: Episode, task: Task, budget: float | None) -> str:
+    """Return what decided an alert, in figures from its onset until it decided."""
+    told = episode.deciding
+    found = Decided(
+        task=task,
+        metric=episode.metric,
+        kind=told.detector,
+        after=told.after,
+        n_after=told.n_since_onset or 0,
+        before=told.before if told.n_history is not None else None,
+        budget=budget if told.budget is None else told.budget,
+        noise=told.noise,
+        tail_level=told.tail_level,
+        tail_before=told.tail_before,
+        tail_after=told.tail_after,
+    )
+    if told.n_since_onset is None or not (text := decided(found, "the onset")):
+        return ""
+    evidence = (
+        ""
+        if told.evidence is None or told.threshold is None
+        else f"; evidence {number(told.evidence)}, {number(told.threshold)} needed"
+    )
+    return f"{text}{evidence}"
+
+
+def _beside_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
+    """Return what decided the verdict of a slice, where that is an alert or the end of one in the period."""
+    if verdict in _RANK:
+        return next((one.decided for one in episodes if one.resolved_at is None), "")
+    ends = [one.resolved_at for one in episodes if one.resolved_at is not None]
+    return f"its alert ended {moment(max(ends))}; the figures hold the time of the alert too" if ends else ""
 
 
 def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> Estimate | None:

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 import msgspec
 
 from quantdrift.core.config.schema import Config
+from quantdrift.core.slices import EVERYTHING
 from quantdrift.report.figures import CoverageFigures, Gap, Unreferenced
 from quantdrift.report.finding import (
-    EVERYTHING,
     EpisodeFacts,
     Facts,
     Measured,

@@ -7,8 +7,10 @@ import msgspec
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import MEASURES
+from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
@@ -94,9 +96,10 @@ def render(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters.update(
-        percent=wording.percent,
-        number=wording.number,
+        percent=percent,
+        number=number,
         count=wording.count,
+        count_of=count_of,
         moment=wording.moment,
         duration=wording.duration,
         detail=wording.detail,
@@ -112,6 +115,7 @@ def render(
         verdicts=Verdict,
         quantiles=QUANTILES,
         shortfall=SHORTFALL,
+        fewest_before=FEWEST_BEFORE,
         seconds=lambda s: timedelta(seconds=s),
     )
     template = environment.from_string(package.joinpath("page.html").read_text(encoding="utf-8"))

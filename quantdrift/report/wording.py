@@ -2,27 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from math import floor, isfinite, log10
 from typing import Any
 
+from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import MEASURES
+from quantdrift.drift import diagnosis_text
+from quantdrift.drift.diagnosis import Aggregate, Whole
 from quantdrift.report.figures import EpisodeFigures, SliceFigures
 from quantdrift.report.interval import Estimate
 
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
-
-
-def percent(ratio: float) -> str:
-    """Return a share with two significant digits: 0.0523 is `5.2 %`."""
-    return f"{_digits(100 * ratio, _decimals(100 * ratio))} %"
-
-
-def number(value: float | None) -> str:
-    """Return a divergence with two significant digits: `0.021`; infinity stays one."""
-    if value is None:
-        return "?"
-    return _digits(value, _decimals(value)) if isfinite(value) else "infinite"
 
 
 def amount(metric: Metric, value: float, unit: str) -> str:
@@ -35,8 +25,8 @@ def interval(metric: Metric, estimate: Estimate | None) -> str:
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     scale = 100 if metric is Metric.FLIP else 1
-    decimals = _decimals(scale * (estimate.mean or estimate.high))
-    return f"[{_digits(scale * estimate.low, decimals)}, {_digits(scale * estimate.high, decimals)}]"
+    places = decimals(scale * (estimate.mean or estimate.high))
+    return f"[{fixed(scale * estimate.low, places)}, {fixed(scale * estimate.high, places)}]"
 
 
 def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
@@ -118,13 +108,13 @@ def headline(
     if aggregate is None or aggregate.flip is None:
         what = "was compared" if aggregate is None else "gave outputs that can be compared"
         text = f"Nothing of {title} {what} in this period, so nothing can be said of it"
-        return f"{text}; {_count_of(len(episodes), 'alert')} stood open." if episodes else f"{text}."
+        return f"{text}; {count_of(len(episodes), 'alert')} stood open." if episodes else f"{text}."
     if pages:
         return _drifted(title, len(slices), aggregate, pages) + _unknown(unknown)
     if episodes:
         first = episodes[0]
         return (
-            f"Nothing of {title} pages, but {_count_of(len(episodes), 'ticket')} stood open: "
+            f"Nothing of {title} pages, but {count_of(len(episodes), 'ticket')} stood open: "
             f"{_moved(first)}, {_beside(first, aggregate)}." + _unknown(unknown)
         )
     if aggregate.verdict is Verdict.UNKNOWN and unknown == len(slices):
@@ -144,12 +134,15 @@ def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence
     more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
     over = "" if lead.resolved_at is None else f"; it recovered on {moment(lead.resolved_at)}"
     return (
-        f"{len(names)} of {_count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
+        f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
         f"{_beside(lead, aggregate)}{over}{more}."
     )
 
 
 def _moved(episode: EpisodeFigures) -> str:
+    within = episode.after is None or (episode.budget is not None and episode.after.mean <= episode.budget)
+    if episode.decided and (within or not episode.by_budget):
+        return f"{episode.slice}: {episode.decided}"
     against = (
         ""
         if episode.budget is None
@@ -162,15 +155,16 @@ def _moved(episode: EpisodeFigures) -> str:
 
 
 def _beside(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
-    unit = MEASURES[episode.task].unit
-    at = "" if episode.aggregate is None else f" at {amount(episode.metric, episode.aggregate.mean, unit)}"
-    match aggregate.verdict:
-        case Verdict.OK:
-            return f"while the aggregate is fine{at}"
-        case Verdict.UNKNOWN:
-            return f"while the aggregate is unknown{at}"
-        case _:
-            return f"and the aggregate drifts too{at}"
+    flip = episode.metric is Metric.FLIP
+    budget = aggregate.flip_budget if flip else aggregate.divergence_budget
+    noise = aggregate.flip_noise if flip else aggregate.divergence_noise
+    whole = Aggregate(
+        verdict=aggregate.verdict,
+        mean=episode.aggregate.mean if episode.aggregate else None,
+        accepted=None if budget is None else budget + noise,
+    )
+    link = "and" if whole.stands is Whole.ALERTING else "while"
+    return f"{link} {diagnosis_text.aggregate(whole, episode.metric, MEASURES[episode.task].unit)}"
 
 
 def _verb(metric: Metric, aggregate: SliceFigures) -> str:
@@ -183,22 +177,9 @@ def _verb(metric: Metric, aggregate: SliceFigures) -> str:
 def _unknown(n: int) -> str:
     if not n:
         return ""
-    return f" {_count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: too little is known to call {'it' if n == 1 else 'them'} healthy."
+    return f" {count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: too little is known to call {'it' if n == 1 else 'them'} healthy."
 
 
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(names[:3])
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
-
-
-def _count_of(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _decimals(value: float) -> int:
-    return 1 if not value or not isfinite(value) else max(0, 1 - floor(log10(abs(value))))
-
-
-def _digits(value: float, decimals: int) -> str:
-    text = f"{value:,.{min(decimals, 9)}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text

@@ -13,10 +13,11 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Report, Telemetry
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.notation import percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.page import Period, write
-from quantdrift.report.wording import measured, percent
+from quantdrift.report.wording import measured
 from storage import roles
 from tests.report_figures import Page
 from tests.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week

@@ -5,7 +5,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.interval import Estimate
 from storage.explained import Explanation
-from storage.facts import Episode, SliceName, Version
+from storage.facts import Deciding, Episode, SliceName, Version
 from tests.report_figures import NOW
 
 pytestmark = pytest.mark.unit
@@ -27,15 +27,22 @@ LOW, HIGH = (Estimate(mean=m, low=m * 0.8, high=m * 1.2) for m in (0.004, 0.05))
 
 
 def _advise(
-    episode: Episode = EPISODE, *, before: Estimate | None = LOW, shares: tuple[float, float] = (0.04, 0.04)
+    episode: Episode = EPISODE,
+    *,
+    before: Estimate | None = LOW,
+    n_before: int = 1000,
+    flips: Estimate | None = None,
+    shares: tuple[float, float] = (0.04, 0.04),
 ) -> str:
     steps = advise(
         episode,
         SLICE,
         VERSION,
         before=before,
-        after=HIGH,
+        n_before=n_before,
         budget=0.01,
+        flips=flips,
+        flip_budget=0.01,
         share_before=shares[0],
         share_after=shares[1],
     )
@@ -44,7 +51,7 @@ def _advise(
 
 def test_a_slice_without_history_is_compared_with_the_version_before() -> None:
     """Bad from its first exchange on: the version is at fault, or was never good there."""
-    assert "no history before the drift" in _advise(before=None)
+    assert "no history before the drift" in _advise(before=None, n_before=0)
 
 
 def test_a_slice_above_budget_before_the_onset_is_told_as_older() -> None:
@@ -79,6 +86,35 @@ def test_advice_follows_the_metric_and_the_state() -> None:
     assert "thresholds" in _advise(other)
     assert "It has recovered" in _advise(other)
     assert "with inputs of scanner=faint" in _advise()
+
+
+def test_a_slice_that_was_bad_from_its_first_exchange_is_not_said_to_have_changed() -> None:
+    """One exchange before the onset is no history, and the monitor's case goes before the report's own count."""
+    one = _advise(before=None, n_before=1)
+    assert "no history before the drift (1 exchange before the estimated onset, of 30" in one
+    assert "did not change" not in one
+    told = msgspec.structs.replace(
+        EPISODE, explanation=Explanation(begin="first_seen"), deciding=Deciding(n_history=8)
+    )
+    assert "(8 exchanges before the estimated onset, of 30" in _advise(told)
+    unread = msgspec.structs.replace(EPISODE, explanation=Explanation(begin="a later release's"))
+    assert "did not change" in _advise(unread)
+
+
+def test_what_is_said_of_decisions_is_what_became_of_them() -> None:
+    """Outputs are not told to move before decisions where 44 % of the decisions changed."""
+    moved = msgspec.structs.replace(EPISODE, metric=Metric.DIVERGENCE)
+    many, few = (Estimate(mean=mean, low=None, high=None) for mean in (0.44, 0.003))
+    assert "Decisions changed too (44 % since the onset)" in _advise(moved, flips=many)
+    assert "Few decisions changed (0.3 % since the onset, 1 % accepted)" in _advise(moved, flips=few)
+    assert "of changed decisions nothing is known" in _advise(moved)
+    assert not any("before decisions" in _advise(moved, flips=one) for one in (many, few, None))
+
+
+def test_a_share_of_traffic_before_is_told_of_enough_exchanges_alone() -> None:
+    """A share that a single exchange gave is the count of it."""
+    said = _advise(before=None, n_before=1, shares=(0.0005, 0.04))
+    assert "grew to 4 % of all exchanges (1 exchange of it before)" in said
 
 
 def test_a_trace_link_holds_the_trace_id() -> None:

@@ -8,7 +8,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, folded, gaps, models
 from quantdrift.report.interval import N_BINS
-from storage.facts import Episode, SliceName, SliceSums, Sums, VerdictFact, Version
+from storage.facts import Deciding, Episode, SliceName, SliceSums, Sums, VerdictFact, Version
 from tests.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit
@@ -128,6 +128,40 @@ def test_an_alert_on_kl_is_told_in_nats() -> None:
     assert told.after.low is not None
     assert told.after.low < 0.1
     assert (told.share_after, told.aggregate_verdict) == (1.0, Verdict.UNKNOWN)
+
+
+def test_a_mean_before_the_onset_takes_thirty_exchanges() -> None:
+    """`KL before: 1 nat` of a single exchange is no figure to compare with; neither is its share of the traffic."""
+    bins = tuple([0.0] * 30 + [4000.0] + [0.0] * 33)
+    after = Measured(sums=_sums(400, divergence=40.0), bins=bins)
+    for n, known in ((1, False), (29, False), (30, True)):
+        before = Measured(sums=_sums(n, divergence=float(n)), bins=bins)
+        (told,) = episodes(CONFIG, _facts(told=(_alert(before, after),)))
+        assert (told.before is not None, told.share_before is not None, told.n_before) == (known, known, n)
+        assert ("no history before the drift" in told.advice[0]) is not known
+
+
+def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
+    """From the monitor's own figures of the window that it decided by; the end of an alert is told as one."""
+    after = Measured(sums=_sums(400, flips=4.0, divergence=4.0), bins=())
+    deciding = Deciding(
+        onset=NOW.isoformat(), after=0.053, n_since_onset=254, budget=0.01, evidence=16.2, threshold=10.0
+    )
+    entry = _alert(after, after, Metric.FLIP)
+    lasting = msgspec.structs.replace(entry.episode, deciding=deciding)
+    facts = _facts(_said(2, Verdict.FIRING), told=(msgspec.structs.replace(entry, episode=lasting),))
+    decided = (
+        "5.3 % of decisions changed since the onset (254 exchanges), 1 % accepted; evidence 16, 10 needed"
+    )
+    assert [told.decided for told in episodes(CONFIG, facts)] == [decided]
+    (model,) = models(CONFIG, facts)
+    assert model.slices[0].decided == decided
+    over = msgspec.structs.replace(lasting, resolved_at=NOW)
+    facts = _facts(_said(2, Verdict.OK), told=(msgspec.structs.replace(entry, episode=over),))
+    (model,) = models(CONFIG, facts)
+    assert model.slices[0].decided.startswith(
+        "its alert ended 2026-11-16 12:00 UTC; the figures hold the time"
+    )
 
 
 def test_an_alert_without_data_around_it_is_told_without_numbers() -> None:

@@ -4,10 +4,11 @@ import msgspec
 import pytest
 
 from quantdrift.commands.report import summary
-from quantdrift.core.records import Loss
+from quantdrift.core.records import Loss, Metric
 from quantdrift.report.figures import ReportFigures
+from quantdrift.report.interval import Estimate
 from quantdrift.report.render import REASONS, Drawing, render
-from tests.report_figures import Page, make_figures, make_slice
+from tests.report_figures import Page, make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
 
@@ -72,7 +73,7 @@ def test_what_is_left_out_is_counted() -> None:
     """Caps say how much they hide."""
     figures = make_figures()
     page = Page(render("t", figures, [DRAWING], most_table=1, most_tail=1))
-    assert "1 slices with less divergence are left out here; 1 unknown" in page.text
+    assert "1 slice with less divergence is left out here; 1 unknown" in page.text
     assert "2 slices are not drawn" in page.text
     assert "3 more alerts are in the table" in page.text
 
@@ -95,6 +96,30 @@ def test_every_part_of_the_page_is_there() -> None:
         "rollup_hour",
     ):
         assert part in text
+
+
+def test_the_page_shows_what_decided_and_counts_in_the_singular() -> None:
+    """One exchange is no mean to compare with; changed decisions and an aggregate above its budget stand beside the badge."""
+    figures = make_figures()
+    episode = msgspec.structs.replace(
+        make_episode(metric=Metric.DIVERGENCE),
+        decided="mean KL 0.09 nat since the onset (254 exchanges), 0.04 nat accepted",
+        n_before=1,
+        n_after=1,
+        flip_after=Estimate(mean=0.44, low=0.4, high=0.48),
+        aggregate=Estimate(mean=0.058, low=None, high=None),
+        aggregate_accepted=0.05,
+    )
+    text = _page(msgspec.structs.replace(figures, episodes=(episode,), n_episodes_left_out=1)).text
+    for part in (
+        "KL before too few 1 exchange in 24 hours, 30 are needed",
+        "from 1 exchange Flipped decisions since then 44 % [40, 48]",
+        "Decided by mean KL 0.09 nat since the onset (254 exchanges), 0.04 nat accepted.",
+        "ok but above its budget of 0.05 nat",
+        "1 more alert is in the table",
+    ):
+        assert part in text, part
+    assert "1 exchanges" not in text
 
 
 def test_figures_survive_json() -> None:

@@ -3,9 +3,10 @@ from datetime import timedelta
 import msgspec
 import pytest
 
+from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.interval import Estimate
-from quantdrift.report.wording import detail, duration, headline, interval, measured, number, percent
+from quantdrift.report.wording import detail, duration, headline, interval, measured
 from tests.report_figures import NOW, make_episode, make_slice
 
 pytestmark = pytest.mark.unit
@@ -101,6 +102,37 @@ def test_the_headline_of_a_drifted_aggregate_does_not_call_it_fine() -> None:
     assert found.startswith("The aggregate of digits int8-7 drifted: all flips 5.2 %")
     both = headline("digits int8-7", OTHERS, whole, [make_episode()])
     assert "and the aggregate drifts too" in both
+
+
+def test_the_aggregate_is_called_fine_only_where_its_verdict_and_its_figure_say_so() -> None:
+    """5.8 % beside an accepted 1 % is not fine, whatever the verdict; and of an unknown one nothing is said."""
+    high = msgspec.structs.replace(make_episode(), aggregate=Estimate(mean=0.058, low=0.05, high=0.07))
+    said = headline("digits int8-7", [make_slice()], ALL, [high])
+    assert said.endswith("while the aggregate at 5.8 % is above its budget of 1 % too, without an alert yet.")
+    unknown = headline("digits int8-7", [make_slice()], make_slice("all", verdict=Verdict.UNKNOWN), [high])
+    assert unknown.endswith("while it is not known whether the aggregate is within its budget (at 5.8 %).")
+    blind = headline(
+        "digits int8-7", [make_slice()], ALL, [msgspec.structs.replace(make_episode(), aggregate=None)]
+    )
+    assert blind.endswith("while the aggregate does not alert.")
+
+
+def test_the_headline_has_the_figures_that_decided() -> None:
+    """A mean within its budget, since a tail decided or a recovery is in the window, is not held against the budget."""
+    decided = "3 % of outputs have a KL above 0.1 nat since the onset (500 exchanges), 1 % before"
+    tail = msgspec.structs.replace(
+        make_episode(metric=Metric.DIVERGENCE),
+        decided=decided,
+        by_budget=False,
+        after=Estimate(mean=0.0077, low=0.0, high=0.016),
+    )
+    said = headline("digits int8-7", [make_slice()], ALL, [tail])
+    assert f"drifted: scanner=faint: {decided}, while" in said
+    assert "0.0077" not in said
+    diluted = msgspec.structs.replace(
+        make_episode(), decided="5 % of decisions changed", after=Estimate(mean=0.004, low=None, high=None)
+    )
+    assert "scanner=faint: 5 % of decisions changed, while" in headline("d", [make_slice()], ALL, [diluted])
 
 
 def test_the_headline_of_a_ticket_says_that_nothing_pages() -> None:
