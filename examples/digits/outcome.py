@@ -41,6 +41,26 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             found.append(f"{self.failed} requests got no proper answer")
         return found
 
+    def decided(self) -> dict[str, str]:
+        """Return per slice what decided its last change of verdict, as its event says after the verdicts."""
+        return {
+            slice_of(event): event.body.partition(f"-> {event.attributes[VERDICT]}: ")[2]
+            for event in self.events
+            if event.attributes.get(VERDICT) in {"warning", "firing"}
+        }
+
+    def conclusion(self) -> str:
+        """Return what a run without problems has shown: all traffic is called fine only where its figures are."""
+        fired = "The archive's slice fired; no other did, and"
+        aggregate = self.snapshot.slice(ALL)
+        if aggregate is None or aggregate.flip_mean is None or aggregate.flip_budget is None:
+            return f"{fired} all traffic taken together does not alert."
+        figures = f"{aggregate.flip_mean:.2%} changed, {aggregate.flip_budget:.2%} accepted"
+        fine = aggregate.verdict == "ok" and aggregate.flip_mean <= aggregate.flip_budget
+        if fine and aggregate.divergence_mean is not None and aggregate.divergence_budget is not None:
+            fine = aggregate.divergence_mean <= aggregate.divergence_budget
+        return f"{fired} all traffic taken together {'is fine' if fine else 'does not alert'}: {figures}."
+
 
 def is_page(event: Event) -> bool:
     """Return whether `event` says that a slice began to fire."""

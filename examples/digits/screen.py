@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Self
@@ -20,6 +20,7 @@ from examples.digits.watch import SliceState, Snapshot
 from examples.otlp_receiver import Event
 
 _COLOURS = {"ok": "green", "warning": "yellow", "firing": "bold red", "unknown": "dim"}
+_ALERTS = ("warning", "firing")
 _BAR_CELLS = 18
 _BAR_DECADES = 7  # the bar is logarithmic: evidence grows by factors
 _LINE_EVERY_S = 5.0
@@ -27,9 +28,9 @@ _LOG_WIDTH = 140
 _STALE = "  (something does not answer: this is the last known state)"
 _FIRST = (
     *("model", "version", "slice", "predicate", "from_verdict", "verdict", "reason"),
-    *("metric", "unit", "budget", "mean", "low", "high", "before", "after", "onset"),
-    *("n_groups", "n_recent", "n_since_onset", "evidence", "threshold"),
-    *("aggregate_verdict", "aggregate_mean", "aggregate_low", "aggregate_high", "advice"),
+    *("metric", "measure", "unit", "budget", "onset", "after", "n_since_onset", "before", "n_history"),
+    *("evidence", "threshold", "aggregate_verdict", "aggregate_mean", "aggregate_accepted", "advice"),
+    *("explanation", "mean", "low", "high", "n_recent", "n_groups"),
 )
 _ERROR = 17  # the severity number of a page
 
@@ -141,10 +142,18 @@ class Screen:
             )
         )
 
-    def verdicts(self, slices: Sequence[SliceState]) -> None:
-        """Show the verdicts beside each other."""
+    def verdicts(self, slices: Sequence[SliceState], decided: Mapping[str, str]) -> None:
+        """Show the verdicts beside each other with what was seen lately, and below them what decided each alert.
+
+        Parameters
+        ----------
+        slices
+            All of them.
+        decided
+            Per slice that alerts what decided, in words.
+        """
         table = Table(title="What quantdrift says", title_justify="left", title_style="bold")
-        for name in ("slice", "verdict", "answers changed", "95 % interval", "accepted", "replayed"):
+        for name in ("slice", "verdict", "changed lately", "95 % interval", "accepted", "replayed"):
             table.add_column(name, justify="left" if name in {"slice", "verdict"} else "right")
         for state in slices:
             table.add_row(
@@ -156,6 +165,11 @@ class Screen:
                 f"{state.n_groups:,}",
             )
         self.console.print(table)
+        for state in slices:
+            if state.verdict in _ALERTS and state.slice in decided:
+                self.console.print(
+                    Text(f"{state.slice} {state.verdict}: {decided[state.slice]}"), soft_wrap=True
+                )
 
     def quality(self, title: str, rows: Sequence[Quality]) -> None:
         """Show both models against the true labels."""

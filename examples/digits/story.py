@@ -224,15 +224,13 @@ async def _conclude(options: Options, screen: Screen, running: Services, run_: _
             await writing.finish()
     served = await asyncio.to_thread(_check_served, options.out / _MODELS, run_.traffic)
     screen.say("")
-    screen.verdicts(outcome.snapshot.slices)
+    screen.verdicts(outcome.snapshot.slices, outcome.decided())
     screen.quality("Was the alert right? Every page that was served, against its true label", served)
     problems = outcome.problems()
     for problem in problems:
         screen.say(f"[bold red]Not as it must be:[/] {problem}")
     if not problems:
-        screen.say(
-            "[bold green]The archive's slice fired; no other did, and the average over all traffic is fine.[/]"
-        )
+        screen.say(f"[bold green]{outcome.conclusion()}[/]")
     psql = f"psql \"$(cat {running.data}/dsn)\" -x -c 'table slice_now'"
     again = (
         ""

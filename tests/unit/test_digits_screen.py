@@ -117,3 +117,15 @@ def test_the_check_against_the_labels_shows_who_lost_accuracy() -> None:
     screen.quality("check", [row])
     for part in ("archive", "97.5%", "93.1%", "-4.4", "5.20%"):
         assert part in text.getvalue()
+
+
+def test_what_decided_an_alert_stands_below_the_figures_of_the_recent_window() -> None:
+    """The table shows what was seen lately and says so; an alert is decided by what came since its onset."""
+    screen, text = _screen(terminal=False)
+    slices = (_slice("all", "ok", None, 0.003), _slice("scanner=archive", "firing", 0.0, 0.0077))
+    screen.verdicts(
+        slices, {"scanner=archive": "mean KL 0.09 nat since 12:00", "all": "an alert that has ended"}
+    )
+    assert "changed lately" in text.getvalue()
+    assert "scanner=archive firing: mean KL 0.09 nat since 12:00" in text.getvalue()
+    assert "an alert that has ended" not in text.getvalue()
