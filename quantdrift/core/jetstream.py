@@ -8,6 +8,7 @@ cumulative: only the last one of each sidecar's boot is kept, and older ones mak
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Self
@@ -22,9 +23,11 @@ from quantdrift.core.config.schema import MIB, Stream
 from quantdrift.core.consumer import Consumer
 from quantdrift.core.delivery import REQUEST_S, Delivery
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.nats_client import NatsClient, PlaintextError
 from quantdrift.core.nats_errors import StreamFullError, TooLargeError, in_words, mapped
 from quantdrift.core.numbering import HEADER, Numbered
 from quantdrift.core.streams import create_or_update, exchange_stream, model_of, subject_token, tally_stream
+from quantdrift.core.tls import Tls
 
 __all__ = ["Delivery", "Kind", "Queue", "StreamFullError", "TooLargeError"]
 
@@ -55,8 +58,9 @@ class Queue:
 
     def __init__(self, stream: Stream, client_name: str) -> None:
         self._stream = stream
+        self._tls = Tls.of_stream(stream)
         self._client_name = client_name
-        self._client = Client()
+        self._client = self._new_client()
         self._reopening = asyncio.Lock()
         self._closed = False
         self._there = asyncio.Event()
@@ -71,7 +75,7 @@ class Queue:
         RetryError
             No server is reachable now, or it refuses us.
         OperatorError
-            The credentials cannot be used.
+            The credentials or certificates cannot be used.
         """
         queue = cls(stream, client_name)
         await queue._open()
@@ -212,11 +216,19 @@ class Queue:
                 return
 
     async def _open(self) -> None:
-        client = Client()
+        if self._stream.requires_tls:
+            self._tls.context()  # files that cannot be used do not pass by themselves
+        client = self._new_client()
         problems: list[Exception] = []
+        logged: set[str] = set()
 
         async def note(problem: Exception) -> None:
             problems[:] = [problem]
+            if client.is_reconnecting and isinstance(problem, (ssl.SSLError, PlaintextError, OperatorError)):
+                why = self._in_words(problem)
+                if why not in logged:
+                    _LOG.warning("NATS at %s is not reachable: %s", self._stream.address, why)
+                    logged.add(why)
 
         async def lost() -> None:
             self._there.clear()
@@ -225,6 +237,7 @@ class Queue:
 
         async def back() -> None:
             self._there.set()
+            logged.clear()
             _LOG.info("NATS is back")
 
         try:
@@ -246,11 +259,19 @@ class Queue:
         except (nats.errors.Error, OSError, TimeoutError) as error:
             await client.close()
             why = problems[0] if problems else error
-            raise RetryError(f"NATS at {self._stream.address} is not reachable: {in_words(why)}") from error
+            raise RetryError(
+                f"NATS at {self._stream.address} is not reachable: {self._in_words(why)}"
+            ) from error
         except ImportError as error:
             raise OperatorError("stream.credentials_file needs the nkeys package: install it") from error
         self._client = client
         self._there.set()
+
+    def _in_words(self, error: Exception) -> str:
+        return self._tls.in_words(error) if isinstance(error, ssl.SSLError) else in_words(error)
+
+    def _new_client(self) -> NatsClient:
+        return NatsClient(self._tls, required=self._stream.requires_tls)
 
     async def _ensure(self, wanted: StreamConfig) -> None:
         jetstream = (await self.live()).jetstream(timeout=REQUEST_S)

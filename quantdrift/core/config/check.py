@@ -25,6 +25,7 @@ def problems(config: Config) -> list[str]:
     """Return every contradiction, each as a sentence that says what to change; empty when all is well."""
     return [
         *_addresses(config),
+        *_certificates(config),
         *_sidecar(config),
         *_sampling(config),
         *_header_strata(config),
@@ -72,6 +73,12 @@ def _addresses(config: Config) -> Iterator[str]:
             yield (
                 f"{option} is `{found[option]}` and {other} is `{found[other]}`: give each of them a port of its own"
             )
+
+
+def _certificates(config: Config) -> Iterator[str]:
+    for name, section in (("stream", config.stream), ("storage", config.storage)):
+        if section.key_file and not section.certificate_file:
+            yield f"{name}.key_file is set without {name}.certificate_file: name the certificate of this key"
 
 
 def _sidecar(config: Config) -> Iterator[str]:

@@ -13,9 +13,25 @@ class Stream(Section, frozen=True, kw_only=True):
     """NATS JetStream, which carries exchanges from the sidecars to the shadow workers."""
 
     url: Annotated[
-        str, about("Server, or several separated by commas. `quantdrift up` starts one of its own.")
+        str,
+        about(
+            "Server, or several separated by commas. With tls:// nothing is sent before the TLS handshake. "
+            "`quantdrift up` starts one of its own."
+        ),
     ] = "nats://127.0.0.1:4222"
     credentials_file: Annotated[str, about("NATS credentials (.creds). Empty: none are needed.")] = ""
+    ca_file: Annotated[
+        str,
+        about(
+            "Authorities (PEM) that must have signed the server's certificate; asks for TLS. Empty: the system's."
+        ),
+    ] = ""
+    certificate_file: Annotated[
+        str, about("Certificate (PEM) that is shown to the server; asks for TLS. Empty: none.")
+    ] = ""
+    key_file: Annotated[
+        str, about("Key (PEM, no passphrase) of that certificate. Empty: it stands in certificate_file.")
+    ] = ""
     name: Annotated[
         str,
         about("Prefix of streams and subjects. Change it to keep two installations apart on one cluster."),
@@ -45,12 +61,40 @@ class Stream(Section, frozen=True, kw_only=True):
         """The servers without any credentials that stand in the URL: for logs and messages."""
         return re.sub(r"//[^@/,]*@", "//", self.url)
 
+    @property
+    def requires_tls(self) -> bool:
+        """Whether plaintext is refused: one address or one file that asks for TLS makes it the rule for every server."""
+        files = self.ca_file or self.certificate_file or self.key_file
+        return bool(files) or any(
+            one.strip().lower().startswith(("tls://", "wss://")) for one in self.url.split(",")
+        )
+
 
 class Storage(Section, frozen=True, kw_only=True):
     """Postgres, the record. The address is a secret: QUANTDRIFT_DSN, or a file."""
 
     dsn_file: Annotated[
         str, about("File that holds the Postgres address. Empty: QUANTDRIFT_DSN. A sidecar never reads it.")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        about(
+            "Authorities (PEM) that must have signed the server's certificate; without sslmode in the address it "
+            "means verify-full. Empty: sslrootcert in the address, or the system's."
+        ),
+    ] = ""
+    certificate_file: Annotated[
+        str,
+        about(
+            "Certificate (PEM) that is shown to the server; asks for TLS as ca_file does. Empty: sslcert in the address, "
+            "or none."
+        ),
+    ] = ""
+    key_file: Annotated[
+        str,
+        about(
+            "Key (PEM, no passphrase) of that certificate. Empty: sslkey in the address, or it stands in certificate_file."
+        ),
     ] = ""
     pool_size: Annotated[int, about("Connections per process.", ge=2, le=64)] = 4
     statement_timeout_s: Annotated[

@@ -1,0 +1,162 @@
+"""The NATS client: where TLS is asked for, it speaks to a server inside TLS alone.
+
+The library (nats-py 2.16) decides by the server's first line, INFO, which anybody on the way can change: where INFO does
+not ask for TLS, the library sends its password in plaintext, whatever the address says.
+"""
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+from urllib.parse import ParseResult
+
+import msgspec
+import nats.errors
+from nats.aio.client import DEFAULT_BUFFER_SIZE, Client, Srv
+from nats.aio.transport import TcpTransport
+
+from quantdrift.core.tls import SHUTDOWN_S, Tls
+
+# A server with `handshake_first` says nothing before the handshake: after so long without a line we begin it.
+_INFO_S: Final = 1.0
+
+
+class PlaintextError(nats.errors.Error):
+    """TLS was asked for, and the server offers none. Nothing was sent to it."""
+
+
+class NatsClient(Client):
+    """The library's client, which sends nothing before the TLS handshake where TLS is required.
+
+    That is true for reconnects, and for servers that another server has named. Certificates are read for each connection.
+
+    Parameters
+    ----------
+    tls
+        The certificates.
+    required
+        False: only servers that ask for TLS are spoken to in it.
+    """
+
+    def __init__(self, tls: Tls, *, required: bool) -> None:
+        super().__init__()
+        self._tls = tls
+        self._required = required
+
+    async def _connect_to_server(self, s: Srv) -> None:
+        if s.uri.scheme not in {"ws", "wss"}:
+            s.last_attempt = time.monotonic()
+            self._transport = _Transport(
+                self._tls, s.tls_name or s.uri.hostname or "", required=self._required
+            )
+            await self._transport.connect(s.uri, DEFAULT_BUFFER_SIZE, self.options["connect_timeout"])
+            return
+        if self._required and s.uri.scheme == "ws":
+            raise PlaintextError("TLS is asked for, and ws:// is plaintext: write wss://")
+        if s.uri.scheme == "wss":
+            self.options["tls"] = self._tls.context()
+        await super()._connect_to_server(s)
+
+
+class _Transport(TcpTransport):
+    """One connection, which is encrypted before the client writes to it."""
+
+    def __init__(self, tls: Tls, hostname: str, *, required: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # of nats-py
+        self._tls = tls
+        self._hostname = hostname
+        self._required = required
+        self._info = b""
+
+    async def connect(self, uri: ParseResult, buffer_size: int, connect_timeout: float) -> None:
+        """Connect, read INFO, and do the handshake; nothing else is sent.
+
+        Raises
+        ------
+        PlaintextError
+            TLS is required, and the server offers none.
+        ssl.SSLError
+            Its certificate is not accepted, or the handshake failed.
+        OperatorError
+            A file cannot be used.
+        """
+        async with asyncio.timeout(connect_timeout):
+            reader, writer = await asyncio.open_connection(uri.hostname, uri.port, limit=buffer_size)
+            # The bare writer is kept below TLS: one that nobody refers to closes its socket.
+            self._bare_io_writer = self._io_writer = writer
+            self._io_reader = reader
+            try:
+                self._info = await self._greet(reader, writer, connect_timeout)
+            except BaseException:
+                # No client may wait for the end of the old writer: it is never told of it once a handshake has begun.
+                self._io_reader = self._io_writer = None
+                writer.transport.abort()
+                raise
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float
+    ) -> bytes:
+        """Return INFO, once the connection is as safe as it must be."""
+        line = await _first_line(reader, _INFO_S if self._required else timeout_s)
+        if line is None:
+            return await (await self._encrypt(writer, timeout_s)).readline()
+        info = _read(line)
+        if self._required and not (info.get("tls_required") or info.get("tls_available")):
+            raise PlaintextError(
+                "TLS is asked for, and the server offers none; nothing was sent to it. Set `tls` in the server's"
+                " configuration; for plaintext write nats:// and set no certificate files"
+            )
+        if not (self._required or info.get("tls_required")):
+            return line
+        await self._encrypt(writer, timeout_s)
+        # Whoever can change this line could name a server of his own, whose certificate is trusted for its own name.
+        # INFO that comes inside TLS may name servers.
+        info.pop("connect_urls", None)
+        return b"INFO " + msgspec.json.encode(info | {"tls_required": True}) + b"\r\n"
+
+    async def _encrypt(self, writer: asyncio.StreamWriter, timeout_s: float) -> asyncio.StreamReader:
+        loop = asyncio.get_running_loop()
+        # What lies in the old reader came in plaintext, and is dropped with it.
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport = await loop.start_tls(
+            writer.transport,
+            protocol,
+            self._tls.context(),
+            server_hostname=self._hostname,
+            ssl_handshake_timeout=timeout_s,
+            ssl_shutdown_timeout=SHUTDOWN_S,
+        )
+        if transport is None:
+            raise nats.errors.Error("the server closed the connection during the TLS handshake")
+        protocol.connection_made(transport)
+        self._io_reader, self._io_writer = reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+        return reader
+
+    async def connect_tls(self, *_: object) -> None:
+        """Do nothing: the connection is encrypted already. The client calls this once it has read INFO."""
+
+    async def readline(self) -> bytes:
+        """Return INFO first, then what the server sends."""
+        if self._info:
+            info, self._info = self._info, b""
+            return info
+        line: bytes = await super().readline()  # type: ignore[no-untyped-call]  # of nats-py
+        return line
+
+
+async def _first_line(reader: asyncio.StreamReader, timeout_s: float) -> bytes | None:
+    """Return INFO, or None where the server waits for the handshake."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await reader.readline()
+    return None
+
+
+def _read(line: bytes) -> dict[str, Any]:
+    if not line:
+        raise nats.errors.Error("the server closed the connection")
+    try:
+        return msgspec.json.decode(line.removeprefix(b"INFO "), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise nats.errors.Error("what answers is no NATS server: its first line is not INFO") from error

@@ -1,0 +1,133 @@
+"""TLS to a server: which certificates are used, and what a person reads when it fails."""
+
+import ssl
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.config.schema import Stream
+from quantdrift.core.errors import OperatorError
+
+# How long a closed connection waits for the server's own goodbye.
+SHUTDOWN_S: Final = 1.0
+
+_EXPIRED: Final = 10
+_NOT_YET_VALID: Final = 9
+_MISNAMED: Final = frozenset({62, 64})  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_UNTRUSTED: Final = frozenset({2, 18, 19, 20, 21})  # an issuer is missing, or is not one of ours
+_WANTED: Final = ("CERTIFICATE_REQUIRED", "HANDSHAKE_FAILURE", "NO_CERTIFICATE")
+_REFUSED: Final = ("UNKNOWN_CA", "BAD_CERTIFICATE", "CERTIFICATE_EXPIRED", "CERTIFICATE_UNKNOWN")
+
+
+class Tls(msgspec.Struct, frozen=True, kw_only=True):
+    """The certificates of connections to one kind of server, and the options that name them, for messages.
+
+    A file that is not named is empty. Without `ca_file` the system's authorities are trusted. A key may stand in
+    the file of its certificate.
+    """
+
+    ca_file: str = ""
+    certificate_file: str = ""
+    key_file: str = ""
+    ca_option: str
+    certificate_option: str
+    key_option: str
+    verified: bool = True  # False encrypts without asking who the server is
+    named: bool = True  # False accepts any name in a certificate that is trusted
+
+    @classmethod
+    def of_stream(cls, stream: Stream) -> "Tls":
+        """Return the certificates of the connections to NATS."""
+        return cls(
+            ca_file=stream.ca_file,
+            certificate_file=stream.certificate_file,
+            key_file=stream.key_file,
+            ca_option="stream.ca_file",
+            certificate_option="stream.certificate_file",
+            key_option="stream.key_file",
+        )
+
+    def context(self) -> ssl.SSLContext:
+        """Read the files and return what a connection needs; call it for each, and renewed files are used.
+
+        Raises
+        ------
+        OperatorError
+            A file cannot be read or used; the message names its option.
+        """
+        for option, file in (
+            (self.ca_option, self.ca_file),
+            (self.certificate_option, self.certificate_file),
+            (self.key_option, self.key_file),
+        ):
+            _check_readable(option, file)
+        try:
+            context = ssl.create_default_context(cafile=self.ca_file or None)
+        except ssl.SSLError as error:
+            raise OperatorError(
+                f"{self.ca_option}: {self.ca_file} holds no certificate in PEM form"
+            ) from error
+        context.check_hostname = self.verified and self.named
+        if not self.verified:
+            context.verify_mode = ssl.CERT_NONE
+        if self.certificate_file:
+            key = self.key_file or self.certificate_file
+            try:
+                # Without the empty passphrase, OpenSSL asks for one on the terminal and waits.
+                context.load_cert_chain(self.certificate_file, key, password="")
+            except (ssl.SSLError, ValueError) as error:
+                raise OperatorError(
+                    f"{self.certificate_option}: {self.certificate_file} with the key in {key} cannot be used: give a"
+                    f" certificate in PEM form, and in {self.key_option} the key that belongs to it, without a passphrase"
+                ) from error
+        return context
+
+    def in_words(self, error: ssl.SSLError) -> str:
+        """Return what a person should read of a handshake that failed, and should do."""
+        if isinstance(error.__cause__, ssl.SSLError):
+            error = error.__cause__  # aiohttp, below wss://, leaves the particulars there
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return self._mistrust(error)
+        reason = str(error.reason or "")
+        if reason.endswith(_WANTED):
+            return (
+                f"the TLS handshake failed ({reason}): if the server asks for a client certificate, set"
+                f" {self.certificate_option} and {self.key_option}"
+            )
+        if self.certificate_file and reason.endswith(_REFUSED):
+            return (
+                f"the server refuses our certificate ({reason}): {self.certificate_option} must name one that is valid"
+                " and signed by an authority that the server trusts"
+            )
+        return f"the TLS handshake failed ({reason or type(error).__name__})"
+
+    def _mistrust(self, error: ssl.SSLCertVerificationError) -> str:
+        said = str(error.verify_message).rstrip(".")
+        if error.verify_code == _EXPIRED:
+            return f"its certificate is not accepted ({said}): renew it at the server"
+        if error.verify_code == _NOT_YET_VALID:
+            return f"its certificate is not accepted ({said}): check the clocks of both machines"
+        if error.verify_code in _MISNAMED:
+            return (
+                f"its certificate is not accepted ({said}): connect by a name that the certificate holds, or add this"
+                " name to it"
+            )
+        if error.verify_code in _UNTRUSTED and self.ca_file:
+            return (
+                f"its certificate is not accepted ({said}): {self.ca_option} ({self.ca_file}) must hold the authority"
+                " that signed it"
+            )
+        if error.verify_code in _UNTRUSTED:
+            return f"its certificate is not accepted ({said}): set {self.ca_option} to the authority that signed it"
+        return f"its certificate is not accepted ({said})"
+
+
+def _check_readable(option: str, file: str) -> None:
+    if not file:
+        return
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise OperatorError(f"{option}: {file} cannot be read: {error.strerror}") from error
