@@ -5,14 +5,15 @@ from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 import asyncpg
-from sqlalchemy import URL, event, make_url, text
+from sqlalchemy import event, text
 from sqlalchemy.engine import ExceptionContext
-from sqlalchemy.exc import ArgumentError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
+from storage.address import Address
 from storage.driver import connection_class
 
 # Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict,
@@ -96,27 +97,6 @@ class Database:
         await self.close()
 
 
-def address_of(dsn: str) -> URL:
-    """Return a Postgres address in parts, for the driver we use.
-
-    Raises
-    ------
-    OperatorError
-        It is not of the form `postgresql://user:password@host:port/name`.
-    """
-    try:
-        url = make_url(dsn)
-    except (ArgumentError, ValueError) as error:
-        # Not chained to what it says: the parser's message repeats the address, password and all.
-        raise OperatorError(
-            f"the Postgres address cannot be read ({type(error).__name__}):"
-            " it has the form postgresql://user:password@host:port/name"
-        ) from None
-    if url.drivername not in {"postgresql", "postgres"}:
-        raise OperatorError("the Postgres address must begin with postgresql://")
-    return url.set(drivername="postgresql+asyncpg")
-
-
 def make_engine(
     dsn: str, *, settings: dict[str, str], command_timeout_s: float | None = None, **options: Any
 ) -> AsyncEngine:
@@ -131,10 +111,12 @@ def make_engine(
     options
         For SQLAlchemy's `create_async_engine`.
     """
+    address = Address.of(dsn)
     engine = create_async_engine(
-        address_of(dsn),
+        address.url,
         hide_parameters=True,
         connect_args={
+            "async_creator_fn": address.connect,
             "timeout": 10,
             "command_timeout": command_timeout_s,
             "connection_class": connection_class(command_timeout_s),

@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any, Final, Self
 
-import asyncpg
-
 from quantdrift.core.errors import RetryError
+from storage.address import Address
 from storage.database import translated
 
 _LOCK: Final = 0x7175616E666F6C64  # "quanfold" as a number
@@ -24,7 +23,7 @@ class Leadership:
     """
 
     def __init__(self, dsn: str) -> None:
-        self._dsn = dsn
+        self._address = Address.of(dsn)
         self._connection: Any = None
         self._held = False
 
@@ -35,12 +34,14 @@ class Leadership:
         ------
         RetryError
             Postgres is away; if this process led, it does not any more.
+        OperatorError
+            Postgres refuses us, or we its certificate; the message says what to do.
         """
         try:
             async with translated(), asyncio.timeout(_TIMEOUT_S):
                 if self._connection is None:
-                    self._connection = await asyncpg.connect(
-                        self._dsn,
+                    self._connection = await self._address.connect(
+                        **self._address.arguments,
                         timeout=_TIMEOUT_S,
                         server_settings={
                             "application_name": "quantdrift leader",

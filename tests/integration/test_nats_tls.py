@@ -99,7 +99,7 @@ class Wire:
         """End every connection."""
         if self._server is not None:
             self._server.close()
-        for _ in range(5):  # what was accepted just now is handed over
+        for _turn in range(5):  # what was accepted just now is handed over
             await asyncio.sleep(0)
         for end in self._ends:
             end.transport.abort()

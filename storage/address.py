@@ -1,0 +1,194 @@
+"""The Postgres address: its parts, the TLS that it asks for, and the one way in which a connection is made."""
+
+import ssl
+from collections.abc import Mapping
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.tls import Tls
+
+_FORM: Final = "postgresql://user:password@host:port/name"
+# What else may follow the name: the driver understands it on every way to the server.
+_PASSED_ON: Final = frozenset(
+    {
+        "database",
+        "gsslib",
+        "host",
+        "krbsrvname",
+        "passfile",
+        "password",
+        "port",
+        "prepared_statement_cache_size",
+        "target_session_attrs",
+        "user",
+    }
+)
+_TLS: Final = {
+    "sslmode": "",
+    "sslrootcert": "storage.ca_file",
+    "sslcert": "storage.certificate_file",
+    "sslkey": "storage.key_file",
+}
+_MODES: Final = ("disable", "require", "verify-ca", "verify-full")
+_FALL_BACK: Final = ("allow", "prefer")
+_SYSTEM: Final = "system"
+
+
+class Address(msgspec.Struct, frozen=True, kw_only=True):
+    """Where Postgres is, and how a connection to it is protected. Its `repr` shows nothing.
+
+    Every connection begins in `connect`: those of the engine's pool, which COPY uses too, the leader's and those of the
+    migrations.
+    """
+
+    url: URL  # without what concerns TLS, for the driver that we use
+    tls: Tls | None  # None: plaintext may be used
+    plaintext: bool  # TLS is not even tried
+
+    @classmethod
+    def of(cls, dsn: str) -> "Address":
+        """Read an address; `sslmode`, `sslrootcert`, `sslcert` and `sslkey` mean what they mean to libpq.
+
+        Where one of the three files is named without `sslmode`, it is `verify-full`. Without any of the four, the
+        driver decides: it tries TLS, unchecked, and falls back to plaintext.
+
+        Raises
+        ------
+        OperatorError
+            It is not of the form `postgresql://user:password@host:port/name`, names what is not understood, or its
+            `sslmode` would fall back to plaintext.
+        """
+        try:
+            url = make_url(dsn, keep_blank_values=True)
+        except (ArgumentError, ValueError) as error:
+            # Not chained to what it says: the parser's message repeats the address, password and all.
+            raise OperatorError(
+                f"the Postgres address cannot be read ({type(error).__name__}): it has the form {_FORM}"
+            ) from None
+        if url.drivername not in {"postgresql", "postgres"}:
+            raise OperatorError("the Postgres address must begin with postgresql://")
+        _refuse_unknown(url.query)
+        asked = {name: _single(url.query, name) for name in _TLS if name in url.query}
+        mode = _mode(asked)
+        return cls(
+            url=url.difference_update_query(_TLS).set(drivername="postgresql+asyncpg"),
+            tls=_tls(mode, asked) if mode not in {"", "disable"} else None,
+            plaintext=mode == "disable",
+        )
+
+    def __repr__(self) -> str:
+        return "Address(...)"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The driver's arguments that say where the server is, and who we are."""
+        (_, found) = self.url.get_dialect()().create_connect_args(self.url)
+        found.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
+        return dict(found)
+
+    async def connect(self, **options: Any) -> asyncpg.Connection:
+        """Connect the driver; certificates are read for each connection, so that renewed ones are used.
+
+        Parameters
+        ----------
+        options
+            For `asyncpg.connect`: `arguments`, and whatever else a caller needs.
+
+        Raises
+        ------
+        OperatorError
+            TLS is asked for, and there is none, or the certificate is not accepted, or a file cannot be used. Nothing
+            but the request for TLS was sent.
+        """
+        if self.plaintext:
+            options["ssl"] = False
+        if self.tls is None:
+            return await asyncpg.connect(**options)
+        try:
+            return await asyncpg.connect(ssl=self.tls.context(), **options)
+        except ssl.SSLError as error:
+            raise OperatorError(f"Postgres at {self._where}: {self.tls.in_words(error)}") from error
+        except ConnectionError as error:
+            if "rejected SSL upgrade" not in str(error):
+                raise
+            raise OperatorError(
+                f"Postgres at {self._where}: TLS is asked for, and the server offers none; no user name or password was"
+                " sent to it. Set `ssl = on` at the server; for plaintext write sslmode=disable in the address and set no"
+                " certificate files"
+            ) from error
+
+    @property
+    def _where(self) -> str:
+        found = self.arguments
+        return f"{found.get('host', 'localhost')}:{found.get('port', 5432)}"
+
+
+def _refuse_unknown(query: Mapping[str, Any]) -> None:
+    if "ssl" in query:
+        raise OperatorError(
+            f"`ssl` in the Postgres address is not understood: write sslmode={'|'.join(_MODES)}"
+        )
+    for name in sorted(set(query) - _PASSED_ON - set(_TLS)):
+        raise OperatorError(
+            f"`{name}` in the Postgres address is not understood: remove it. Understood are"
+            f" {', '.join(sorted(_PASSED_ON | set(_TLS)))}"
+        )
+
+
+def _single(query: Mapping[str, Any], name: str) -> str:
+    value = query[name]
+    if not isinstance(value, str):
+        option = f", or set {_TLS[name]} alone" if _TLS[name] else ""
+        raise OperatorError(f"`{name}` is given twice for the Postgres address: name it there once{option}")
+    if not value:
+        raise OperatorError(f"`{name}` in the Postgres address is empty: give it a value, or remove it")
+    return value
+
+
+def _mode(asked: Mapping[str, str]) -> str:
+    """Return the mode, or nothing where neither a mode nor a file is named."""
+    mode = asked.get("sslmode", "verify-full" if asked else "")
+    if mode in _FALL_BACK:
+        raise OperatorError(
+            f"sslmode={mode} in the Postgres address falls back to plaintext: write sslmode=verify-full, or"
+            " sslmode=disable where plaintext is acceptable"
+        )
+    if mode and mode not in _MODES:
+        raise OperatorError(f"sslmode in the Postgres address must be one of {', '.join(_MODES)}")
+    if mode == "disable" and len(asked) > 1:
+        files = ", ".join(f"{name} ({_TLS[name]})" for name in asked if _TLS[name])
+        raise OperatorError(
+            f"sslmode=disable in the Postgres address contradicts {files}: write sslmode=verify-full, or"
+            " remove the files"
+        )
+    return mode
+
+
+def _tls(mode: str, asked: Mapping[str, str]) -> Tls:
+    authorities = asked.get("sslrootcert", "")
+    if "sslkey" in asked and "sslcert" not in asked:
+        raise OperatorError(
+            "sslkey in the Postgres address is without sslcert: name the certificate of this key"
+        )
+    if mode == "verify-ca" and not authorities:
+        raise OperatorError(
+            "sslmode=verify-ca in the Postgres address needs sslrootcert, or storage.ca_file: the authority to trust"
+        )
+    if authorities == _SYSTEM and mode != "verify-full":
+        raise OperatorError("sslrootcert=system in the Postgres address needs sslmode=verify-full")
+    return Tls(
+        ca_file="" if authorities == _SYSTEM else authorities,
+        certificate_file=asked.get("sslcert", ""),
+        key_file=asked.get("sslkey", ""),
+        ca_option="storage.ca_file (sslrootcert in the address)",
+        certificate_option="storage.certificate_file (sslcert in the address)",
+        key_option="storage.key_file (sslkey in the address)",
+        # As libpq has it: `require` checks the authority only where one is named.
+        verified=mode != "require" or bool(authorities),
+        named=mode == "verify-full",
+    )
