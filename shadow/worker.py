@@ -111,7 +111,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
     meters = Meters(telemetry, clock)
-    admin = Admin(config.shadow.admin, health.ready)
+    admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
         hold = partial(held, clock=clock, told=meters.canaries_checked)

@@ -160,13 +160,8 @@ class _Supervisor:
 
     async def run(self, stop: Stop, watch: Watch | None) -> int:
         self._stop = stop
-        admin = Admin(self._config.sidecar.admin, self._is_ready, self._switch.routes())
-        try:
-            await admin.start()
-        except OSError as error:
-            raise OperatorError(
-                f"sidecar.admin {self._config.sidecar.admin} cannot be opened: {error}"
-            ) from error
+        admin = Admin("sidecar.admin", self._config.sidecar.admin, self._is_ready, self._switch.routes())
+        await admin.start()
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
         if self._sockets.relay is not None:
@@ -352,7 +347,7 @@ def _listen(option: str, address: str, backlog: int) -> socket.socket:
             listener.close()
             raise
     except OSError as error:
-        raise OperatorError(f"{option} {address} cannot be opened: {error}") from error
+        raise OperatorError(f"{option} {address} cannot be opened: {error.strerror or error}") from error
     listener.setblocking(False)
     return listener
 

@@ -1,14 +1,20 @@
 """The admin port of every role: /livez, /readyz and /metrics, served by aiohttp."""
 
+import os
 from collections.abc import Callable, Iterable
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from quantdrift.core.config.address import read_address
+from quantdrift.core.errors import OperatorError
 from quantdrift.core.http_port import LIMITS, HttpPort, Limits
 
-_BODY_BYTES = 4096  # no route has content that is read
+INSTANCE: Final = "QUANTDRIFT_INSTANCE"
+"""Variable of the environment whose value /readyz repeats: who starts a process knows its answers by it."""
+INSTANCE_HEADER: Final = "Quantdrift-Instance"
+_BODY_BYTES: Final = 4096  # no route has content that is read
 
 
 class Admin:
@@ -16,6 +22,8 @@ class Admin:
 
     Parameters
     ----------
+    option
+        Where the configuration has the address, for the error.
     address
         HOST:PORT; port 0 takes a free one, told by `port` after `start`.
     ready
@@ -28,12 +36,14 @@ class Admin:
 
     def __init__(
         self,
+        option: str,
         address: str,
         ready: Callable[[], bool],
         more: Iterable[web.AbstractRouteDef] = (),
         *,
         limits: Limits = LIMITS,
     ) -> None:
+        self._shown = f"{option} {address}"
         where = read_address(address)
         self._host = where.host
         self.port = where.port
@@ -50,8 +60,20 @@ class Admin:
         self._http = HttpPort(app, limits)
 
     async def start(self) -> None:
-        """Open the port."""
-        self.port = await self._http.open((self._host, self.port))
+        """Open the port.
+
+        Raises
+        ------
+        OperatorError
+            It cannot be opened.
+        """
+        try:
+            self.port = await self._http.open((self._host, self.port))
+        except OSError as error:
+            await self._http.close()
+            code = error.errno or 0
+            why = os.strerror(code).lower() if code > 0 else error.strerror
+            raise OperatorError(f"{self._shown} cannot be opened: {why}") from error
 
     async def stop(self) -> None:
         """Close the port."""
@@ -61,7 +83,12 @@ class Admin:
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n") if self._ready() else web.Response(status=503, text="not ready\n")
+        ready = self._ready()
+        return web.Response(
+            status=200 if ready else 503,
+            text="ok\n" if ready else "not ready\n",
+            headers={INSTANCE_HEADER: os.environ[INSTANCE]} if INSTANCE in os.environ else None,
+        )
 
     async def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(REGISTRY), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -70,7 +70,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 clock=clock,
                 stop=stop,
             )
-            admin = Admin(config.monitor.admin, monitor.ready)
+            admin = Admin("monitor.admin", config.monitor.admin, monitor.ready)
             await admin.start()
             try:
                 await monitor.run()

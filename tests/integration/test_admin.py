@@ -6,6 +6,7 @@ import aiohttp
 import pytest
 
 from quantdrift.core.admin import Admin
+from quantdrift.core.errors import OperatorError
 
 pytestmark = pytest.mark.integration
 
@@ -17,7 +18,7 @@ async def test_the_admin_port_may_be_an_ipv6_address() -> None:
             probe.bind(("::1", 0))
     except OSError:
         pytest.skip("this host has no IPv6")
-    admin = Admin("[::1]:0", lambda: True)
+    admin = Admin("monitor.admin", "[::1]:0", lambda: True)
     await admin.start()
     try:
         async with (
@@ -27,3 +28,13 @@ async def test_the_admin_port_may_be_an_ipv6_address() -> None:
             assert answer.status == 200
     finally:
         await admin.stop()
+
+
+async def test_a_port_that_is_taken_is_an_error_with_the_option_and_the_address() -> None:
+    """A person must act: not a traceback."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(
+            OperatorError, match=f"shadow.admin {address} cannot be opened: address already in use"
+        ):
+            await Admin("shadow.admin", address, lambda: True).start()

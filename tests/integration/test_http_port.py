@@ -150,7 +150,7 @@ def test_heads_without_an_end_cost_little_and_keep_nobody_out(
 @pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHost: a\r\n", b"\r\n\r\n"])
 async def test_the_admin_port_closes_on_whoever_sends_no_whole_head(sent: bytes) -> None:
     """After the time for a head."""
-    admin = Admin("127.0.0.1:0", lambda: True, limits=Limits(head_s=0.1))
+    admin = Admin("sidecar.admin", "127.0.0.1:0", lambda: True, limits=Limits(head_s=0.1))
     await admin.start()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", admin.port)
