@@ -283,7 +283,14 @@ class Queue:
             if isinstance(cause, nats.js.errors.APIError) and not isinstance(
                 cause, nats.js.errors.ServiceUnavailableError
             ):
-                raise OperatorError(f"NATS refuses the stream {wanted.name}: {cause.description}") from error
+                advice = ""
+                if isinstance(error, StreamFullError):
+                    advice = (
+                        f": lower stream.max_bytes ({self._stream.max_bytes}), or give the server more room"
+                    )
+                raise OperatorError(
+                    f"NATS refuses the stream {wanted.name}: {cause.description}{advice}"
+                ) from error
             raise
 
     async def _publish(

@@ -10,7 +10,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
-from quantdrift.core.errors import RetryError
+from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.numbering import Numbered
 from quantdrift.core.process import Stop, supervise
@@ -26,6 +26,7 @@ _IN_FLIGHT_BYTES = 4 * MIB
 _ITEM_BYTES = 256  # what waits costs beside its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0
+_REFUSED_S = 10.0
 _CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
 
 
@@ -77,6 +78,7 @@ class Publisher:
         self._empty.set()
         self._queue: Queue | None = None
         self._connected = asyncio.Event()
+        self._refused_until_s = 0.0  # of the loop; 0: the server takes the stream
         slot.set(Gauge.QUEUE_BYTES, 0)
 
     def reconfigure(self, config: Config) -> None:
@@ -160,9 +162,9 @@ class Publisher:
         while self._queue is None:
             try:
                 self._queue = await Queue.connect(stream, client_name="quantdrift-sidecar")
-            except RetryError as error:
+            except (RetryError, OperatorError) as error:
                 if not told:
-                    _LOG.warning("%s: trying on", error)
+                    _LOG.warning("%s: it is tried again every %g s", error, _RECONNECT_S)
                     told = True
                 await asyncio.sleep(_RECONNECT_S)
         _LOG.info("publishing to NATS at %s", stream.address)
@@ -209,6 +211,8 @@ class Publisher:
         numbered = self._number(item.stratum)
         for n_left in reversed(range(_N_TRIES)):
             await queue.wait_connected()
+            if loop.time() < self._refused_until_s:
+                return Loss.PUBLISH
             again_at = loop.time() + self._config.stream.publish_timeout_s
             try:
                 await queue.publish_exchange(item.model, item.id, item.wire, numbered)
@@ -216,11 +220,15 @@ class Publisher:
                 return Loss.TOO_LARGE
             except StreamFullError:
                 return Loss.STREAM_FULL
+            except OperatorError as error:
+                self._note_refusal(str(error), loop.time())
+                return Loss.PUBLISH
             except RetryError as error:
                 _LOG.debug("not acknowledged, %d more tries: %s", n_left, error)
                 if n_left:
                     await asyncio.sleep(again_at - loop.time())
             else:
+                self._note_refusal("", loop.time())
                 return None
         return Loss.PUBLISH
 
@@ -230,6 +238,16 @@ class Publisher:
             return None
         self._slot.add(row, Count.NUMBERED)
         return Numbered(boot=self._boot, row=row, number=self._slot.count(row, Count.NUMBERED))
+
+    def _note_refusal(self, why: str, now_s: float) -> None:
+        """Note why the server refuses the stream, or by nothing that it takes it; both are told once."""
+        if why and not self._refused_until_s:
+            _LOG.error(
+                "%s. What is captured is lost meanwhile; it is tried again every %g s", why, _REFUSED_S
+            )
+        elif not why and self._refused_until_s:
+            _LOG.info("NATS takes the stream now")
+        self._refused_until_s = now_s + _REFUSED_S if why else 0.0
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)

@@ -1,6 +1,8 @@
 """The stream's server killed, gone and back."""
 
 import asyncio
+import itertools
+import logging
 import os
 import secrets
 import signal
@@ -224,6 +226,42 @@ async def test_a_full_stream_and_a_large_exchange_are_counted_by_name(nats_url: 
     n_full = slot.lost_count(0, Loss.STREAM_FULL)
     assert n_full + slot.count(0, Count.PUBLISHED) == 30
     assert 10 < n_full < 20
+
+
+async def test_a_server_that_refuses_the_stream_is_told_once_and_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What comes meanwhile is counted, without a word for each; once there is room, exchanges are published."""
+    monkeypatch.setattr("sidecar.capture.publisher._REFUSED_S", 0.1, raising=False)
+    caplog.set_level(logging.INFO)
+    small = NatsServer(tmp_path / "nats", store_bytes=1_000_000)
+    small.start()
+    config = Config(stream=Stream(url=small.url, max_bytes=10_000_000))
+    slot = Counters.create(1, 1).slot(0)
+    publisher = Publisher(config, slot, SystemClock())
+    stop = Stop()
+    running = asyncio.create_task(publisher.run(stop))
+    for number in range(20):
+        publisher.put(exchange(number), 0)
+        assert await publisher.drained(10)
+    assert slot.lost_count(0, Loss.PUBLISH) == 20
+    refusals = [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert len(refusals) == 1
+    assert refusals[0].exc_info is None
+    assert "lower stream.max_bytes (10000000)" in refusals[0].getMessage()
+    small.stop()
+    with NatsServer(tmp_path / "nats", store_bytes=1 << 40) as large:
+        large.stop()
+        large.start(small.port)
+        numbers = itertools.count(20)
+        async with asyncio.timeout(30):
+            while not slot.count(0, Count.PUBLISHED):
+                publisher.put(exchange(next(numbers)), 0)
+                await publisher.drained(10)
+        stop.set()
+        await running
+        await publisher.close()
+    assert "NATS takes the stream now" in caplog.text
 
 
 def test_the_server_dies_with_its_owner(tmp_path: Path) -> None:
