@@ -1,73 +1,53 @@
-"""Every role on one host: starts the servers and the roles, starts again what dies, ends all in order."""
+"""Every role on one host: the sidecar first, then what stands behind it; what dies is started again.
+
+The sidecar serves whatever becomes of the rest. It needs the address of NATS and nothing else, and that is chosen before
+any server runs. The embedded servers, the migration, shadow and monitor are tried again without end. Each is a process
+of its own, so that none of them can hold this one up.
+"""
 
 import asyncio
+import contextlib
 import fcntl
 import logging
 import os
+import secrets
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
 import aiohttp
 import click
 
+from quantdrift.core.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.child import Child
+from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Config, Stream
-from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.leash import leashed
-from quantdrift.core.nats_server import NatsServer
-from quantdrift.core.process import Stop
-from storage.embedded import PostgresServer
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.nats_server import kept_token
+from quantdrift.core.process import Stop, supervise
+from quantdrift.embedded import TOKEN
+from quantdrift.outage import LastWords, Outage
 
 _LOG = logging.getLogger(__name__)
-_ROLES = ("sidecar", "shadow", "monitor")  # also the order in which they end: source first
-_WATCH_S = 0.5
-_MOST_PAUSE_S = 10.0
-_OPERATOR = 2  # a role's exit code when a person must act: starting it again would not help
-
-
-class _Servers:
-    """The embedded servers of this host: those that no configuration replaces."""
-
-    def __init__(self, data: Path) -> None:
-        self._data = data
-        self._postgres = PostgresServer(data / "postgres")
-        self._nats = NatsServer(data / "nats")
-        self._wanted: list[PostgresServer | NatsServer] = []
-
-    def start_postgres(self) -> str:
-        """Start Postgres and return its address, which `dsn` in the data directory tells to other commands."""
-        self._wanted.append(self._postgres)
-        self._postgres.start()
-        _write(self._data / "dsn", self._postgres.dsn)
-        return self._postgres.dsn
-
-    def start_nats(self) -> str:
-        """Start NATS and return its address, which `nats.url` in the data directory tells to people."""
-        self._wanted.append(self._nats)
-        self._nats.start()
-        _write(self._data / "nats.url", self._nats.url)
-        return self._nats.url
-
-    def restart_dead(self) -> None:
-        """Start again, on the same port and data, what is gone.
-
-        On the main thread by need: the kernel ends a server with the thread that started it.
-        """
-        for server in self._wanted:
-            if not server.alive():
-                _LOG.error("%s is gone: starting it again on its data", type(server).__name__)
-                server.start()
-
-    def stop(self) -> None:
-        """End what runs, the last started first."""
-        for server in reversed(self._wanted):
-            server.stop()
+_ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they end: source first
+_OPERATOR: Final = 2  # a process's exit code when a person must act
+_LOOK_S: Final = 0.1
+_SLOW_LOOK_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 30.0
+_SIDECAR_PAUSE_S: Final = 2.0
+_STEADY_S: Final = 30.0
+_KILLED_S: Final = 5.0
+SERVERS_GRACE_S: Final = 25.0
+"""How long the servers and what is left may take to end, once the roles have."""
+_PORTS: Final = range(20_000, 32_000)
+_TRIES: Final = 100
 
 
 async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop) -> int:
-    """Run the servers that are not configured and every role, until `stop`.
+    """Run every role, and the servers that are not configured, until `stop`.
 
     Parameters
     ----------
@@ -83,27 +63,27 @@ async def serve(config_path: Path, config: Config, data: Path, only: tuple[str, 
     Returns
     -------
     int
-        0, or 2 when a role says that a person must act.
+        0, or 2 when the sidecar cannot start with its configuration.
 
     Raises
     ------
     OperatorError
-        Another `up` uses the same data directory, or a server cannot be started here.
+        Another `up` uses the same data directory, or it cannot be made.
     """
     with _exclusive(data):
-        servers = _Servers(data)
-        try:
-            environment = _environment(config, servers)
-            await _migrate(config_path, environment, stop)
-            return await _supervise(config, _roles(config_path, environment, only), servers, stop)
-        finally:
-            servers.stop()
+        return await _Host(config_path, config, data, only, stop).run()
 
 
 @contextmanager
 def _exclusive(data: Path) -> Iterator[None]:
-    data.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with (data / "lock").open("w") as lock:
+    try:
+        data.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = (data / "lock").open("w")
+    except OSError as error:
+        raise OperatorError(
+            f"the data directory {data} cannot be used: {error.strerror}: give --data another one"
+        ) from error
+    with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -113,111 +93,286 @@ def _exclusive(data: Path) -> Iterator[None]:
         yield
 
 
-def _environment(config: Config, servers: _Servers) -> dict[str, str]:
-    """Start what is not configured; return the environment that tells the roles where it is."""
-    environment = dict(os.environ)
-    if not environment.get("QUANTDRIFT_DSN") and not config.storage.dsn_file:
-        environment["QUANTDRIFT_DSN"] = servers.start_postgres()
-        _LOG.info("postgres is up")
-    if config.stream.url == Stream().url and not config.stream.credentials_file:
-        environment["QUANTDRIFT__STREAM__URL"] = servers.start_nats()
-        _LOG.info("nats is up")
-    return environment
+class _Part:
+    """A process that is kept running, and whether it does its work.
+
+    Parameters
+    ----------
+    name
+        In the log.
+    module, arguments, environment
+        As for `Child`.
+    clock
+        Times its outages.
+    tells
+        Called with each line of its stdout; None: that goes where ours goes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        clock: Clock,
+        final: int | None = None,
+        tells: Callable[[bytes], None] | None = None,
+    ) -> None:
+        self.name = name
+        self.works = False
+        self._clock = clock
+        self._words = LastWords()
+        self._heard_from_s = 0.0
+        longest_pause_s = _LONGEST_PAUSE_S
+        heard: dict[int, Callable[[bytes], None]] = {2: self._hear}
+        if name == "sidecar":
+            # It writes to our files itself: what serves must never wait until this process reads.
+            longest_pause_s, heard = _SIDECAR_PAUSE_S, {}
+        if tells is not None:
+            heard[1] = tells
+        self._outage = Outage(name, longest_pause_s, clock)
+        self.child = Child(
+            name,
+            module,
+            arguments,
+            environment=environment,
+            final=final,
+            longest_pause_s=longest_pause_s,
+            told=self._ended,
+            heard=heard,
+        )
+        self._running: asyncio.Task[int] | None = None
+
+    def start(self) -> "asyncio.Task[int]":
+        """Keep it running until it is told to end."""
+        self._running = asyncio.create_task(self.child.run())
+        return self._running
+
+    @property
+    def started(self) -> bool:
+        """Whether it is kept running."""
+        return self._running is not None
+
+    def answers(self) -> None:
+        """Note that it does its work."""
+        self.works = True
+        self._outage.over()
+
+    async def end(self, within_s: float) -> None:
+        """End it, by force after `within_s`."""
+        if self._running is None:
+            return
+        self.child.terminate()
+        await asyncio.wait([self._running], timeout=within_s)
+        if not self._running.done():
+            _LOG.error("%s has not ended within %g s: it is killed", self.name, within_s)
+            self.child.kill()
+            await asyncio.wait([self._running], timeout=_KILLED_S)
+
+    def _ended(self, how: str, code: int | None, pause_s: float) -> None:
+        self.works = False
+        self._heard_from_s = self._clock.monotonic_s() + pause_s + _STEADY_S
+        words = self._words.take()
+        self._outage.failed(words if words and code is not None and code >= 0 else f"it {how}")
+
+    def _hear(self, line: bytes) -> None:
+        """Pass on what it writes, but for its last words, which are told with the outage.
+
+        What it writes at each try would be the same each time.
+        """
+        is_last = self._words.hear(line)
+        is_repeated = self._outage.lasts and self._clock.monotonic_s() < self._heard_from_s
+        if not is_last and not is_repeated:
+            with contextlib.suppress(OSError):  # a terminal that is gone
+                sys.stderr.buffer.write(line + b"\n")
+                sys.stderr.buffer.flush()
+
+
+class _Host:
+    def __init__(
+        self, config_path: Path, config: Config, data: Path, only: tuple[str, ...], stop: Stop
+    ) -> None:
+        self._config = config
+        self._data = data
+        self._stop = stop
+        self._clock = SystemClock()
+        self._arguments = ["--config", str(config_path)]
+        self._instance = secrets.token_hex(8)
+        self._environment = dict(os.environ) | {INSTANCE: self._instance}
+        self._dsn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._servers: list[_Part] = []
+        self._place_servers()
+        self._migration: _Part | None = None
+        self._names = [name for name in _ROLES if not only or name in only]
+        self._roles: dict[str, _Part] = {}
+
+    async def run(self) -> int:
+        code = 0
+        tasks = []
+        try:
+            if "sidecar" in self._names:
+                sidecar = self._role("sidecar").start()
+                sidecar.add_done_callback(lambda _: self._stop.set())
+            for server in self._servers:
+                server.start()
+            work = {
+                "starting what needs the database": self._start_the_rest,
+                "looking who is ready": self._watch,
+            }
+            tasks = [asyncio.create_task(supervise(name, step, self._stop)) for name, step in work.items()]
+            await self._stop.wait()
+            if "sidecar" in self._names and sidecar.done():
+                code = sidecar.result()  # its own last line says why
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._end()
+        return code
+
+    async def _end(self) -> None:
+        grace_s = {
+            "sidecar": self._config.sidecar.grace_s,
+            "shadow": self._config.shadow.grace_s,
+            "monitor": self._config.monitor.grace_s,
+        }
+        for name, role in self._roles.items():
+            await role.end(grace_s[name] + _KILLED_S)
+        if self._migration is not None:
+            await self._migration.end(_KILLED_S)
+        await asyncio.gather(*(server.end(SERVERS_GRACE_S - 2 * _KILLED_S) for server in self._servers))
+
+    def _place_servers(self) -> None:
+        """Choose where the servers will be that are not configured."""
+        if not self._environment.get("QUANTDRIFT_DSN") and not self._config.storage.dsn_file:
+            arguments = ["postgres", str(self._data / "postgres"), str(_free_port())]
+            postgres = _Part(
+                "postgres",
+                "quantdrift.embedded",
+                arguments,
+                self._environment,
+                clock=self._clock,
+                tells=lambda line: self._postgres_answers(postgres, line.decode().strip()),
+            )
+            self._servers.append(postgres)
+        else:
+            self._dsn.set_result(self._environment.get("QUANTDRIFT_DSN", ""))
+        if self._config.stream.url == Stream().url and not self._config.stream.credentials_file:
+            token, port = _token(self._data / "nats"), _free_port()
+            url = f"nats://{token}@127.0.0.1:{port}"
+            nats = _Part(
+                "nats",
+                "quantdrift.embedded",
+                ["nats", str(self._data / "nats"), str(port)],
+                _without_dsn(self._environment) | {TOKEN: token},
+                clock=self._clock,
+                tells=lambda _: self._nats_answers(nats, url),
+            )
+            self._environment["QUANTDRIFT__STREAM__URL"] = url
+            self._servers.append(nats)
+
+    def _postgres_answers(self, server: _Part, dsn: str) -> None:
+        server.answers()
+        _write(self._data / "dsn", dsn)
+        if not self._dsn.done():
+            _LOG.info("postgres is up")
+            self._dsn.set_result(dsn)
+
+    def _nats_answers(self, server: _Part, url: str) -> None:
+        server.answers()
+        _write(self._data / "nats.url", url)
+
+    def _role(self, name: str) -> _Part:
+        arguments = [name, *self._arguments]
+        environment = self._environment if name != "sidecar" else _without_dsn(self._environment)
+        final = _OPERATOR if name == "sidecar" else None  # its first start is all that may end this
+        self._roles[name] = _Part(name, "quantdrift", arguments, environment, clock=self._clock, final=final)
+        return self._roles[name]
+
+    async def _start_the_rest(self) -> None:
+        """Start what needs the database, once that is there and has its tables."""
+        if dsn := await self._dsn:
+            self._environment["QUANTDRIFT_DSN"] = dsn
+        self._migration = _Part(
+            "db upgrade",
+            "quantdrift",
+            ["db", "upgrade", *self._arguments],
+            self._environment,
+            clock=self._clock,
+            final=0,
+        )
+        await asyncio.shield(self._migration.start())
+        self._migration.answers()
+        for name in self._names:
+            if name != "sidecar":
+                self._role(name).start()
+        await self._stop.wait()
+
+    async def _watch(self) -> None:
+        """Look which roles do their work, and say once that all of them do, and where."""
+        admin = {
+            "sidecar": self._config.sidecar.admin,
+            "shadow": self._config.shadow.admin,
+            "monitor": self._config.monitor.admin,
+        }
+        urls = {name: f"http://{_reachable(admin[name])}" for name in self._names}
+        is_up = False
+        async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
+            while True:
+                for name, role in list(self._roles.items()):
+                    if not role.works and await self._is_ready(client, urls[name]):
+                        role.answers()
+                        role.child.final = None  # it could start: whatever ends it later may pass
+                if not is_up and all(name in self._roles and self._roles[name].works for name in self._names):
+                    is_up = True
+                    click.echo(
+                        "quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items())
+                    )
+                await asyncio.sleep(_SLOW_LOOK_S if is_up else _LOOK_S)
+
+    async def _is_ready(self, client: aiohttp.ClientSession, url: str) -> bool:
+        """Return whether a process of ours answers there: another one may have the port."""
+        try:
+            async with client.get(f"{url}/readyz") as answer:
+                return answer.status == 200 and answer.headers.get(INSTANCE_HEADER) == self._instance
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
+
+def _without_dsn(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != "QUANTDRIFT_DSN"}
 
 
 def _write(path: Path, secret: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(secret + "\n", encoding="utf-8")
-
-
-def _roles(config_path: Path, environment: dict[str, str], only: tuple[str, ...]) -> list[Child]:
-    without_dsn = {name: value for name, value in environment.items() if name != "QUANTDRIFT_DSN"}
-    return [
-        Child(
-            name,
-            "quantdrift",
-            [name, "--config", str(config_path)],
-            environment=without_dsn if name == "sidecar" else environment,
-            final=_OPERATOR,
-        )
-        for name in _ROLES
-        if not only or name in only
-    ]
-
-
-async def _migrate(config_path: Path, environment: dict[str, str], stop: Stop) -> None:
-    """Run `db upgrade`; a database that is not there yet is waited for."""
-    pause_s = 0.5
-    while not stop.is_set():
-        command = [sys.executable, "-m", "quantdrift", "db", "upgrade", "--config", str(config_path)]
-        process = await asyncio.create_subprocess_exec(
-            *leashed(command), env=environment, start_new_session=True
-        )
-        code = await process.wait()
-        if code == 0:
-            return
-        if code == _OPERATOR:
-            raise OperatorError("the database cannot be prepared: see the line above")
-        _LOG.warning("the database is not ready: again in %g s", pause_s)
-        await stop.wait(pause_s)
-        pause_s = min(pause_s * 2, _MOST_PAUSE_S)
-
-
-async def _supervise(config: Config, roles: list[Child], servers: _Servers, stop: Stop) -> int:
-    tasks = [asyncio.create_task(_keep(role, stop)) for role in roles]
-    tasks.append(asyncio.create_task(_keep_servers(servers, stop)))
-    announce = asyncio.create_task(_announce(config, [role.name for role in roles], stop))
     try:
-        await stop.wait()
-        for role, task in zip(roles, tasks, strict=False):
-            role.terminate()
-            await task
-        codes = await asyncio.gather(*tasks)
-    finally:
-        for role in roles:
-            role.terminate()
-        announce.cancel()
-    return _OPERATOR if _OPERATOR in codes else max(codes)
+        path.touch(mode=0o600)
+        path.write_text(secret + "\n", encoding="utf-8")
+    except OSError as error:
+        _LOG.error(
+            "%s cannot be written (%s): commands with --data do not find the server", path, error.strerror
+        )
 
 
-async def _keep(role: Child, stop: Stop) -> int:
-    code = await role.run()
-    if not stop.is_set():
-        _LOG.error("%s cannot run: see the line above", role.name)
-        stop.set()
-    return code
+def _token(directory: Path) -> str:
+    """Return the secret of the embedded NATS: the kept one, or where the disk takes none another one."""
+    try:
+        return kept_token(directory)
+    except OSError:
+        return secrets.token_hex(24)
 
 
-async def _keep_servers(servers: _Servers, stop: Stop) -> int:
-    while not await stop.wait(_WATCH_S):
-        try:
-            servers.restart_dead()
-        except RetryError as error:
-            _LOG.warning("%s: again", error)
-        except OperatorError:
-            _LOG.exception("an embedded server does not start")
-            stop.set()
-            return _OPERATOR
-    return 0
+def _free_port() -> int:
+    """Return a free port, for a server that is started later.
 
-
-async def _announce(config: Config, names: list[str], stop: Stop) -> None:
-    """Say once that every role is ready, and where."""
-    admin = {"sidecar": config.sidecar.admin, "shadow": config.shadow.admin, "monitor": config.monitor.admin}
-    urls = {name: f"http://{_reachable(admin[name])}" for name in names}
-    waiting = dict(urls)
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=2)) as client:
-        while waiting and not stop.is_set():
-            for name, url in list(waiting.items()):
-                try:
-                    async with client.get(f"{url}/readyz") as answer:
-                        if answer.status == 200:
-                            del waiting[name]
-                except (aiohttp.ClientError, TimeoutError):
-                    pass
-            await stop.wait(0.1)
-    if not waiting:
-        click.echo("quantdrift is up: " + ", ".join(f"{name} {url}" for name, url in urls.items()))
+    It is below those that the kernel gives to outgoing connections: one of these, say of a client that calls a server
+    which is away, would take it. Python's own choice is among those.
+    """
+    for port in secrets.SystemRandom().sample(_PORTS, _TRIES):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OperatorError(f"no port on 127.0.0.1 from {_PORTS.start} to {_PORTS.stop - 1} is free")
 
 
 def _reachable(address: str) -> str:

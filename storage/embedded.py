@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -11,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
+from quantdrift.core.child import ending
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
 from storage.account import Account, choose_account
@@ -20,6 +22,7 @@ USER: Final = "quantdrift"
 DATABASE: Final = "quantdrift"
 _POLL_S: Final = 0.01
 _AGAIN_S: Final = 0.1
+_WORDS: Final = 8192
 _SETTINGS: Final = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -45,6 +48,9 @@ _FAST_AND_LOSE: Final = {
 # What the log of a server says that could not start because its predecessor has not quite gone.
 _PREDECESSOR: Final = ("still in use", "lock file")
 _PORT_TAKEN: Final = "could not bind"
+_STAMP: Final = re.compile(
+    r"^[\d-]+ [\d:.]+ \w+ \[\d+\] "
+)  # date, time, zone and process of a line of its log
 
 
 class PostgresServer:
@@ -145,6 +151,18 @@ class PostgresServer:
             if not any(phrase in said for phrase in again) or self._clock.monotonic_s() > deadline_s:
                 raise OperatorError(f"Postgres does not start: {_telling(said)} (log: {self._log})")
             threading.Event().wait(_AGAIN_S)
+
+    def last_words(self) -> str:
+        """Return why it has ended: what killed it, or what it said last of what is wrong, or last of all."""
+        if self._process is not None and (self._process.poll() or 0) < 0:
+            return f"it {ending(self._process.returncode)}"
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - _WORDS, 0))
+                said = log.read().decode(errors="replace")
+        except OSError as error:
+            return f"its log cannot be read ({error.strerror})"
+        return _telling(said)
 
     def stop(self) -> None:
         """End it: clients are disconnected, everything committed is kept. Nothing happens when it does not run."""
@@ -296,4 +314,5 @@ def _telling(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
     telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
     # Else what initdb says last is that it cleans up: the reason stands before it.
-    return telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
+    found = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
+    return _STAMP.sub("", found)

@@ -90,16 +90,18 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
     """Run every role on this host, with Postgres and NATS servers of its own.
 
     A server that is configured (QUANTDRIFT_DSN or storage.dsn_file, stream.url) is used instead of an embedded
-    one. What dies is started again. SIGTERM or Ctrl-C ends all in order.
+    one. The sidecar starts first, and serves whatever becomes of the rest. What cannot run, or dies, is tried again
+    without end; the log says once since when and why, and again when it runs. Only a signal ends this, or a
+    configuration with which the sidecar cannot start (2). SIGTERM or Ctrl-C ends all in order.
 
     \b
     Example:
       quantdrift up -c config.toml --data /var/lib/quantdrift
     """
     from quantdrift.core.process import run
-    from quantdrift.up import serve
+    from quantdrift.up import SERVERS_GRACE_S, serve
 
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")
-    grace_s = config.sidecar.grace_s + config.shadow.grace_s + config.monitor.grace_s + 10
+    grace_s = config.sidecar.grace_s + config.shadow.grace_s + config.monitor.grace_s + SERVERS_GRACE_S
     sys.exit(run(lambda stop: serve(config_path, config, data, only, stop), grace_s=grace_s))

@@ -11,6 +11,7 @@ from typing import Self
 
 import msgspec
 
+from quantdrift.core.child import ending
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.leash import leashed
@@ -18,6 +19,7 @@ from quantdrift.core.leash import leashed
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0
 _STOP_S = 10.0
+_WORDS = 4096
 
 
 class _Info(msgspec.Struct, frozen=True):
@@ -46,11 +48,15 @@ class NatsServer:
         Its configuration, token, log and store; made, readable by its owner alone, when absent.
     store_bytes
         What its streams may reserve together. None: three quarters of the free disk, as the server has it.
+    token
+        The secret that clients show. None: the one in `directory`, which is made where there is none.
     """
 
-    def __init__(self, directory: Path, *, store_bytes: int | None = None) -> None:
+    def __init__(self, directory: Path, *, store_bytes: int | None = None, token: str | None = None) -> None:
         self.directory = directory
+        self._given = token
         self._store_bytes = store_bytes
+        self._log = directory / "nats.log"
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -69,6 +75,7 @@ class NatsServer:
         """
         if self.alive():
             return
+        self._process = None
         program = find_program()
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for stale in self.directory.glob("*.ports"):
@@ -80,8 +87,7 @@ class NatsServer:
             self.directory, port or self.port, name, self._token(), store_bytes=self._store_bytes
         )
         config.write_text(text, "utf-8")
-        log = self.directory / "nats.log"
-        with log.open("wb") as output:
+        with self._log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603 - our own child
                 leashed([str(program), "-c", str(config)]),
                 stdin=subprocess.DEVNULL,
@@ -94,8 +100,9 @@ class NatsServer:
             if process.poll() is not None or time.monotonic() > deadline:
                 process.kill()
                 process.wait()
-                words = log.read_text(encoding="utf-8", errors="replace")[-500:]
-                raise OperatorError(f"the NATS server in {self.directory} does not start:\n{words}")
+                raise OperatorError(
+                    f"NATS does not start: {self.last_words()} (port {port or self.port}, log: {self._log})"
+                )
             time.sleep(0.005)
         self._process, self.port = process, found
 
@@ -112,6 +119,18 @@ class NatsServer:
     def alive(self) -> bool:
         """Return whether the process runs."""
         return self._process is not None and self._process.poll() is None
+
+    def last_words(self) -> str:
+        """Return why it has ended: what killed it, or what it said last of what is wrong, or last of all."""
+        if self._process is not None and (self._process.poll() or 0) < 0:
+            return f"it {ending(self._process.returncode)}"
+        try:
+            text = self._log.read_text(encoding="utf-8", errors="replace")[-_WORDS:]
+        except OSError as error:
+            return f"its log cannot be read ({error.strerror})"
+        lines = [line for line in text.splitlines() if line.strip()]
+        telling = [line for line in lines if "[FTL]" in line or "[ERR]" in line] or lines
+        return telling[-1].rpartition("] ")[2] if telling else "it said nothing"
 
     def stop(self) -> None:
         """End it and wait until it is gone; its store stays. Nothing happens when it does not run."""
@@ -134,11 +153,7 @@ class NatsServer:
 
     def _token(self) -> str:
         """Return the secret that clients show: who may not read the directory may not read the payloads."""
-        path = self.directory / "token"
-        if not path.exists():
-            path.touch(mode=0o600)
-            path.write_text(secrets.token_hex(24), "ascii")
-        return path.read_text("ascii")
+        return self._given or kept_token(self.directory)
 
     def __enter__(self) -> Self:
         self.start()
@@ -146,6 +161,22 @@ class NatsServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def kept_token(directory: Path) -> str:
+    """Return the secret that clients of the server in `directory` show; it is made where there is none.
+
+    Raises
+    ------
+    OSError
+        It cannot be written.
+    """
+    path = directory / "token"
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    if not path.read_text("ascii"):  # new, or left empty by a disk that was full
+        path.write_text(secrets.token_hex(24), "ascii")
+    return path.read_text("ascii")
 
 
 def find_program() -> Path:

@@ -5,12 +5,18 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import TextIO
 
 import psutil
 import pytest
+
+from quantdrift.core.admin import INSTANCE_HEADER
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -33,11 +39,15 @@ def _config(directory: Path) -> Path:
 
 
 @contextmanager
-def _up(config: Path, data: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+def _up(
+    config: Path, data: Path, *more: str, stderr: TextIO | None = None, **given: str
+) -> Iterator[subprocess.Popen[str]]:
     """Run it inside the block, from its ready line on."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
     command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(data), *more]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=stderr, text=True, env={**environment, **given}
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -47,6 +57,12 @@ def _up(config: Path, data: Path, *more: str) -> Iterator[subprocess.Popen[str]]
             yield process
         finally:
             process.terminate()
+
+
+def _run(config: Path, data: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run it until it ends by itself."""
+    command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(data), *more]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
 def _family(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -82,12 +98,7 @@ def test_a_second_one_on_the_same_data_is_refused(tmp_path: Path) -> None:
     with _up(config, tmp_path / "data", "--only", "monitor") as process:
         names = " ".join(" ".join(child.cmdline()) for child in _family(process))
         assert "sidecar" not in names
-        second = subprocess.run(
-            [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(tmp_path / "data")],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        second = _run(config, tmp_path / "data")
         assert second.returncode == 2
         assert "another `quantdrift up` uses" in second.stderr
 
@@ -104,18 +115,67 @@ def test_killed_it_takes_everything_along_and_can_be_started_again(tmp_path: Pat
         assert process.wait(60) == 0
 
 
-def test_what_a_person_must_mend_ends_it_with_2(tmp_path: Path) -> None:
-    """A reference that is not there: the shadow says so, and all ends instead of going round for ever."""
+def test_a_port_that_the_sidecar_cannot_open_ends_it_with_2(tmp_path: Path) -> None:
+    """Its own configuration is all that ends it: in one line, with the option and the address."""
     config = _config(tmp_path)
-    config.write_text(
-        config.read_text() + '[[models]]\nname = "m"\n[[models.references]]\npath = "missing.onnx"\n'
-    )
-    done = subprocess.run(
-        [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(tmp_path / "data")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    address = tomllib.loads(config.read_text())["sidecar"]["listen"]
+    with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
+        done = _run(config, tmp_path / "data", "--only", "sidecar")
     assert done.returncode == 2
-    assert "missing.onnx" in done.stderr
+    lines = [line for line in done.stderr.splitlines() if "cannot be opened" in line]
+    assert lines == [f"quantdrift: sidecar.listen {address} cannot be opened: Address already in use"]
+
+
+class _Anyone(BaseHTTPRequestHandler):
+    """Answers whatever is asked, as another quantdrift would."""
+
+    n_asked = 0
+
+    def do_GET(self) -> None:  # the name that the library asks for
+        type(self).n_asked += 1
+        self.send_response(200)
+        self.send_header(INSTANCE_HEADER, "another")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_the_answer_of_another_process_is_not_taken_for_its_own(
+    tmp_path: Path, postgres_dsn: str, nats_url: str
+) -> None:
+    """It is up once its own roles answer, and says which port another has; then the port is free, and it is up."""
+    config = _config(tmp_path)
+    address = tomllib.loads(config.read_text())["monitor"]["admin"]
+    environment = {"QUANTDRIFT_DSN": postgres_dsn, "QUANTDRIFT__STREAM__URL": nats_url}
+    command = [sys.executable, "-m", "quantdrift", "up", "-c", str(config), "--data", str(tmp_path / "data")]
+    other = ThreadingHTTPServer(("127.0.0.1", int(address.rpartition(":")[2])), _Anyone)
+    answering = threading.Thread(target=other.serve_forever, kwargs={"poll_interval": 0.05})
+    answering.start()
+    with subprocess.Popen(
+        [*command, "--only", "monitor"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **environment},
+    ) as process:
+        try:
+            assert process.stdout is not None
+            read = []
+            for line in process.stdout:
+                read.append(line)
+                assert not line.startswith("quantdrift is up"), read
+                if "monitor does not run since" in line:
+                    assert f"monitor.admin {address} cannot be opened: address already in use" in line
+                    break
+            assert _Anyone.n_asked > 0
+            other.shutdown()
+            other.server_close()
+            assert any(line.startswith("quantdrift is up") for line in process.stdout)
+            process.terminate()
+            process.stdout.read()
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+            other.shutdown()
+            answering.join()

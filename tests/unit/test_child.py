@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sys
 
 import pytest
 
@@ -28,3 +29,29 @@ async def test_a_process_that_cannot_be_started_is_tried_again(
         assert await child.run() == 0
     assert not failures
     assert caplog.text.count("late cannot be started") == 2
+
+
+async def test_what_a_child_writes_comes_line_by_line_and_how_it_ended_is_told() -> None:
+    """Also what it wrote last, a line that is longer than any reader wants, and one that does not end."""
+    lines: list[bytes] = []
+    told: list[tuple[str, int | None]] = []
+
+    def tell(how: str, code: int | None, _pause_s: float) -> None:
+        told.append((how, code))
+        child.final = 7
+
+    child = Child(
+        "a part",
+        "this",
+        [],
+        environment=os.environ,
+        told=tell,
+        heard={1: lines.append},
+    )
+    child._command = [sys.executable, "-c", "print('a'); print('b' * 200_000); print('c', end=''); exit(7)"]
+    async with asyncio.timeout(30):
+        assert await child.run() == 7
+    assert told == [("ended with exit code 7", 7)]
+    assert lines[0] == b"a"
+    assert b"".join(lines) == 2 * (b"a" + b"b" * 200_000 + b"c")
+    assert max(map(len, lines)) < 200_000

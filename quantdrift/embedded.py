@@ -1,0 +1,72 @@
+"""The process of one embedded server: starts it, says where it is, and ends when it ends.
+
+`quantdrift up` keeps one for Postgres and one for NATS. Whatever a server does to who starts it (a data directory that
+is made, a disk that hangs, a start that takes a minute) holds up this process alone. The server dies with it.
+
+    python -m quantdrift.embedded postgres|nats DIRECTORY PORT
+
+Once the server answers its address is written to stdout; why it does not run, to stderr. SIGTERM ends both in order.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+from quantdrift.core.errors import OperatorError, QuantdriftError
+from quantdrift.core.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from storage.embedded import PostgresServer
+
+TOKEN: Final = "QUANTDRIFT_NATS_TOKEN"  # noqa: S105 - the name of a variable
+_LOOK_S = 0.1
+_STOP_S = 10.0  # then it is ended without a checkpoint: nothing committed is lost
+
+
+class _EndedError(Exception):
+    """SIGTERM has come."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a server until it or this process is ended; return the exit code."""
+
+    def asked(_number: int, _frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the end is not to be interrupted
+        raise _EndedError
+
+    signal.signal(signal.SIGTERM, asked)
+    kind, directory, port = arguments
+    server = _server(kind, Path(directory))
+    try:
+        server.start(int(port))
+        sys.stdout.write(f"{server.dsn if kind == 'postgres' else server.url}\n")  # type: ignore[union-attr]
+        sys.stdout.flush()
+        while server.alive():
+            time.sleep(_LOOK_S)
+    except _EndedError:
+        return 0
+    except (QuantdriftError, OSError) as error:
+        sys.stderr.write(f"quantdrift: {error}\n")
+        return 2 if isinstance(error, OperatorError) else 1
+    else:
+        sys.stderr.write(f"quantdrift: {server.last_words()}\n")
+        return 1
+    finally:
+        server.stop()
+
+
+def _server(kind: str, directory: Path) -> "NatsServer | PostgresServer":
+    if kind == "nats":
+        return NatsServer(directory, token=os.environ.get(TOKEN))
+    from storage.embedded import PostgresServer  # noqa: PLC0415 - not needed beside NATS
+
+    return PostgresServer(directory, stop_timeout_s=_STOP_S)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

@@ -1,0 +1,196 @@
+"""`quantdrift up` while what stands behind the sidecar is away, refuses, or hangs: requests are answered all the time."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from storage.embedded import PostgresServer
+from tests.onnx_models import linear_model, saved
+from tests.relay_process import Backend, free_port, running_backend
+from tests.relay_rig import answer, post
+
+pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
+
+DEADLINE_S = 90.0
+END_S = 60.0
+"""Below the sum of the grace periods of the roles, here 1 s each, and of the servers, with room for a busy machine."""
+
+
+class Up:
+    """A running `quantdrift up` with a client that never stops asking."""
+
+    def __init__(self, directory: Path, backend: Backend, config: str, **environment: str) -> None:
+        self.data = directory / "data"
+        self.config = directory / "config.toml"
+        self._port = free_port()
+        self._output = directory / "output"
+        admins = [free_port() for _ in range(3)]
+        self.config.write_text(
+            f'[sidecar]\nlisten = "127.0.0.1:{self._port}"\nbackend = "127.0.0.1:{backend.port}"\n'
+            f'admin = "127.0.0.1:{admins[0]}"\ndrain_delay_s = 0\ngrace_s = 1\n'
+            f'[shadow]\nadmin = "127.0.0.1:{admins[1]}"\ngrace_s = 1\n'
+            f'[monitor]\nadmin = "127.0.0.1:{admins[2]}"\ngrace_s = 1\n{config}'
+        )
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("QUANTDRIFT")}
+        with self._output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "quantdrift", "up", "-c", self.config, "--data", self.data],
+                stdout=output,
+                stderr=output,
+                env={**kept, **environment},
+            )
+        self._asked = threading.Thread(target=self._ask)
+        self._over = threading.Event()
+        self.n_answered = 0
+        self.refused: list[str] = []
+
+    def said(self) -> str:
+        """Return everything that it and its children have written."""
+        return self._output.read_text()
+
+    def wait(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition."""
+        until = time.monotonic() + DEADLINE_S
+        while not condition():
+            assert self.process.poll() is None, f"it has ended: {self.said()}"
+            assert time.monotonic() < until, f"not within {DEADLINE_S:g} s: {what}\n{self.said()}"
+            time.sleep(0.05)
+
+    def wait_for_line(self, *words: str, n: int = 1) -> None:
+        """Wait until `n` lines hold all `words`."""
+        self.wait(
+            lambda: sum(all(word in line for word in words) for line in self.said().splitlines()) >= n,
+            f"a line with {words}",
+        )
+
+    def serves(self) -> None:
+        """Wait until more requests have been answered."""
+        before = self.n_answered
+        self.wait(lambda: self.n_answered > before + 20, "requests are answered")
+        assert not self.refused
+
+    def begin(self) -> None:
+        """Wait until the first request is answered, and ask without a break from then on."""
+        self.wait(lambda: self._answer(b"first") == answer(b"to first"), "it serves")
+        self._asked.start()
+
+    def child(self, *words: str) -> psutil.Process:
+        """Return the process below it whose command has all `words`."""
+        for process in psutil.Process(self.process.pid).children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                line = process.cmdline()
+                if all(any(word in part for part in line) for word in words):
+                    return process
+        raise AssertionError(f"no process {words}")
+
+    def stop(self) -> int:
+        """Ask it to end, and return its exit code."""
+        self._over.set()
+        if self._asked.is_alive():
+            self._asked.join()
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(END_S)
+
+    def _ask(self) -> None:
+        while not self._over.is_set():
+            body = b"%d" % self.n_answered
+            if (got := self._answer(body)) != answer(b"to " + body):
+                self.refused.append(repr(got))
+                return
+            self.n_answered += 1
+            self._over.wait(0.01)
+
+    def _answer(self, body: bytes) -> bytes:
+        got = b""
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self._port), 30) as client:
+            client.sendall(post(body))
+            client.shutdown(socket.SHUT_WR)
+            while part := client.recv(65_536):
+                got += part
+        return got
+
+
+@contextlib.contextmanager
+def _up(directory: Path, config: str, **environment: str) -> Iterator[Up]:
+    with running_backend() as backend:
+        up = Up(directory, backend, config, **environment)
+        family: list[psutil.Process] = []
+        try:
+            up.begin()
+            yield up
+            up.serves()
+            family = psutil.Process(up.process.pid).children(recursive=True)
+            assert up.stop() == 0
+            assert psutil.wait_procs(family, timeout=END_S)[1] == []
+        finally:
+            up.process.kill()
+            up.process.wait()
+            up._over.set()
+            for process in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+
+
+def test_nothing_that_happens_behind_it_ends_the_serving_path(tmp_path: Path) -> None:
+    """A reference that is gone, a database that cannot start, one that hangs: each is told, and mends by itself."""
+    reference = saved(linear_model(), tmp_path / "reference.onnx")
+    models = f'[[models]]\nname = "m"\n[[models.references]]\npath = "{reference}"\n'
+    with _up(tmp_path, models) as up:
+        up.wait_for_line("quantdrift is up")
+
+        away = reference.rename(tmp_path / "away")
+        up.child("quantdrift", "shadow", "--config").kill()
+        up.wait_for_line("shadow does not run since", str(reference))
+        up.serves()
+        away.rename(reference)
+        up.wait_for_line("shadow runs again")
+        up.serves()
+
+        files = up.data / "postgres" / "data"
+        mode = files.stat().st_mode
+        files.chmod(0)  # as a full disk: it can neither be read by the server nor written to
+        up.child("bin/postgres", "-D").kill()
+        up.wait_for_line("postgres does not run since", "Postgres does not start", "ermission")
+        up.serves()
+        files.chmod(mode)
+        up.wait_for_line("postgres runs again")
+        up.serves()
+
+        postmaster = up.child("bin/postgres", "-D")
+        for process in (postmaster, *postmaster.children(recursive=True)):
+            process.suspend()
+        up.child("quantdrift", "shadow", "--config").kill()
+        up.serves()
+        # Its end is asked for while the database hangs.
+
+
+async def test_it_serves_before_its_database_is_there_and_while_nats_refuses_the_stream(
+    tmp_path: Path,
+) -> None:
+    """The rest comes up when the database does, and the stream is made once the configuration asks for less."""
+    dsn = f"postgresql://quantdrift:away@127.0.0.1:{free_port()}/quantdrift"
+    (tmp_path / "dsn").write_text(dsn)
+    large = "max_bytes = 90000000000000000"
+    with _up(tmp_path, f'[storage]\ndsn_file = "dsn"\n[stream]\n{large}\n') as up:
+        up.wait_for_line("db upgrade does not run since", "Postgres is not available")
+        up.serves()
+        with PostgresServer(tmp_path / "postgres", durable=False) as postgres:
+            (tmp_path / "dsn").write_text(postgres.dsn)
+            up.wait_for_line("db upgrade runs again")
+            up.wait_for_line("shadow does not run since", "NATS refuses the stream", "stream.max_bytes")
+            up.serves()
+            assert "quantdrift is up" not in up.said()
+            up.config.write_text(up.config.read_text().replace(large, "max_bytes = 100000000"))
+            up.wait_for_line("quantdrift is up")
+            up.serves()
+            assert up.said().count("shadow does not run since") == 1, "what repeats is told once"

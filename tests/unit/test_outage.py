@@ -1,0 +1,60 @@
+"""What is told of a part that does not run."""
+
+import logging
+from datetime import UTC, datetime
+
+import pytest
+
+from quantdrift.core.clock import ManualClock
+from quantdrift.outage import REPEAT_S, LastWords, Outage
+
+pytestmark = pytest.mark.unit
+
+
+def test_the_same_reason_is_told_once_in_ten_minutes_another_at_once_and_the_end_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A part is tried again every half minute, all night."""
+    caplog.set_level(logging.INFO)
+    clock = ManualClock(datetime(2026, 3, 1, 12, 3, 5, tzinfo=UTC))
+    outage = Outage("shadow", 30.0, clock)
+    outage.over()
+    since = clock.now().astimezone().strftime("%H:%M:%S")
+    for _ in range(10):
+        outage.failed("x.onnx is not there")
+        clock.advance(30.0)
+    outage.failed("x.onnx cannot be read")
+    clock.advance(REPEAT_S)
+    outage.failed("x.onnx cannot be read")
+    outage.over()
+    outage.over()
+    first = f"shadow does not run since {since}: x.onnx is not there; it is tried again, at least every 30 s"
+    other = first.replace("is not there", "cannot be read")
+    assert [record.getMessage() for record in caplog.records] == [
+        first,
+        other,
+        other,
+        "shadow runs again, after 900 s",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (
+            ["12:03:05 shadow   ERROR   the device is gone", "12:03:06 shadow   INFO    ending"],
+            "the device is gone",
+        ),
+        (['{"level": "error", "message": "the device is gone"}', "{}", '{"a"'], "the device is gone"),
+        (["Traceback (most recent call last):", '  File "x.py"', "ValueError: no"], "ValueError: no"),
+        (["12:03:05 up ERROR   x", "quantdrift: c.toml:", "  - a", "  - b (try again)"], "c.toml: a b"),
+        (["some library's own words", "12:03:05 shadow   WARNING later"], ""),
+    ],
+)
+def test_the_reason_is_the_last_error_that_a_process_wrote(lines: list[str], reason: str) -> None:
+    """Of its log as text or JSON, of a traceback, or of the command line, whose words may have several lines."""
+    words = LastWords()
+    for line in lines:
+        words.hear(line.encode())
+    assert words.take() == reason
+    assert words.take() == ""
