@@ -4,26 +4,33 @@ A compiled function sees numbers and arrays alone, keeps to IEEE arithmetic in t
 fused or reordered sums), and does what its source does when Python runs it.
 
 Machine code is kept on disk, in a folder named by a digest of this whole package: it is never older than any of the
-sources it was made from. Where an image fills that folder beforehand (`quantdrift.drift.detector.compile_all`) and is
-read only afterwards, it is used from a private copy. Where neither can be, every process compiles for itself when its
-first groups come, which takes some seconds.
+sources it was made from. The folder lies beside the sources, or where these belong to another user in this user's
+cache. Where an image fills it beforehand (`quantdrift.drift.detector.compile_all`) and is read only afterwards, it is
+used from a private copy. Where none of these can be, every process compiles for itself, which takes some seconds.
 
 What is kept is code, and as trusted as the sources beside it: it is loaded only from a folder that belongs to this user
 or to root, and that nobody else may write to.
 """
 
 import atexit
+import contextlib
 import hashlib
 import os
 import shutil
+import stat
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
+import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numpy.typing import NDArray
+
+_COPY: Final = "quantdrift-code-"
+_COMPLETE: Final = "complete"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -50,9 +57,7 @@ def kept_in(root: Path) -> Path | None:
         if not place.is_dir() or not _is_ours(place):
             return None
     try:
-        copy = tempfile.mkdtemp(
-            prefix="quantdrift-code-"
-        )  # nobody else may write there: code is loaded from it
+        copy = tempfile.mkdtemp(prefix=_COPY)  # nobody else may write there: code is loaded from it
         atexit.register(shutil.rmtree, copy, ignore_errors=True)
         return Path(shutil.copytree(place, Path(copy) / place.name))
     except OSError:
@@ -64,9 +69,64 @@ def _is_ours(place: Path) -> bool:
     return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022
 
 
-_KEPT_IN = kept_in(Path(os.environ.get("NUMBA_CACHE_DIR") or Path(__file__).parent / "__pycache__"))
+def user_cache() -> Path | None:
+    """Return this user's folder for what can be made again, or None where others could put another in its place."""
+    try:
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        root = ((given if given.is_absolute() else Path.home() / ".cache") / "quantdrift").resolve()
+        above = root
+        while not above.exists():
+            above = above.parent
+        if all(_is_ours(folder) or _is_sticky(folder) for folder in (above, *above.parents)):
+            return root
+    except (OSError, RuntimeError):  # a link that leads nowhere, or a user without a home
+        pass
+    return None
+
+
+def _is_sticky(folder: Path) -> bool:
+    """Return whether nobody may replace what others have in it, as in /tmp."""
+    status = folder.stat()
+    return status.st_uid in {0, os.geteuid()} and bool(status.st_mode & stat.S_ISVTX)
+
+
+def _place() -> Path | None:
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return kept_in(Path(chosen))
+    beside = kept_in(Path(__file__).parent / "__pycache__")
+    return beside or ((own := user_cache()) and kept_in(own))
+
+
+_KEPT_IN = _place()
 if _KEPT_IN:
     vars(numba.config)["CACHE_DIR"] = str(_KEPT_IN)
+
+
+def is_kept() -> bool:
+    """Return whether everything has been compiled, and kept where this process finds it."""
+    try:
+        return _KEPT_IN is not None and (_KEPT_IN / _COMPLETE).read_text("utf-8") == _made_for()
+    except OSError:
+        return False
+
+
+def others_find_it() -> bool:
+    """Return whether what this process compiles is found by others of this user."""
+    return _KEPT_IN is not None and not _KEPT_IN.parent.name.startswith(_COPY)
+
+
+def note_kept() -> None:
+    """Note that everything has been compiled."""
+    if _KEPT_IN is not None:
+        with contextlib.suppress(OSError):  # a full disk: it is compiled again another time
+            (_KEPT_IN / _COMPLETE).write_text(_made_for(), "utf-8")
+
+
+def _made_for() -> str:
+    """Return what machine code depends on beside the text of the sources: Numba asks for their times, too."""
+    changed = max(source.stat().st_mtime_ns for source in Path(__file__).parent.glob("*.py"))
+    processor = vars(numba.config)["CPU_NAME"] or llvm.get_host_cpu_name()
+    return f"{sys.version} numba {numba.__version__} {processor} {changed}"
 
 
 def compiled(function: _Function) -> _Function:

@@ -12,6 +12,7 @@ import numpy as np
 from quantdrift.drift.block import Block, FloatArray, Trail
 from quantdrift.drift.budget import BudgetDetector
 from quantdrift.drift.change import ChangeDetector
+from quantdrift.drift.compiled import note_kept
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.path import Flow, Path
 from quantdrift.drift.signal import Moved
@@ -141,3 +142,4 @@ def compile_all() -> None:
             at_us=nothing,
         )
         detector.follow(np.zeros((1, detector.size)), trail)
+    note_kept()

@@ -24,6 +24,7 @@ from quantdrift.core.telemetry import (
 )
 from quantdrift.monitor.board import Board
 from quantdrift.monitor.clustering import Refits
+from quantdrift.monitor.compilation import compile_loops
 from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
@@ -73,6 +74,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
             admin = Admin("monitor.admin", config.monitor.admin, monitor.ready)
             await admin.start()
             try:
+                await compile_loops(stop)
                 await monitor.run()
             finally:
                 await admin.stop()

@@ -179,3 +179,27 @@ def test_the_answer_of_another_process_is_not_taken_for_its_own(
             process.kill()
             other.shutdown()
             answering.join()
+
+
+def test_the_detectors_are_compiled_before_it_is_up_and_that_is_said(
+    tmp_path: Path, postgres_dsn: str, nats_url: str
+) -> None:
+    """Once on a machine: not when it is started again."""
+    environment = {
+        "QUANTDRIFT_DSN": postgres_dsn,
+        "QUANTDRIFT__STREAM__URL": nats_url,
+        "NUMBA_CACHE_DIR": str(tmp_path / "code"),
+    }
+
+    def lines() -> list[str]:
+        log = tmp_path / "log"
+        with (
+            log.open("w") as stderr,
+            _up(_config(tmp_path), tmp_path / "data", "--only", "monitor", stderr=stderr, **environment),
+        ):
+            return [line for line in log.read_text().splitlines() if "compil" in line]
+
+    begun, ended = lines()
+    assert "compiling the detectors' loops (once per machine and release" in begun
+    assert "compiled in " in ended
+    assert lines() == []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantdrift.drift.compiled import dot, kept_in
+from quantdrift.drift.compiled import dot, kept_in, user_cache
 from quantdrift.drift.detector import DETECTORS
 
 pytestmark = pytest.mark.unit
@@ -91,3 +91,18 @@ def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None
     assert kept_in(tmp_path) is None
     held.chmod(0o700)
     assert kept_in(tmp_path) == held
+
+
+def test_where_the_sources_belong_to_another_user_the_code_is_kept_in_the_cache_of_this_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless somebody else could put another folder in its place."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    assert user_cache() == tmp_path / "cache" / "quantdrift"
+    tmp_path.chmod(0o777)
+    assert user_cache() is None
+    tmp_path.chmod(0o1777)
+    assert user_cache() == tmp_path / "cache" / "quantdrift"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert user_cache() == tmp_path / ".cache" / "quantdrift"

@@ -1,0 +1,46 @@
+"""Has the detectors' loops compiled before the monitor says that it is ready: it would not answer meanwhile."""
+
+import asyncio
+import logging
+import sys
+import time
+from typing import Final
+
+from quantdrift.core.leash import leashed
+from quantdrift.core.process import Stop
+from quantdrift.drift.compiled import is_kept, others_find_it
+from quantdrift.drift.detector import compile_all
+
+# A process of its own, which gives way to whatever else runs here: the model that is served, say.
+_COMPILE: Final = "import os; os.nice(10); from quantdrift.drift.detector import compile_all; compile_all()"
+_LOG = logging.getLogger(__name__)
+
+
+async def compile_loops(stop: Stop) -> None:
+    """Return once everything is compiled, or `stop` is set. At once where it has been before."""
+    if is_kept():
+        return
+    begun_s = time.monotonic()
+    how_often = "once per machine and release" if others_find_it() else "at each start: no folder keeps them"
+    _LOG.info("compiling the detectors' loops (%s; some 6 s of a free processor)", how_often)
+    if others_find_it():
+        code = await _apart(stop)
+    else:
+        await asyncio.to_thread(compile_all)
+        code = 0
+    if stop.is_set():
+        return
+    if code:
+        _LOG.warning("the detectors' loops are compiled when they are needed: compiling ended with %d", code)
+    else:
+        _LOG.info("compiled in %.1f s", time.monotonic() - begun_s)
+
+
+async def _apart(stop: Stop) -> int:
+    process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-c", _COMPILE]))
+    ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
+    await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
+    if not ended.done():
+        process.kill()
+    asked.cancel()
+    return await ended
