@@ -11,6 +11,8 @@ from quantdrift.core.clock import Clock
 
 REPEAT_S: Final = 600.0
 _LONGEST_WHY: Final = 500
+_MOST_KINDS: Final = 20
+_NUMBER: Final = re.compile(r"\d+")
 _OURS: Final = "quantdrift: "  # what the command line puts before its last words
 _LOGGED: Final = re.compile(
     r"\d\d:\d\d:\d\d .+? (?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) +(?P<message>.*)"
@@ -40,8 +42,8 @@ class Outage:
         self._longest_pause_s = longest_pause_s
         self._clock = clock
         self._since: datetime | None = None
-        self._since_s = self._told_s = 0.0
-        self._why = ""
+        self._since_s = 0.0
+        self._told_s: dict[str, float] = {}
 
     @property
     def lasts(self) -> bool:
@@ -52,10 +54,14 @@ class Outage:
         """Note that the part has ended, or could not be started."""
         now_s = self._clock.monotonic_s()
         if self._since is None:
-            self._since, self._since_s, self._why = self._clock.now(), now_s, ""
-        if why == self._why and now_s - self._told_s < REPEAT_S:
+            self._since, self._since_s = self._clock.now(), now_s
+            self._told_s.clear()
+        kind = _NUMBER.sub("0", why)  # a process or a file of the same error has another number each time
+        if now_s - self._told_s.get(kind, -REPEAT_S) < REPEAT_S:
             return
-        self._why, self._told_s = why, now_s
+        if len(self._told_s) == _MOST_KINDS:
+            self._told_s.clear()
+        self._told_s[kind] = now_s
         _LOG.error(
             "%s does not run since %s: %s; it is tried again, at least every %g s",
             self._name,

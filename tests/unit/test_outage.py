@@ -14,27 +14,27 @@ pytestmark = pytest.mark.unit
 def test_the_same_reason_is_told_once_in_ten_minutes_another_at_once_and_the_end_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """A part is tried again every half minute, all night."""
+    """A part is tried again every half minute, all night. A number makes it no other reason, and reasons may take turns."""
     caplog.set_level(logging.INFO)
     clock = ManualClock(datetime(2026, 3, 1, 12, 3, 5, tzinfo=UTC))
     outage = Outage("shadow", 30.0, clock)
     outage.over()
     since = clock.now().astimezone().strftime("%H:%M:%S")
-    for _ in range(10):
+    for number in range(10):
         outage.failed("x.onnx is not there")
+        if number:
+            outage.failed(f"process {number} cannot read x.onnx")
         clock.advance(30.0)
-    outage.failed("x.onnx cannot be read")
-    clock.advance(REPEAT_S)
-    outage.failed("x.onnx cannot be read")
+    clock.advance(REPEAT_S - 270.0)
+    outage.failed("process 11 cannot read x.onnx")
     outage.over()
     outage.over()
     first = f"shadow does not run since {since}: x.onnx is not there; it is tried again, at least every 30 s"
-    other = first.replace("is not there", "cannot be read")
     assert [record.getMessage() for record in caplog.records] == [
         first,
-        other,
-        other,
-        "shadow runs again, after 900 s",
+        first.replace("x.onnx is not there", "process 1 cannot read x.onnx"),
+        first.replace("x.onnx is not there", "process 11 cannot read x.onnx"),
+        "shadow runs again, after 630 s",
     ]
 
 
