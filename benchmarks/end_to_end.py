@@ -44,7 +44,7 @@ from quantdrift.core.config import Config, load
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.drift.delay import Allowance, flips, simulate
-from sidecar.policy import policy_of
+from quantdrift.sidecar.policy import policy_of
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
 _ARCHIVE = "scanner=archive"

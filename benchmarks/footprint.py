@@ -47,7 +47,7 @@ _SETTLED_S = 5.0
 _READY_S = 60.0
 _LOOK_S = 0.1
 _CONNECTIONS = 128
-_MODULES = {"sidecar.relay.worker": "relay", "sidecar.capture.process": "capture"}
+_MODULES = {"quantdrift.sidecar.relay.worker": "relay", "quantdrift.sidecar.capture.process": "capture"}
 
 
 class Scale(msgspec.Struct, frozen=True, kw_only=True):

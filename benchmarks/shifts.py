@@ -12,7 +12,15 @@ from benchmarks.pools import KL_CAP, Pool, Quality, quality
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from storage.fold_rows import BatchRows, Catalog, ComparisonRow, SliceRow, TallyRow, VersionRow, to_us
+from quantdrift.storage.fold_rows import (
+    BatchRows,
+    Catalog,
+    ComparisonRow,
+    SliceRow,
+    TallyRow,
+    VersionRow,
+    to_us,
+)
 
 BEGIN_US = to_us(datetime(2026, 3, 2, 9, tzinfo=UTC))
 RATE_PER_S = 20.0  # exchanges replayed, over all slices

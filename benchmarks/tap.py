@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.result import Goal, finish
-from sidecar import Tap
+from quantdrift import Tap
 
 _FAINT = {"x-scanner": "faint"}
 _STRATA = '[{"name": "faint", "rate": 1.0, "headers": {"x-scanner": "faint"}}]'

@@ -259,7 +259,7 @@ def sidecar(directory: Path, backend_port: int, *, rate: float, capped: bool, na
         family = psutil.Process(child.pid).children()
         serving, capturing = (
             [process for process in family if module in process.cmdline()]
-            for module in ("sidecar.relay.worker", "sidecar.capture.process")
+            for module in ("quantdrift.sidecar.relay.worker", "quantdrift.sidecar.capture.process")
         )
         if len(serving) != 1 or len(capturing) != 1:
             raise RuntimeError("the sidecar does not have a relay worker and a capture process")

@@ -9,17 +9,17 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from shadow.discovered import ByModel
-from shadow.doubts import Doubts
-from shadow.features import features_of
-from shadow.items import items_of
-from shadow.learned import LearnedSlices
-from shadow.noise import Noise
-from shadow.prepared import Answer, Prepared
-from shadow.replay import Assembled, Compared, Outcome, assemble, compare, replay
-from shadow.runtime import replayed_by
-from shadow.triage import Case, set_aside
-from storage.rows import (
+from quantdrift.shadow.discovered import ByModel
+from quantdrift.shadow.doubts import Doubts
+from quantdrift.shadow.features import features_of
+from quantdrift.shadow.items import items_of
+from quantdrift.shadow.learned import LearnedSlices
+from quantdrift.shadow.noise import Noise
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.replay import Assembled, Compared, Outcome, assemble, compare, replay
+from quantdrift.shadow.runtime import replayed_by
+from quantdrift.shadow.triage import Case, set_aside
+from quantdrift.storage.rows import (
     ComparedExchange,
     ComparedItem,
     Quarantined,

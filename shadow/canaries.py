@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from shadow.runtime import Array, DoubtfulInputError, ReferenceRuntime, TensorSpec, check_given
-from shadow.text_canaries import is_of_text, scored
+from quantdrift.shadow.runtime import Array, DoubtfulInputError, ReferenceRuntime, TensorSpec, check_given
+from quantdrift.shadow.text_canaries import is_of_text, scored
 
 _INPUT: Final = "input."
 _OUTPUT: Final = "output."

@@ -10,10 +10,10 @@ import msgspec
 
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
-from shadow.language import ASKED, SCORES, Asked, Scores, objects, without_own
-from shadow.opening import Opening, open_reference
-from shadow.proven import ProvenRuntime
-from shadow.runtime import Array, ReferenceRuntime
+from quantdrift.shadow.language import ASKED, SCORES, Asked, Scores, objects, without_own
+from quantdrift.shadow.opening import Opening, open_reference
+from quantdrift.shadow.proven import ProvenRuntime
+from quantdrift.shadow.runtime import Array, ReferenceRuntime
 
 
 class CopiedRuntime:

@@ -7,8 +7,8 @@ from typing import Final
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import SliceKey
-from storage.database import Database
-from storage.discovery import active_slices
+from quantdrift.storage.database import Database
+from quantdrift.storage.discovery import active_slices
 
 _EVERY_S: Final = 60.0
 _LOG = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ import numpy as np
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.task import Task
-from shadow.comparators.class_map import MapReader
-from shadow.comparators.comparator import Values
-from shadow.pairing import Pair, pair_of
-from shadow.prepared import Answer, Prepared
-from shadow.runtime import Array
-from storage.rows import DoubtRow
+from quantdrift.shadow.comparators.class_map import MapReader
+from quantdrift.shadow.comparators.comparator import Values
+from quantdrift.shadow.pairing import Pair, pair_of
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.runtime import Array
+from quantdrift.storage.rows import DoubtRow
 
 N_ITEMS: Final = 256
 

@@ -16,7 +16,7 @@ import onnx
 
 from quantdrift.core.clustering import MOST_WIDTH
 from quantdrift.core.errors import OperatorError
-from shadow.runtime import Array, TensorSpec
+from quantdrift.shadow.runtime import Array, TensorSpec
 
 _SHOWN: Final = 5
 _CLOSE: Final = 0.4

@@ -11,9 +11,9 @@ from quantdrift.core.backlog import read_backlog
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from shadow.meters import Meters
-from storage.database import Database
-from storage.expiries import count_expired
+from quantdrift.shadow.meters import Meters
+from quantdrift.storage.database import Database
+from quantdrift.storage.expiries import count_expired
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 5.0

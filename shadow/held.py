@@ -10,9 +10,9 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, RetryError
-from shadow.canaries import Canaries, read_canaries, trouble
-from shadow.runtime import Array, Artefact, ReferenceRuntime
-from shadow.wrapped import WrappedRuntime
+from quantdrift.shadow.canaries import Canaries, read_canaries, trouble
+from quantdrift.shadow.runtime import Array, Artefact, ReferenceRuntime
+from quantdrift.shadow.wrapped import WrappedRuntime
 
 _LOG = logging.getLogger(__name__)
 

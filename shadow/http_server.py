@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from quantdrift.core.errors import RetryError
-from shadow.opening import Opening
-from shadow.remote import Refusal, RefusedError, Token
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.remote import Refusal, RefusedError, Token
 
 _AWAY: Final = frozenset({429, 502, 503, 504})
 _ACCESS: Final = frozenset({401, 403, 404, 407})

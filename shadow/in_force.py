@@ -6,9 +6,9 @@ from typing import Final
 from quantdrift.core.clustering import Clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
-from shadow.learned import LearnedSlices
-from storage.clustering import newest_clusterings, newest_id
-from storage.database import Database
+from quantdrift.shadow.learned import LearnedSlices
+from quantdrift.storage.clustering import newest_clusterings, newest_id
+from quantdrift.storage.database import Database
 
 _EVERY_S: Final = 60.0
 _LOG = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.slices import SliceKey
-from shadow.comparators.comparator import Divergences, Flags, Values
-from storage.rows import ComparedItem
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Values
+from quantdrift.storage.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()
 

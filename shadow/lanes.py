@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.process import Stop
-from shadow.turns import Turn, Turns
+from quantdrift.shadow.turns import Turn, Turns
 
 Batch = TypeVar("Batch")
 _LONGEST_S = 1.0  # how long the end may go unseen

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
-from shadow.opening import Opening
-from shadow.own import Own, OwnOutcome, Wanted
-from shadow.runtime import Array, Artefact, Provenance, TensorSpec
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.own import Own, OwnOutcome, Wanted
+from quantdrift.shadow.runtime import Array, Artefact, Provenance, TensorSpec
 
 SCORES: Final = "scores"
 ANSWER: Final = "answer"

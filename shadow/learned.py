@@ -21,9 +21,9 @@ from quantdrift.core.clustering import (
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceKey, attribute_key
-from shadow.embedding import vectors_of
-from shadow.runtime import Array
-from storage.rows import VectorRow
+from quantdrift.shadow.embedding import vectors_of
+from quantdrift.shadow.runtime import Array
+from quantdrift.storage.rows import VectorRow
 
 _HOUR_S: Final = 3600.0
 _U64: Final = 2.0**64

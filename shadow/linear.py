@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from shadow.embedding import unknown
-from shadow.runtime import Array, Artefact, Provenance, TensorSpec
+from quantdrift.shadow.embedding import unknown
+from quantdrift.shadow.runtime import Array, Artefact, Provenance, TensorSpec
 
 _LOGITS: Final = "logits"
 _PRODUCT: Final = "product"

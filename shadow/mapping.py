@@ -6,7 +6,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError
-from shadow.runtime import Array, ReferenceRuntime, TensorSpec
+from quantdrift.shadow.runtime import Array, ReferenceRuntime, TensorSpec
 
 _INTEGERS = "iu"
 

@@ -8,11 +8,11 @@ from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.records import Side
 from quantdrift.core.telemetry import Telemetry
-from shadow.held import CanaryOutcome
-from shadow.prepared import Prepared
-from shadow.replay import Assembled, Compared, Outcome
-from storage.expiries import Expired
-from storage.rows import StoreBatch, VectorRow, Written
+from quantdrift.shadow.held import CanaryOutcome
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.replay import Assembled, Compared, Outcome
+from quantdrift.storage.expiries import Expired
+from quantdrift.storage.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
 

@@ -20,15 +20,15 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
-from shadow.comparators.comparator import Outputs
-from shadow.draw import draw
-from shadow.language import without_own
-from shadow.pairing import Pair, pair_of
-from shadow.prepared import Answer, Prepared
-from shadow.recheck import Asked, NoRechecks, Rechecker
-from shadow.repeated import Repeated, version_of
-from shadow.replay import Compared, Outcome, replay_again
-from storage.rows import NoiseItem, VersionKey
+from quantdrift.shadow.comparators.comparator import Outputs
+from quantdrift.shadow.draw import draw
+from quantdrift.shadow.language import without_own
+from quantdrift.shadow.pairing import Pair, pair_of
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.recheck import Asked, NoRechecks, Rechecker
+from quantdrift.shadow.repeated import Repeated, version_of
+from quantdrift.shadow.replay import Compared, Outcome, replay_again
+from quantdrift.storage.rows import NoiseItem, VersionKey
 
 _FIRST: Final = 500  # exchanges of a version that are all chosen
 _TIMES_SHARE: Final = 2.0  # of the time that replaying takes: alone, an item takes more than in a batch

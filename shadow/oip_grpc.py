@@ -13,9 +13,17 @@ from google.protobuf.message import Message
 from quantdrift.core import open_inference_pb2 as wire
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Tensor
-from shadow.opening import Opening
-from shadow.remote import Metadata, Refusal, RefusedError, RemoteRuntime, ServerMetadata, Token, Told
-from shadow.tensor import encode
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.remote import (
+    Metadata,
+    Refusal,
+    RefusedError,
+    RemoteRuntime,
+    ServerMetadata,
+    Token,
+    Told,
+)
+from quantdrift.shadow.tensor import encode
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
 # Tensors are as large as they are; both ends bound a message by 4 MiB unless told otherwise.

@@ -11,10 +11,10 @@ import numpy as np
 
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Tensor
-from shadow.http_server import HttpServer, refuse
-from shadow.opening import Opening
-from shadow.remote import Metadata, Refusal, RefusedError, RemoteRuntime, ServerMetadata
-from shadow.tensor import encode
+from quantdrift.shadow.http_server import HttpServer, refuse
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.remote import Metadata, Refusal, RefusedError, RemoteRuntime, ServerMetadata
+from quantdrift.shadow.tensor import encode
 
 _JSON_LENGTH: Final = "Inference-Header-Content-Length"
 

@@ -11,12 +11,12 @@ from google.protobuf.message import DecodeError
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from shadow.device import cuda_devices, driver_version
-from shadow.embedding import check_spec, tensor_name, with_output
-from shadow.onnx_session import ERRORS, ON_GPU, Engine, open_session, run_bound
-from shadow.opening import Opening
-from shadow.precision import external_files, findings
-from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_pin, digest_of, said_by
+from quantdrift.shadow.device import cuda_devices, driver_version
+from quantdrift.shadow.embedding import check_spec, tensor_name, with_output
+from quantdrift.shadow.onnx_session import ERRORS, ON_GPU, Engine, open_session, run_bound
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.precision import external_files, findings
+from quantdrift.shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_pin, digest_of, said_by
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3

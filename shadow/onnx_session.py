@@ -16,9 +16,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from shadow.device import cuda_devices
-from shadow.runtime import Array
-from shadow.tf32 import refuse_tf32
+from quantdrift.shadow.device import cuda_devices
+from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.tf32 import refuse_tf32
 
 _LOG = logging.getLogger(__name__)
 _FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here

@@ -5,13 +5,13 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.errors import OperatorError
-from shadow.answer import Call
-from shadow.language import Asked, refused
-from shadow.openai_server import OpenAIServer, unreadable
-from shadow.opening import Opening
-from shadow.options import changes_prompt
-from shadow.own import Own, OwnOutcome, Wanted
-from shadow.remote import RefusedError
+from quantdrift.shadow.answer import Call
+from quantdrift.shadow.language import Asked, refused
+from quantdrift.shadow.openai_server import OpenAIServer, unreadable
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.options import changes_prompt
+from quantdrift.shadow.own import Own, OwnOutcome, Wanted
+from quantdrift.shadow.remote import RefusedError
 
 # What is not passed on: it asks for more answers, or for more to be told, or it makes a prompt that is known as tokens.
 _LEFT: Final = frozenset(

@@ -7,10 +7,10 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
-from shadow.embedding import unknown
-from shadow.openai_server import OpenAIServer, unreadable
-from shadow.opening import Opening
-from shadow.runtime import Array, TensorSpec, check_given
+from quantdrift.shadow.embedding import unknown
+from quantdrift.shadow.openai_server import OpenAIServer, unreadable
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.runtime import Array, TensorSpec, check_given
 
 _INPUT: Final = "input"
 _EMBEDDING: Final = "embedding"

@@ -20,15 +20,15 @@ from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
-from shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime
-from shadow.openai_answers import OpenAIAnswers
-from shadow.openai_embeddings import EmbeddingsRuntime
-from shadow.openai_server import OpenAIServer, unreadable
-from shadow.opening import Opening
-from shadow.options import object_of
-from shadow.own import Own, Wanted
-from shadow.remote import Refusal, RefusedError
-from shadow.runtime import Array, ReferenceRuntime
+from quantdrift.shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime
+from quantdrift.shadow.openai_answers import OpenAIAnswers
+from quantdrift.shadow.openai_embeddings import EmbeddingsRuntime
+from quantdrift.shadow.openai_server import OpenAIServer, unreadable
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.options import object_of
+from quantdrift.shadow.own import Own, Wanted
+from quantdrift.shadow.remote import Refusal, RefusedError
+from quantdrift.shadow.runtime import Array, ReferenceRuntime
 
 _PROBE: Final = (0, 0)
 

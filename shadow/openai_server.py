@@ -8,11 +8,11 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quantdrift.core.errors import OperatorError, RetryError
-from shadow.http_server import HttpServer, refuse
-from shadow.language import refused
-from shadow.opening import Opening
-from shadow.remote import UNVERIFIED, Refusal, RefusedError
-from shadow.runtime import Artefact, Provenance
+from quantdrift.shadow.http_server import HttpServer, refuse
+from quantdrift.shadow.language import refused
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.remote import UNVERIFIED, Refusal, RefusedError
+from quantdrift.shadow.runtime import Artefact, Provenance
 
 _LOG = logging.getLogger(__name__)
 _JSON: Final = {"Content-Type": "application/json"}

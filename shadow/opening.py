@@ -9,18 +9,18 @@ import msgspec
 
 from quantdrift.core.clustering import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
-from shadow.runtime import ReferenceRuntime
-from shadow.tf32 import refuse_tf32
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.tf32 import refuse_tf32
 
 # Each module has an `open_reference(opening)`.
 _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
     {
-        Runtime.ONNX: "shadow.onnx_runtime",
-        Runtime.TORCH: "shadow.torch_runtime",
-        Runtime.OIP_HTTP: "shadow.oip_http",
-        Runtime.OIP_GRPC: "shadow.oip_grpc",
-        Runtime.TRANSFORMERS: "shadow.transformers_runtime",
-        Runtime.OPENAI: "shadow.openai_runtime",
+        Runtime.ONNX: "quantdrift.shadow.onnx_runtime",
+        Runtime.TORCH: "quantdrift.shadow.torch_runtime",
+        Runtime.OIP_HTTP: "quantdrift.shadow.oip_http",
+        Runtime.OIP_GRPC: "quantdrift.shadow.oip_grpc",
+        Runtime.TRANSFORMERS: "quantdrift.shadow.transformers_runtime",
+        Runtime.OPENAI: "quantdrift.shadow.openai_runtime",
     }
 )
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.config.schema import Generation
-from shadow.answer import Answer, Call
-from shadow.draw import draw, number
+from quantdrift.shadow.answer import Answer, Call
+from quantdrift.shadow.draw import draw, number
 
 _KEY: Final = b"quantdrift own"  # another draw than those of sampling and of noise
 _SEED: Final = b"quantdrift seed"

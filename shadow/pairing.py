@@ -8,13 +8,13 @@ import numpy as np
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from shadow.comparators.comparator import Outputs, uncomparable
-from shadow.mapping import dequantised
-from shadow.prepared import Answer, Prepared
-from shadow.ragged import item_columns, itemised
-from shadow.references import Judge
-from shadow.runtime import Array
-from shadow.tensor import decode
+from quantdrift.shadow.comparators.comparator import Outputs, uncomparable
+from quantdrift.shadow.mapping import dequantised
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.ragged import item_columns, itemised
+from quantdrift.shadow.references import Judge
+from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.tensor import decode
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):

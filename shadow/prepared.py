@@ -4,9 +4,9 @@ import msgspec
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
-from shadow.comparators.comparator import Outputs
-from shadow.references import Judge
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Outputs
+from quantdrift.shadow.references import Judge
+from quantdrift.shadow.runtime import Array
 
 Answer = dict[str, Array] | QuarantineError
 

@@ -5,15 +5,15 @@ from collections.abc import Mapping
 import numpy as np
 
 from quantdrift.core.errors import QuarantineError, RetryError
-from shadow.language import without_own
-from shadow.runtime import (
+from quantdrift.shadow.language import without_own
+from quantdrift.shadow.runtime import (
     Array,
     BrokenRuntimeError,
     DoubtfulInputError,
     ReferenceRuntime,
     TensorSpec,
 )
-from shadow.wrapped import WrappedRuntime
+from quantdrift.shadow.wrapped import WrappedRuntime
 
 
 class ProvenRuntime(WrappedRuntime):

@@ -6,8 +6,8 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.task import Task
-from shadow.comparators.comparator import uncomparable
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import uncomparable
+from quantdrift.shadow.runtime import Array
 
 # What pads: of a score, of a class and of the number of an item it says that there is nothing.
 PADDING = -1

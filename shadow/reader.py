@@ -15,14 +15,14 @@ from quantdrift.core.consumer import Consumer
 from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process import Stop
-from shadow.batcher import Batcher
-from shadow.holding import Holding, give_back
-from shadow.lanes import Lanes
-from shadow.meters import Health, Meters, Step
-from shadow.prepared import Prepared
-from shadow.references import References
-from shadow.stages import Taken
-from shadow.triage import triage
+from quantdrift.shadow.batcher import Batcher
+from quantdrift.shadow.holding import Holding, give_back
+from quantdrift.shadow.lanes import Lanes
+from quantdrift.shadow.meters import Health, Meters, Step
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import References
+from quantdrift.shadow.stages import Taken
+from quantdrift.shadow.triage import triage
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_FETCH_S = 1.0  # how long a stop may go unseen

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process import Stop, supervise
-from shadow.meters import Health
-from shadow.reader import Reader
+from quantdrift.shadow.meters import Health
+from quantdrift.shadow.reader import Reader
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 2.0

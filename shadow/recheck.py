@@ -19,13 +19,13 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Side
-from shadow.comparators.comparator import Outputs
-from shadow.opening import Opening
-from shadow.prepared import Prepared
-from shadow.remote import RefusedError, Transport
-from shadow.repeated import Repeated
-from shadow.replay import answered_again
-from storage.rows import NoiseItem
+from quantdrift.shadow.comparators.comparator import Outputs
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.remote import RefusedError, Transport
+from quantdrift.shadow.repeated import Repeated
+from quantdrift.shadow.replay import answered_again
+from quantdrift.storage.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes
@@ -206,7 +206,7 @@ def _open(model: Model) -> Transport:
     )
     opening = Opening(model=model, reference=reference, headers={MARK: "1"})
     if http:
-        transport: Transport = importlib.import_module("shadow.oip_http").OipHttp(opening)
+        transport: Transport = importlib.import_module("quantdrift.shadow.oip_http").OipHttp(opening)
     else:
-        transport = importlib.import_module("shadow.oip_grpc").OipGrpc(opening)
+        transport = importlib.import_module("quantdrift.shadow.oip_grpc").OipGrpc(opening)
     return transport

@@ -6,10 +6,10 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
-from shadow.comparators.choice import comparator_of
-from shadow.comparators.comparator import Comparator
-from shadow.mapping import check_mapping
-from shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.comparators.comparator import Comparator
+from quantdrift.shadow.mapping import check_mapping
+from quantdrift.shadow.runtime import ReferenceRuntime
 
 Load = Callable[[Model, Reference], ReferenceRuntime]
 

@@ -25,10 +25,10 @@ from quantdrift.core.errors import (
     RetryError,
 )
 from quantdrift.core.records import Tensor
-from shadow.embedding import check_spec, unknown
-from shadow.opening import Opening
-from shadow.runtime import Array, Artefact, Provenance, check_given
-from shadow.tensor import decode, encode, specs_of
+from quantdrift.shadow.embedding import check_spec, unknown
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.runtime import Array, Artefact, Provenance, check_given
+from quantdrift.shadow.tensor import decode, encode, specs_of
 
 _LOG = logging.getLogger(__name__)
 UNVERIFIED: Final = "unverified"

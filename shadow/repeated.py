@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
-from shadow.comparators.choice import comparator_of
-from shadow.comparators.comparator import Comparator, Divergences, Outputs
-from shadow.prepared import Prepared
-from storage.rows import NoiseItem, VersionKey
+from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.comparators.comparator import Comparator, Divergences, Outputs
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.storage.rows import NoiseItem, VersionKey
 
 
 class Repeated:

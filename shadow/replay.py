@@ -10,12 +10,12 @@ import numpy as np
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from shadow.comparators.comparator import Divergences, Outputs
-from shadow.pairing import Pair, captured_of, pair_of, replayed_of
-from shadow.prepared import Answer, Prepared
-from shadow.ragged import item_columns, itemised, joined_steps
-from shadow.references import Judge
-from shadow.runtime import Array, TensorSpec
+from quantdrift.shadow.comparators.comparator import Divergences, Outputs
+from quantdrift.shadow.pairing import Pair, captured_of, pair_of, replayed_of
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.ragged import item_columns, itemised, joined_steps
+from quantdrift.shadow.references import Judge
+from quantdrift.shadow.runtime import Array, TensorSpec
 
 Entry = TypeVar("Entry")
 Result = TypeVar("Result")

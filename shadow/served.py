@@ -9,10 +9,10 @@ import numpy as np
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
-from shadow.answer import Answer, Call
-from shadow.comparators.comparator import Outputs
-from shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
-from shadow.options import (
+from quantdrift.shadow.answer import Answer, Call
+from quantdrift.shadow.comparators.comparator import Outputs
+from quantdrift.shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
+from quantdrift.shadow.options import (
     changes_prompt,
     ended_itself,
     functions,
@@ -24,9 +24,9 @@ from shadow.options import (
     template_of,
     wanted_choices,
 )
-from shadow.own import wanted
-from shadow.runtime import Array
-from shadow.tensor import MAX_ITEMS, decode
+from quantdrift.shadow.own import wanted
+from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.tensor import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
 _DEFAULTS: Final = Generation()

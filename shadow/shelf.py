@@ -10,8 +10,15 @@ from pathlib import Path
 from typing import Final
 
 from quantdrift.core.errors import OperatorError
-from shadow import heap
-from shadow.runtime import Array, Artefact, BrokenRuntimeError, Provenance, ReferenceRuntime, TensorSpec
+from quantdrift.shadow import heap
+from quantdrift.shadow.runtime import (
+    Array,
+    Artefact,
+    BrokenRuntimeError,
+    Provenance,
+    ReferenceRuntime,
+    TensorSpec,
+)
 
 _LOG = logging.getLogger(__name__)
 _MEASURED: Final = 3  # runs of a new largest input: a library may plan its memory anew for the second one

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.telemetry import grpc_headers
-from shadow.prepared import Prepared
+from quantdrift.shadow.prepared import Prepared
 
 NAME = "quantdrift.replay"
 MOST_LINKS = 128  # of a span, by the SDK's own bound

@@ -19,20 +19,20 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
-from shadow.assessor import Assessor, Begun
-from shadow.holding import Holding, acknowledge, give_back
-from shadow.lanes import Lanes
-from shadow.meters import Health, Meters, Step
-from shadow.noise import Noise
-from shadow.prepared import Answer, Prepared
-from shadow.replay import Outcome
-from shadow.runtime import BrokenRuntimeError
-from shadow.spans import Spans
-from shadow.storing import until_stored
-from shadow.triage import Case
-from shadow.turns import Turn
-from storage.rows import StoreBatch, VectorRow
-from storage.writer import Writer
+from quantdrift.shadow.assessor import Assessor, Begun
+from quantdrift.shadow.holding import Holding, acknowledge, give_back
+from quantdrift.shadow.lanes import Lanes
+from quantdrift.shadow.meters import Health, Meters, Step
+from quantdrift.shadow.noise import Noise
+from quantdrift.shadow.prepared import Answer, Prepared
+from quantdrift.shadow.replay import Outcome
+from quantdrift.shadow.runtime import BrokenRuntimeError
+from quantdrift.shadow.spans import Spans
+from quantdrift.shadow.storing import until_stored
+from quantdrift.shadow.triage import Case
+from quantdrift.shadow.turns import Turn
+from quantdrift.storage.rows import StoreBatch, VectorRow
+from quantdrift.storage.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2

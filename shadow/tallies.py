@@ -7,11 +7,11 @@ from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import QuarantineError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Tally
-from shadow.holding import acknowledge, give_back
-from shadow.intake import read_tally
-from shadow.meters import Meters
-from shadow.storing import until_stored
-from storage.writer import Writer
+from quantdrift.shadow.holding import acknowledge, give_back
+from quantdrift.shadow.intake import read_tally
+from quantdrift.shadow.meters import Meters
+from quantdrift.shadow.storing import until_stored
+from quantdrift.storage.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FETCH = 64

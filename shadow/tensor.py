@@ -11,8 +11,8 @@ from quantdrift.core.config.schema import ModelTensor, ReferenceInput
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
-from shadow.mapping import converted, sources
-from shadow.runtime import Array, TensorSpec
+from quantdrift.shadow.mapping import converted, sources
+from quantdrift.shadow.runtime import Array, TensorSpec
 
 MAX_ITEMS = 32_767  # `comparison.item` is a smallint
 _LENGTH = struct.Struct("<I")

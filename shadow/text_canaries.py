@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, ScoringRuntime, objects
-from shadow.runtime import Array, ReferenceRuntime, TensorSpec, check_given
+from quantdrift.shadow.language import ANSWER, ASKED, PROMPT, SCORES, Asked, ScoringRuntime, objects
+from quantdrift.shadow.runtime import Array, ReferenceRuntime, TensorSpec, check_given
 
 LOGPROBS: Final = "logprobs"
 _PROMPTS: Final = "prompt_ids"

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import torch
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from shadow.runtime import said_by
+from quantdrift.shadow.runtime import said_by
 
 # What a module, which may be anybody's code, and PyTorch under it raise on inputs they cannot compute.
 ERRORS: Final = (

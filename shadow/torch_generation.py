@@ -7,9 +7,9 @@ import torch
 from transformers import GenerationConfig
 
 from quantdrift.core.errors import OperatorError
-from shadow.language import refused
-from shadow.options import constraints, forces_tool, json_asked
-from shadow.own import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language import refused
+from quantdrift.shadow.options import constraints, forces_tool, json_asked
+from quantdrift.shadow.own import Own, OwnOutcome, Wanted
 
 _KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
 _OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})

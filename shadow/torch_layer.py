@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from quantdrift.core.errors import OperatorError
-from shadow.embedding import unknown
+from quantdrift.shadow.embedding import unknown
 
 _TAP: Final = "quantdrift_layer"
 

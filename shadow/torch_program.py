@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError
-from shadow.runtime import TensorSpec, check_pin, digest_of, digest_of_parts, require_pin
-from shadow.tensor import specs_of
+from quantdrift.shadow.runtime import TensorSpec, check_pin, digest_of, digest_of_parts, require_pin
+from quantdrift.shadow.tensor import specs_of
 
 _INDEX: Final = ".safetensors.index.json"
 _COMPILED: Final = "/data/aotinductor/"

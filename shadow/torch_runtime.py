@@ -11,17 +11,17 @@ import torch
 
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from shadow.device import driver_version
-from shadow.embedding import check_spec
-from shadow.opening import Opening
-from shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given, said_by
-from shadow.torch_buckets import check_buckets, filled, joined, steps_of
-from shadow.torch_failure import ERRORS, computed
-from shadow.torch_gpu import Graphs, Staging, Tensors
-from shadow.torch_layer import Layer, layer_of
-from shadow.torch_precision import Finding, Witness, precision_of, stored_findings
-from shadow.torch_program import Program, load_program, numpy_dtype
-from shadow.torch_settings import device_for, limit_memory, settle, settle_compiler
+from quantdrift.shadow.device import driver_version
+from quantdrift.shadow.embedding import check_spec
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.runtime import Array, Artefact, Provenance, TensorSpec, check_given, said_by
+from quantdrift.shadow.torch_buckets import check_buckets, filled, joined, steps_of
+from quantdrift.shadow.torch_failure import ERRORS, computed
+from quantdrift.shadow.torch_gpu import Graphs, Staging, Tensors
+from quantdrift.shadow.torch_layer import Layer, layer_of
+from quantdrift.shadow.torch_precision import Finding, Witness, precision_of, stored_findings
+from quantdrift.shadow.torch_program import Program, load_program, numpy_dtype
+from quantdrift.shadow.torch_settings import device_for, limit_memory, settle, settle_compiler
 
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.

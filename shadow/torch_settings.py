@@ -11,7 +11,7 @@ import torch
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from shadow.device import cuda_devices
+from quantdrift.shadow.device import cuda_devices
 
 _LOG = logging.getLogger(__name__)
 _PRECISION: Final = "fp32_precision"

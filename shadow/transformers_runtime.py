@@ -15,21 +15,21 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
-from shadow.device import driver_version
-from shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime, refused
-from shadow.opening import Opening
-from shadow.own import Own, OwnOutcome, Wanted
-from shadow.remote import UNVERIFIED
-from shadow.runtime import Artefact, Provenance, check_pin, digest_of, digest_of_parts, said_by
-from shadow.torch_failure import computed
-from shadow.torch_precision import Finding, Witness, precision_of
-from shadow.torch_settings import device_for, limit_memory, settle
+from quantdrift.shadow.device import driver_version
+from quantdrift.shadow.language import UNTOLD, Asked, Row, Scores, ScoringRuntime, refused
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.own import Own, OwnOutcome, Wanted
+from quantdrift.shadow.remote import UNVERIFIED
+from quantdrift.shadow.runtime import Artefact, Provenance, check_pin, digest_of, digest_of_parts, said_by
+from quantdrift.shadow.torch_failure import computed
+from quantdrift.shadow.torch_precision import Finding, Witness, precision_of
+from quantdrift.shadow.torch_settings import device_for, limit_memory, settle
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils.logging import disable_progress_bar
 
-    from shadow.torch_generation import answered, ending_ids, is_able
+    from quantdrift.shadow.torch_generation import answered, ending_ids, is_able
 except ImportError as error:
     raise OperatorError(
         "runtime `transformers` needs the extra `text`: pip install 'quantdrift[text]'"

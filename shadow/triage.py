@@ -3,12 +3,12 @@
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.task import Task
-from shadow.intake import read_exchange
-from shadow.prepared import Prepared
-from shadow.references import References
-from shadow.served import embedded, served
-from shadow.tensor import fit_inputs
-from storage.rows import Quarantined, Unreferenced, VersionKey
+from quantdrift.shadow.intake import read_exchange
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import References
+from quantdrift.shadow.served import embedded, served
+from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.storage.rows import Quarantined, Unreferenced, VersionKey
 
 Case = Prepared | Quarantined | Unreferenced
 

@@ -25,31 +25,31 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
-from shadow import heap
-from shadow.assessor import Assessor
-from shadow.copied import opened_with_copy
-from shadow.discovered import DiscoveredSlices
-from shadow.expired import ExpiredCount
-from shadow.held import held
-from shadow.holding import Holding
-from shadow.in_force import InForce
-from shadow.lanes import Lanes
-from shadow.meters import Health, Meters
-from shadow.noise import Noise
-from shadow.opening import opening_of
-from shadow.reader import Reader
-from shadow.readers import Readers
-from shadow.recheck import Rechecks
-from shadow.references import Load, References, at_a_server
-from shadow.runtime import ReferenceRuntime
-from shadow.shelf import Shelf, ShelvedRuntime, files_bytes
-from shadow.spans import NoSpans, OtlpSpans, Spans
-from shadow.stages import Stages, Taken
-from shadow.tallies import TallyIntake
-from shadow.turns import Turns, terms_of
-from storage.clustering import keep_vectors
-from storage.database import Database
-from storage.writer import Writer
+from quantdrift.shadow import heap
+from quantdrift.shadow.assessor import Assessor
+from quantdrift.shadow.copied import opened_with_copy
+from quantdrift.shadow.discovered import DiscoveredSlices
+from quantdrift.shadow.expired import ExpiredCount
+from quantdrift.shadow.held import held
+from quantdrift.shadow.holding import Holding
+from quantdrift.shadow.in_force import InForce
+from quantdrift.shadow.lanes import Lanes
+from quantdrift.shadow.meters import Health, Meters
+from quantdrift.shadow.noise import Noise
+from quantdrift.shadow.opening import opening_of
+from quantdrift.shadow.reader import Reader
+from quantdrift.shadow.readers import Readers
+from quantdrift.shadow.recheck import Rechecks
+from quantdrift.shadow.references import Load, References, at_a_server
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.shelf import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.spans import NoSpans, OtlpSpans, Spans
+from quantdrift.shadow.stages import Stages, Taken
+from quantdrift.shadow.tallies import TallyIntake
+from quantdrift.shadow.turns import Turns, terms_of
+from quantdrift.storage.clustering import keep_vectors
+from quantdrift.storage.database import Database
+from quantdrift.storage.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _CONNECT_PAUSE_S = 1.0

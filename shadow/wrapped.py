@@ -1,6 +1,6 @@
 """What a runtime around another one says of itself: what the other one says."""
 
-from shadow.runtime import Artefact, Provenance, ReferenceRuntime, TensorSpec
+from quantdrift.shadow.runtime import Artefact, Provenance, ReferenceRuntime, TensorSpec
 
 
 class WrappedRuntime:

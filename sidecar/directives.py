@@ -13,7 +13,7 @@ import msgspec
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.directive import Directive, Refusal, RefusedError, decode_directive, is_central
 from quantdrift.core.records import HeaderStratum, Policy
-from sidecar.policy import digest, policy_at, policy_of
+from quantdrift.sidecar.policy import digest, policy_at, policy_of
 
 MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced
 _T = TypeVar("_T")

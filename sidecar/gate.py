@@ -4,7 +4,7 @@ import random
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.records import Loss
-from sidecar.counters import Gauge, Slot
+from quantdrift.sidecar.counters import Gauge, Slot
 
 _BILLION = 1e9
 

@@ -7,8 +7,8 @@ from quantdrift.core import telemetry as t
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
-from sidecar.counters import DENIED, REFUSED, Counters, Gauge
-from sidecar.settled import Settled
+from quantdrift.sidecar.counters import DENIED, REFUSED, Counters, Gauge
+from quantdrift.sidecar.settled import Settled
 
 _TOTALS = {
     t.IGNORED: Gauge.IGNORED,

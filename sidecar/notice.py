@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from quantdrift.core.directive import RefusedError, decode_directive, encode
-from sidecar.directives import Directives
+from quantdrift.sidecar.directives import Directives
 
 NAME = "policy"
 _LOG = logging.getLogger(__name__)

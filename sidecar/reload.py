@@ -13,7 +13,7 @@ from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import Signature, signature
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
-from sidecar.settled import RowsError, Settled
+from quantdrift.sidecar.settled import RowsError, Settled
 
 _LOG = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ import msgspec
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuantdriftError
-from sidecar.counters import MOST_ROWS, Row
-from sidecar.policy import policy_of
+from quantdrift.sidecar.counters import MOST_ROWS, Row
+from quantdrift.sidecar.policy import policy_of
 
 _NAME = "config"
 _LOG = logging.getLogger(__name__)

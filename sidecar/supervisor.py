@@ -28,14 +28,14 @@ from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
-from sidecar.counters import MOST_ROWS, Counters, Gauge
-from sidecar.drain import Deadlines
-from sidecar.instruments import observe
-from sidecar.intake.extra import lacking
-from sidecar.reload import Watch, follow
-from sidecar.settled import Settled, settle
-from sidecar.switch import Switch
-from sidecar.symptoms import Symptoms
+from quantdrift.sidecar.counters import MOST_ROWS, Counters, Gauge
+from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.instruments import observe
+from quantdrift.sidecar.intake.extra import lacking
+from quantdrift.sidecar.reload import Watch, follow
+from quantdrift.sidecar.settled import Settled, settle
+from quantdrift.sidecar.switch import Switch
+from quantdrift.sidecar.symptoms import Symptoms
 
 _LOG = logging.getLogger(__name__)
 # By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
@@ -43,8 +43,8 @@ _LOG = logging.getLogger(__name__)
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _LOOK_S = 1.0
 _LOOK_UP_S = 2.0
-_RELAY = "sidecar.relay.worker"
-_INTAKE = "sidecar.intake.process"
+_RELAY = "quantdrift.sidecar.relay.worker"
+_INTAKE = "quantdrift.sidecar.intake.process"
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None = None) -> int:
@@ -149,7 +149,7 @@ class _Supervisor:
             )
         self._capture = Child(
             "capture",
-            "sidecar.capture.process",
+            "quantdrift.sidecar.capture.process",
             [*common, "--handoff-fd", str(sockets.handoff.fileno()), "--boot", random.token_hex(16)],
             fds=(self._counters.fd, sockets.handoff.fileno()),
             environment=environment,

@@ -11,7 +11,7 @@ from aiohttp import web
 from quantdrift.core.pause import MAX_BYTES, Order, Pause, PauseError, encode
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Labels
-from sidecar.pauses import Pauses, Source, by_file, post
+from quantdrift.sidecar.pauses import Pauses, Source, by_file, post
 
 _LOOK_S = 1.0
 

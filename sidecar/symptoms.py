@@ -11,9 +11,9 @@ import socket
 from collections.abc import Callable
 
 from quantdrift.core.clock import Clock
-from sidecar.counters import Count, Counters, Gauge
-from sidecar.routes import known_requests
-from sidecar.settled import Settled
+from quantdrift.sidecar.counters import Count, Counters, Gauge
+from quantdrift.sidecar.routes import known_requests
+from quantdrift.sidecar.settled import Settled
 
 _LOG = logging.getLogger(__name__)
 

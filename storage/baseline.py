@@ -9,9 +9,9 @@ from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
-from storage.fold import comparison_row
-from storage.fold_rows import ComparisonRow, Source
-from storage.tables import Baseline
+from quantdrift.storage.fold import comparison_row
+from quantdrift.storage.fold_rows import ComparisonRow, Source
+from quantdrift.storage.tables import Baseline
 
 _VERSIONS: Final = text("""
     select id, candidate_version, first_seen_at, reference_digest from model_version

@@ -6,7 +6,7 @@ from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, text
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, BigInt, Int, Str, Time
+from quantdrift.storage.columns import Base, BigInt, Int, Str, Time
 
 
 class Baseline(Base):

@@ -7,7 +7,7 @@ import asyncpg
 import msgspec
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.rows import ComparedExchange
+from quantdrift.storage.rows import ComparedExchange
 
 _COLUMNS: Final = (
     "captured_at",

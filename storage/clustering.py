@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clustering import Clustering, dump_clustering, load_clustering
 from quantdrift.core.errors import OperatorError, RetryError
-from storage import clusterings as tables
-from storage.database import Database
-from storage.retention import in_chunks
-from storage.rows import VectorRow
+from quantdrift.storage import clusterings as tables
+from quantdrift.storage.database import Database
+from quantdrift.storage.retention import in_chunks
+from quantdrift.storage.rows import VectorRow
 
 MOST_BYTES: Final = 64 * 2**20
 _NEWEST: Final = text("""

@@ -6,7 +6,7 @@ from sqlalchemy import CheckConstraint, Identity, Index, LargeBinary, UniqueCons
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, Float, Int, SmallInt, Str, Time, Uuid
+from quantdrift.storage.columns import Base, Float, Int, SmallInt, Str, Time, Uuid
 
 
 class Clustering(Base):

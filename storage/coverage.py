@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.expiries import EXPIRED
-from storage.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.expiries import EXPIRED
+from quantdrift.storage.facts import Fleet, ReasonCount, StratumCounts
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
 

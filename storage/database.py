@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuantdriftError, RetryError
-from storage.address import Address
-from storage.driver import connection_class
+from quantdrift.storage.address import Address
+from quantdrift.storage.driver import connection_class
 
 # Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict,
 # locks; and two single ones: a standby that is not yet the primary, and a transaction ended for idling.

@@ -15,7 +15,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import NOW, Base, BigInt, Float, Int, Json, Str, Time
+from quantdrift.storage.columns import NOW, Base, BigInt, Float, Int, Json, Str, Time
 
 
 class Status(StrEnum):

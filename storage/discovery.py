@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
-from storage.database import Database
-from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch, Status
+from quantdrift.storage.database import Database
+from quantdrift.storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch, Status
 
 _LOCK: Final = 0x7175616E66696E64  # "quanfind" as a number: searches take turns
 _SEEN_WITHIN: Final = timedelta(days=1)

@@ -8,8 +8,8 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.discoveries import Status
-from storage.fold_rows import SliceChange
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.fold_rows import SliceChange
 
 # A candidate is none of the fold's business, and one that was retired stays so until it is confirmed again.
 _FOLLOW: Final = text("""

@@ -25,8 +25,8 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import InstrumentedAttribute
 
-from storage.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
-from storage.tables import RollupDay, RollupHour
+from quantdrift.storage.facts import Extent, Grain, SliceBins, SliceSums, Sums, Window
+from quantdrift.storage.tables import RollupDay, RollupHour
 
 N_BINS = 64
 _HOUR = timedelta(hours=1)

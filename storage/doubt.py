@@ -6,8 +6,8 @@ from datetime import datetime
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage import tables
-from storage.rows import DoubtRow
+from quantdrift.storage import tables
+from quantdrift.storage.rows import DoubtRow
 
 
 async def write_doubts(connection: AsyncConnection, doubts: Sequence[DoubtRow], at: datetime) -> None:

@@ -15,8 +15,8 @@ from typing import Final, Self
 from quantdrift.core.child import ending
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
-from storage.account import Account, choose_account
-from storage.binaries import Binaries, find_binaries
+from quantdrift.storage.account import Account, choose_account
+from quantdrift.storage.binaries import Binaries, find_binaries
 
 USER: Final = "quantdrift"
 DATABASE: Final = "quantdrift"

@@ -14,8 +14,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
-from storage.database import translated
-from storage.fold_rows import from_us, to_us
+from quantdrift.storage.database import translated
+from quantdrift.storage.fold_rows import from_us, to_us
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
 MOST_SCANNED: Final = 100_000  # items of the version that are looked through for a rare slice's

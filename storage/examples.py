@@ -16,8 +16,8 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
-from storage.evidence import Evidence
-from storage.fold_rows import TransitionRow, from_us
+from quantdrift.storage.evidence import Evidence
+from quantdrift.storage.fold_rows import TransitionRow, from_us
 
 MOST: Final = 5  # per alert
 DEPTH: Final = (

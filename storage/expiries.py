@@ -19,8 +19,8 @@ from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Tally
-from storage.columns import NOW, Base, BigInt, Int, Str, Time, Uuid
-from storage.database import Database
+from quantdrift.storage.columns import NOW, Base, BigInt, Int, Str, Time, Uuid
+from quantdrift.storage.database import Database
 
 EXPIRED: Final = "expired"  # among the reasons of losses
 _LOCK: Final = 0x7175616E65787069  # "quanexpi" as a number

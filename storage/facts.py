@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from storage.explained import Explanation
+from quantdrift.storage.explained import Explanation
 
 
 class _Fact(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Policy, Predicate, Verdict
-from storage.discovery_changes import follow, followed, retired
-from storage.fold_rows import (
+from quantdrift.storage.discovery_changes import follow, followed, retired
+from quantdrift.storage.fold_rows import (
     RETIRED_AFTER,
     BaselineRow,
     BatchRows,
@@ -35,7 +35,7 @@ from storage.fold_rows import (
     from_us,
     to_us,
 )
-from storage.noise import floors, noise_of
+from quantdrift.storage.noise import floors, noise_of
 
 _HOUR: Final = timedelta(hours=1)
 

@@ -15,9 +15,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
-from storage.database import Database
-from storage.fold import read_catalog, refold
-from storage.fold_rows import BatchRows, Catalog, to_us
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import read_catalog, refold
+from quantdrift.storage.fold_rows import BatchRows, Catalog, to_us
 
 BATCHES_AT_ONCE: Final = 64
 

@@ -3,7 +3,7 @@
 from sqlalchemy import CheckConstraint, ForeignKey, Identity, Index, LargeBinary, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time
+from quantdrift.storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time
 
 VERDICTS = "('ok', 'warning', 'firing', 'unknown')"
 

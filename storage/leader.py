@@ -4,8 +4,8 @@ import asyncio
 from typing import Any, Final, Self
 
 from quantdrift.core.errors import RetryError
-from storage.address import Address
-from storage.database import translated
+from quantdrift.storage.address import Address
+from quantdrift.storage.database import translated
 
 _LOCK: Final = 0x7175616E666F6C64  # "quanfold" as a number
 _TIMEOUT_S: Final = 5.0

@@ -17,8 +17,8 @@ from sqlalchemy.pool import NullPool
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
-from storage.database import make_engine, translated
-from storage.partition import ensure_partitions
+from quantdrift.storage.database import make_engine, translated
+from quantdrift.storage.partition import ensure_partitions
 
 # "quantdri" as a number: the advisory lock that all upgrades of a database take turns on.
 _LOCK: Final = 0x7175616E74647269
@@ -103,10 +103,10 @@ def head() -> str:
 
 
 def alembic_config() -> AlembicConfig:
-    """Return Alembic's settings: the revisions are found where the package `migrations` is installed."""
-    spec = importlib.util.find_spec("migrations")
+    """Return Alembic's settings: the revisions are found where the package `quantdrift.migrations` is installed."""
+    spec = importlib.util.find_spec("quantdrift.migrations")
     if spec is None or not spec.submodule_search_locations:
-        raise OperatorError("the package `migrations` is missing: install quantdrift again")
+        raise OperatorError("the package `quantdrift.migrations` is missing: install quantdrift again")
     config = AlembicConfig()
     config.set_main_option("script_location", str(Path(spec.submodule_search_locations[0])))
     config.set_main_option("path_separator", "os")

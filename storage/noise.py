@@ -9,9 +9,9 @@ from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Side
-from storage import tables
-from storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
-from storage.rows import NoiseItem, VersionKey
+from quantdrift.storage import tables
+from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
+from quantdrift.storage.rows import NoiseItem, VersionKey
 
 _NOISE: Final = text("""
     select batch_id, exchange_id::text, side, captured_at, model_version_id, policy_id, pi1, pi2, flip, divergence

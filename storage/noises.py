@@ -3,7 +3,7 @@
 from sqlalchemy import Boolean, CheckConstraint, ForeignKey, Identity, Index, text
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+from quantdrift.storage.columns import Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
 
 SIDES = "('reference', 'candidate')"
 

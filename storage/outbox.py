@@ -11,7 +11,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Verdict
-from storage.fold_rows import to_us
+from quantdrift.storage.fold_rows import to_us
 
 _UNSENT: Final = text("""
     select o.id, o.attempts, coalesce(t.at, n.at) as at, t.from_verdict, t.to_verdict,

@@ -9,9 +9,9 @@ from sqlalchemy import text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage import tables
-from storage.examples import examples
-from storage.fold_rows import (
+from quantdrift.storage import tables
+from quantdrift.storage.examples import examples
+from quantdrift.storage.fold_rows import (
     BaselineRow,
     DetectorRow,
     Episode,
@@ -22,7 +22,7 @@ from storage.fold_rows import (
     VerdictRow,
     from_us,
 )
-from storage.noise import floor_values, write_noise_change
+from quantdrift.storage.noise import floor_values, write_noise_change
 
 _HOUR: Final = timedelta(hours=1)
 _ALARMS: Final = (Episode.OPEN, Episode.ESCALATE)

@@ -11,12 +11,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
-from storage.coverage import Coverage
-from storage.database import Database
-from storage.divergence import Divergence
-from storage.explained import explanation_of
-from storage.facts import Changes, Deciding, Episode, Example, SliceName, VerdictFact, Version
-from storage.tables import ReportRun
+from quantdrift.storage.coverage import Coverage
+from quantdrift.storage.database import Database
+from quantdrift.storage.divergence import Divergence
+from quantdrift.storage.explained import explanation_of
+from quantdrift.storage.facts import Changes, Deciding, Episode, Example, SliceName, VerdictFact, Version
+from quantdrift.storage.tables import ReportRun
 
 _VERSIONS = text("""
     select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at,

@@ -13,8 +13,8 @@ from sqlalchemy import CursorResult, text
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
-from storage.database import Database
-from storage.partition import drop_partition, ensure_partitions, partition_days
+from quantdrift.storage.database import Database
+from quantdrift.storage.partition import drop_partition, ensure_partitions, partition_days
 
 _CHUNK: Final = 10_000  # rows per transaction: none is long, and an interrupted run has lost nothing
 _DROP_TIMEOUT_S: Final = 2.0

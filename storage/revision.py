@@ -1,4 +1,4 @@
-"""Writes a new migration: `python -m storage.revision "add a column"`.
+"""Writes a new migration: `python -m quantdrift.storage.revision "add a column"`.
 
 Needs no database: a throwaway server is brought to the newest revision and compared with `storage.tables`. What
 Alembic cannot see (check constraints, partitioning, views) is added by hand; the tests compare those as well.
@@ -16,9 +16,9 @@ from sqlalchemy import Connection
 from sqlalchemy.pool import NullPool
 
 from quantdrift.core.config.schema import Storage
-from storage.database import make_engine
-from storage.migrate import alembic_config, head, upgrade
-from storage.throwaway import throwaway_server
+from quantdrift.storage.database import make_engine
+from quantdrift.storage.migrate import alembic_config, head, upgrade
+from quantdrift.storage.throwaway import throwaway_server
 
 
 def write_revision(message: str, *, directory: Path | None = None) -> Path:
@@ -67,6 +67,6 @@ def _write(connection: Connection, message: str, directory: Path | None) -> Path
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(prog="python -m storage.revision", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m quantdrift.storage.revision", description=__doc__)
     parser.add_argument("message", help="what it does, in a few words")
     sys.stdout.write(f"{write_revision(parser.parse_args().message)}\n")

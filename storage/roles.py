@@ -5,8 +5,8 @@ from typing import Final
 from sqlalchemy import text
 from sqlalchemy.pool import NullPool
 
-from storage.database import make_engine, translated
-from storage.tables import Base, Quarantine
+from quantdrift.storage.database import make_engine, translated
+from quantdrift.storage.tables import Base, Quarantine
 
 SHADOW: Final = "quantdrift_shadow"
 MONITOR: Final = "quantdrift_monitor"

@@ -4,7 +4,7 @@ from sqlalchemy import Double
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, BigInt, Float, Int, Time
+from quantdrift.storage.columns import Base, BigInt, Float, Int, Time
 
 
 class _Rollup:

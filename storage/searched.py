@@ -14,7 +14,7 @@ from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Policy, Predicate
-from storage.fold_rows import ComparisonRow, to_us
+from quantdrift.storage.fold_rows import ComparisonRow, to_us
 
 _SHARES: Final = 1 << 20
 _AT_ONCE: Final = 1000

@@ -3,7 +3,7 @@
 from sqlalchemy import ForeignKey, LargeBinary
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.columns import Base, BigInt, Int, Str, Time
+from quantdrift.storage.columns import Base, BigInt, Int, Str, Time
 
 
 class Session(Base):

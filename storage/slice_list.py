@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
-from storage.discoveries import Status
-from storage.fold import detector_row
-from storage.fold_rows import DetectorRow
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.fold import detector_row
+from quantdrift.storage.fold_rows import DetectorRow
 
 # A slice is shown with the version on which it was last seen. A declared one that nothing of fell into before had no
 # traffic then; of what was fitted or found later nobody looked, so its share is of the whole hours since.

@@ -19,15 +19,15 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapped, mapped_column
 
-from storage.baselines import Baseline
-from storage.clusterings import Clustering, Embedding
-from storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
-from storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch
-from storage.expiries import Arrival, Expiry
-from storage.judgements import Alert, Detector, Fold, Outbox, Transition, Verdict
-from storage.noises import Noise, NoiseChange, NoiseFloor
-from storage.rollups import RollupDay, RollupHour
-from storage.sessions import Session
+from quantdrift.storage.baselines import Baseline
+from quantdrift.storage.clusterings import Clustering, Embedding
+from quantdrift.storage.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+from quantdrift.storage.discoveries import Discovery, DiscoveryChange, DiscoverySearch
+from quantdrift.storage.expiries import Arrival, Expiry
+from quantdrift.storage.judgements import Alert, Detector, Fold, Outbox, Transition, Verdict
+from quantdrift.storage.noises import Noise, NoiseChange, NoiseFloor
+from quantdrift.storage.rollups import RollupDay, RollupHour
+from quantdrift.storage.sessions import Session
 
 __all__ = [
     "Alert",

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from storage.embedded import PostgresServer
+from quantdrift.storage.embedded import PostgresServer
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from sqlalchemy import RowMapping, TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.records import Predicate, Verdict
-from storage.database import Database
+from quantdrift.storage.database import Database
 
 MOST_ITEMS: Final = 20_000
 MOST_SIGNALS: Final = 5_000

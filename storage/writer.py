@@ -22,13 +22,13 @@ from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.records import Loss, Predicate, Tally
 from quantdrift.core.slices import SliceKey
-from storage import tables
-from storage.bulk import comparison_rows, day_of, insert_comparisons
-from storage.database import Database
-from storage.doubt import write_doubts
-from storage.expiries import note_numbers, note_tallies
-from storage.noise import insert_noise
-from storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
+from quantdrift.storage import tables
+from quantdrift.storage.bulk import comparison_rows, day_of, insert_comparisons
+from quantdrift.storage.database import Database
+from quantdrift.storage.doubt import write_doubts
+from quantdrift.storage.expiries import note_numbers, note_tallies
+from quantdrift.storage.noise import insert_noise
+from quantdrift.storage.rows import ComparedExchange, Quarantined, StoreBatch, VersionKey, Written
 
 PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
 _HOUR_S: Final = 3600.0

@@ -7,13 +7,13 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
-from shadow.comparators.choice import comparator_of
-from shadow.prepared import Prepared
-from shadow.references import Judge
-from shadow.runtime import ReferenceRuntime
-from shadow.served import served
-from sidecar.protocols.decoder import Decoder
-from sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
+from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import Judge
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.served import served
+from quantdrift.sidecar.protocols.decoder import Decoder
+from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
 from tests.decoding import answer, ask
 from tests.onnx_models import exchange_of, inputs_of
 

@@ -10,10 +10,10 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import MEASURES, Measure, Task
-from shadow.answer import Answer
-from shadow.comparators.choice import comparator_of
-from shadow.comparators.comparator import Comparator, Outputs
-from shadow.language import ANSWER, SCORES, Scores, objects
+from quantdrift.shadow.answer import Answer
+from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.comparators.comparator import Comparator, Outputs
+from quantdrift.shadow.language import ANSWER, SCORES, Scores, objects
 
 N_ITEMS = 16
 

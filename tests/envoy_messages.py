@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
-from sidecar.intake import ext_proc_pb2 as wire
+from quantdrift.sidecar.intake import ext_proc_pb2 as wire
 from tests.raw_exchanges import REQUEST, RESPONSE
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -61,7 +61,9 @@ class Pod:
 
     def intake(self) -> psutil.Process:
         """Return the intake process that runs now."""
-        return next(c for c in self.running.root.children() if "sidecar.intake.process" in c.cmdline())
+        return next(
+            c for c in self.running.root.children() if "quantdrift.sidecar.intake.process" in c.cmdline()
+        )
 
     def stored(self, n: int) -> list[Exchange]:
         """Return the next `n` exchanges of the stream."""

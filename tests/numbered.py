@@ -9,9 +9,9 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from sidecar.capture.publisher import Publisher
-from sidecar.capture.tallies import Tallies
-from sidecar.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.tallies import Tallies
+from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
 
 DEADLINE_S = 60.0
 

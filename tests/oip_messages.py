@@ -1,9 +1,9 @@
 """Open Inference messages over HTTP, given to the decoder as the recorder gives them."""
 
 from quantdrift.core.config.schema import Model
-from sidecar.protocols.decoder import MAX_JSON_VALUES, Query, Reply, Wire
-from sidecar.protocols.message import Head
-from sidecar.protocols.oip import OipRest
+from quantdrift.sidecar.protocols.decoder import MAX_JSON_VALUES, Query, Reply, Wire
+from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.oip import OipRest
 
 
 def decode_request(

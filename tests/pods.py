@@ -10,12 +10,12 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.directive import Directive
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from sidecar.capture.follower import Follower
-from sidecar.counters import Counters, Slot
-from sidecar.directives import Directives
-from sidecar.notice import Notice
-from sidecar.policy import policy_at
-from sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.capture.follower import Follower
+from quantdrift.sidecar.counters import Counters, Slot
+from quantdrift.sidecar.directives import Directives
+from quantdrift.sidecar.notice import Notice
+from quantdrift.sidecar.policy import policy_at
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
 
 
 class Pod:

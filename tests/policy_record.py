@@ -18,11 +18,11 @@ from quantdrift.core.process import Stop, run
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.policy import PolicyMaker
-from storage.database import Database
-from storage.fold import claim, load_catalog, resume
-from storage.fold_rows import BatchRows
-from storage.leader import Leadership
-from storage.outcome import write
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.fold_rows import BatchRows
+from quantdrift.storage.leader import Leadership
+from quantdrift.storage.outcome import write
 from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.policies import CONFIG as POLICY_CONFIG
 

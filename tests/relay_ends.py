@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, cast
 
-from sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.connection import Connection, Relay
 from tests.relay_rig import Bench
 
 

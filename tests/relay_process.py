@@ -119,12 +119,12 @@ class SidecarProcess:
     @property
     def workers(self) -> list[psutil.Process]:
         """The relay workers that run now."""
-        return self._children("sidecar.relay.worker")
+        return self._children("quantdrift.sidecar.relay.worker")
 
     @property
     def captures(self) -> list[psutil.Process]:
         """The capture process that runs now, if one does."""
-        return self._children("sidecar.capture.process")
+        return self._children("quantdrift.sidecar.capture.process")
 
     def get(self, path: str) -> tuple[int, str]:
         """Return what the admin port answers; status 0 where it does not."""

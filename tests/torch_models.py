@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
-from shadow.opening import Opening
-from shadow.torch_runtime import TorchRuntime
+from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.torch_runtime import TorchRuntime
 from tests.onnx_models import BIAS, N_FEATURES, WEIGHT
 
 FACTORY = "tests.torch_models:made"

@@ -13,7 +13,7 @@ from quantdrift.core.config.schema import Config, Model, Provider, Shadow, Strea
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from shadow.worker import serve
+from quantdrift.shadow.worker import serve
 
 DEADLINE_S = 60.0
 

@@ -15,7 +15,7 @@ down_revision = "0010"
 branch_labels = None
 depends_on = None
 
-_BEFORE = import_module("migrations.versions.0002_views").COVERAGE_HOUR
+_BEFORE = import_module("quantdrift.migrations.versions.0002_views").COVERAGE_HOUR
 _EXPIRED = (
     "Of the published, expired in the stream before they were replayed, in the hour in which that was found: no part of"
     " n_lost. Negative where a worker had them in hand and was done with them later."

@@ -16,7 +16,7 @@ from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.decisions import Scope
-    from storage.baseline import BaselineFact
+    from quantdrift.storage.baseline import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="The model.")
 _VERSION = click.option("--version", default="", help="Candidate version; the newest if left out.")
@@ -89,8 +89,8 @@ def list_(
       quantdrift baseline list --model digits
       quantdrift baseline list --slice scanner=archive --history --json
     """
-    from storage.baseline import BaselineFact, baselines, find_slices, find_version
-    from storage.database import Database
+    from quantdrift.storage.baseline import BaselineFact, baselines, find_slices, find_version
+    from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 
@@ -119,7 +119,7 @@ _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by"
 
 
 def _row(one: "BaselineFact") -> tuple[str, ...]:
-    from storage.fold_rows import Source
+    from quantdrift.storage.fold_rows import Source
 
     source = one.source.value
     if one.source is Source.IMPORTED and one.content is not None:
@@ -190,7 +190,7 @@ def accept(
       quantdrift baseline accept --model digits --version int8-b --reason "labels are better than before"
     """
     from quantdrift.monitor import decisions
-    from storage.database import Database
+    from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
     scope = _scope(model, version, slices, metrics, by=by, reason=reason)
@@ -291,8 +291,8 @@ _settling(
 
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
     from quantdrift.monitor.decisions import settle
-    from storage.database import Database
-    from storage.fold_rows import Source
+    from quantdrift.storage.database import Database
+    from quantdrift.storage.fold_rows import Source
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
 
@@ -341,7 +341,7 @@ def import_(
       quantdrift baseline import offline.json --model digits
     """
     from quantdrift.monitor import decisions
-    from storage.database import Database
+    from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
     try:

@@ -15,7 +15,7 @@ from quantdrift.core.config.schema import Config, Model, Provider, Reference, Ru
 from quantdrift.terminal import explained
 
 if TYPE_CHECKING:
-    from shadow.runtime import Artefact
+    from quantdrift.shadow.runtime import Artefact
 
 _CONNECT_S = 1.0
 
@@ -45,8 +45,8 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
       quantdrift config check --requests-per-s 300 --references
     """
     from quantdrift.core.config.explain import explain
-    from sidecar.intake.extra import lacking
-    from sidecar.protocols.adapters import load_adapter
+    from quantdrift.sidecar.intake.extra import lacking
+    from quantdrift.sidecar.protocols.adapters import load_adapter
 
     config = load(config_path)
     for model in config.models:
@@ -102,13 +102,13 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
 
     An ONNX graph is loaded only for an embedding.
     """
-    from shadow.comparators.choice import comparator_of
-    from shadow.copied import copy_opening, open_copy
-    from shadow.held import canaries_of
-    from shadow.mapping import check_mapping
-    from shadow.onnx_runtime import inspect
-    from shadow.opening import open_reference, opening_of
-    from shadow.runtime import check_pin
+    from quantdrift.shadow.comparators.choice import comparator_of
+    from quantdrift.shadow.copied import copy_opening, open_copy
+    from quantdrift.shadow.held import canaries_of
+    from quantdrift.shadow.mapping import check_mapping
+    from quantdrift.shadow.onnx_runtime import inspect
+    from quantdrift.shadow.opening import open_reference, opening_of
+    from quantdrift.shadow.runtime import check_pin
 
     opening = msgspec.structs.replace(
         opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),

@@ -108,7 +108,7 @@ def plan(
       quantdrift plan --from-record --days 14 --data .quantdrift
     """
     from quantdrift.monitor.forecast import Question, forecast
-    from sidecar.policy import policy_of
+    from quantdrift.sidecar.policy import policy_of
 
     numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
     if not all(math.isfinite(number) for number in numbers if number is not None):
@@ -161,8 +161,8 @@ def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> 
     import asyncio
 
     from quantdrift.monitor.forecast import Traffic
-    from storage.database import Database
-    from storage.usage import Usage, usage
+    from quantdrift.storage.database import Database
+    from quantdrift.storage.usage import Usage, usage
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     name = _model(config, model)

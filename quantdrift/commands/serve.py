@@ -26,7 +26,7 @@ def sidecar(config_path: Path) -> None:
       QUANTDRIFT__SIDECAR__BACKEND=127.0.0.1:8001 quantdrift sidecar -c config.toml
     """
     from quantdrift.core.process import run
-    from sidecar.supervisor import serve
+    from quantdrift.sidecar.supervisor import serve
 
     config, secrets = prepare(config_path, Role.SIDECAR)
     sys.exit(run(lambda stop: serve(config, secrets, stop, config_path), grace_s=config.sidecar.grace_s))
@@ -45,7 +45,7 @@ def shadow(config_path: Path, data: Path | None) -> None:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
     from quantdrift.core.process import run
-    from shadow.worker import serve
+    from quantdrift.shadow.worker import serve
 
     config, secrets = prepare(config_path, Role.SHADOW, data)
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.shadow.grace_s))

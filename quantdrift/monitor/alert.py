@@ -8,8 +8,8 @@ import msgspec
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.entry import Key
-from storage.fold_rows import to_us
-from storage.history import StoredTransition
+from quantdrift.storage.fold_rows import to_us
+from quantdrift.storage.history import StoredTransition
 
 _ALERTS = (Verdict.WARNING, Verdict.FIRING)
 

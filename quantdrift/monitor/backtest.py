@@ -11,8 +11,8 @@ from quantdrift.drift.delay import divergence
 from quantdrift.monitor.alert import Alert, Pairing, alerts, pair
 from quantdrift.monitor.entry import Key
 from quantdrift.monitor.fold import Fold
-from storage.fold_rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
-from storage.history import HistoryExtent, StoredTransition
+from quantdrift.storage.fold_rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
+from quantdrift.storage.history import HistoryExtent, StoredTransition
 
 ALPHA = 0.05  # over all slices and metrics together
 

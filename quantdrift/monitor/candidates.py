@@ -20,9 +20,9 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.gather import slices_of
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.signals import cap_of, shown
-from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, SearchedVersion, StoredRow
-from storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.discovery import DiscoveryRow, SearchedVersion, StoredRow
+from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ from quantdrift.drift.detector import BUDGET, LEARNERS, TAIL
 from quantdrift.drift.state import load_state
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
-from storage.baseline import (
+from quantdrift.storage.baseline import (
     Decision,
     VersionFact,
     count_waiting,
@@ -26,9 +26,9 @@ from storage.baseline import (
     rows_since,
     watched_signals,
 )
-from storage.database import Database
-from storage.fold import load_catalog
-from storage.fold_rows import Source
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import load_catalog
+from quantdrift.storage.fold_rows import Source
 
 LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)

@@ -19,8 +19,8 @@ from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery import GivenUpError
 from quantdrift.monitor.round import Round, discover
-from storage.database import Database
-from storage.discovery import last_searched
+from quantdrift.storage.database import Database
+from quantdrift.storage.discovery import last_searched
 
 _CONNECTIONS: Final = 2
 _LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search, or it failed

@@ -22,9 +22,9 @@ from quantdrift.drift.items import Items
 from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with_traffic
 from quantdrift.monitor.retirement import reason_to_retire
 from quantdrift.monitor.signals import WATCHED, budget_of
-from storage.database import Database
-from storage.discoveries import Status
-from storage.discovery import (
+from quantdrift.storage.database import Database
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.discovery import (
     DiscoveryRow,
     SearchedVersion,
     SearchRow,
@@ -33,9 +33,9 @@ from storage.discovery import (
     load_standing,
     store_round,
 )
-from storage.fold_rows import ComparisonRow
-from storage.searched import Window, n_items, policies_of, searched_items, tested_items
-from storage.watched import watched_slices
+from quantdrift.storage.fold_rows import ComparisonRow
+from quantdrift.storage.searched import Window, n_items, policies_of, searched_items, tested_items
+from quantdrift.storage.watched import watched_slices
 
 
 class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.monitor.entry import Entry
-from storage.fold_rows import Catalog
+from quantdrift.storage.fold_rows import Catalog
 
 
 class Succession:

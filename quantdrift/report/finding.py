@@ -19,7 +19,16 @@ from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
 from quantdrift.report.wording import headline, moment
-from storage.facts import Episode, Example, SliceBins, SliceName, SliceSums, Sums, VerdictFact, Version
+from quantdrift.storage.facts import (
+    Episode,
+    Example,
+    SliceBins,
+    SliceName,
+    SliceSums,
+    Sums,
+    VerdictFact,
+    Version,
+)
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
 SHORTFALL = 0.99  # the mean of what lies above it is told

@@ -20,9 +20,9 @@ from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
 from quantdrift.report.render import Drawing, render
-from storage.database import Database
-from storage.facts import SliceSums
-from storage.reading import reading, record_run
+from quantdrift.storage.database import Database
+from quantdrift.storage.facts import SliceSums
+from quantdrift.storage.reading import reading, record_run
 
 __all__ = ["Period", "write"]
 

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shadow.answer import Answer
-from shadow.comparators.validity import calls_valid, json_valid
-from shadow.language import Scores
-from shadow.own import Own
+from quantdrift.shadow.answer import Answer
+from quantdrift.shadow.comparators.validity import calls_valid, json_valid
+from quantdrift.shadow.language import Scores
+from quantdrift.shadow.own import Own
 
 _CALLED = frozenset({"tool_calls", "function_call"})
 

@@ -13,8 +13,8 @@ it has none on either, it is 1 if both have the class (which then fills the imag
 import numpy as np
 import numpy.typing as npt
 
-from shadow.comparators.class_map import IGNORED, ClassMap
-from shadow.comparators.comparator import Flags, Values
+from quantdrift.shadow.comparators.class_map import IGNORED, ClassMap
+from quantdrift.shadow.comparators.comparator import Flags, Values
 
 Counts = npt.NDArray[np.int64]
 

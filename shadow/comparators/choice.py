@@ -5,16 +5,16 @@ from collections.abc import Callable
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.task import Task
-from shadow.comparators.classification import ClassificationComparator
-from shadow.comparators.comparator import Alone, Comparator
-from shadow.comparators.embedding import EmbeddingComparator
-from shadow.comparators.generation import GenerationComparator
-from shadow.comparators.interest import numbers_of
-from shadow.comparators.multilabel import MultilabelComparator
-from shadow.comparators.ranking import RankingComparator
-from shadow.comparators.regression import RegressionComparator
-from shadow.comparators.segmentation import SegmentationComparator
-from shadow.comparators.tensor import TensorComparator
+from quantdrift.shadow.comparators.classification import ClassificationComparator
+from quantdrift.shadow.comparators.comparator import Alone, Comparator
+from quantdrift.shadow.comparators.embedding import EmbeddingComparator
+from quantdrift.shadow.comparators.generation import GenerationComparator
+from quantdrift.shadow.comparators.interest import numbers_of
+from quantdrift.shadow.comparators.multilabel import MultilabelComparator
+from quantdrift.shadow.comparators.ranking import RankingComparator
+from quantdrift.shadow.comparators.regression import RegressionComparator
+from quantdrift.shadow.comparators.segmentation import SegmentationComparator
+from quantdrift.shadow.comparators.tensor import TensorComparator
 
 
 def comparator_of(model: Model) -> Comparator:
@@ -43,7 +43,7 @@ def _multilabel(model: Model) -> Comparator:
 
 
 def _detection(model: Model) -> Comparator:
-    from shadow.comparators.detection import DetectionComparator  # noqa: PLC0415 - SciPy, for this one alone
+    from quantdrift.shadow.comparators.detection import DetectionComparator  # noqa: PLC0415 - SciPy, for this one alone
 
     return DetectionComparator(model.detection)
 

@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
-from shadow.comparators.comparator import uncomparable
-from shadow.comparators.pair import TOLERANCE
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import uncomparable
+from quantdrift.shadow.comparators.pair import TOLERANCE
+from quantdrift.shadow.runtime import Array
 
 ClassMap = npt.NDArray[np.int32]
 

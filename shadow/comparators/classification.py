@@ -49,12 +49,12 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
-from shadow.comparators.interest import among
-from shadow.comparators.listed import Listed, read_listed
-from shadow.comparators.pair import filled, is_empty, rounded
-from shadow.comparators.top import top_set
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
+from quantdrift.shadow.comparators.interest import among
+from quantdrift.shadow.comparators.listed import Listed, read_listed
+from quantdrift.shadow.comparators.pair import filled, is_empty, rounded
+from quantdrift.shadow.comparators.top import top_set
+from quantdrift.shadow.runtime import Array
 
 Classes = npt.NDArray[np.int64]
 LN2 = float(np.log(2.0))

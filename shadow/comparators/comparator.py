@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from shadow.runtime import Array
+from quantdrift.shadow.runtime import Array
 
 Values = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shadow.comparators.comparator import Values
+from quantdrift.shadow.comparators.comparator import Values
 
 
 def length(vectors: Values) -> Values:

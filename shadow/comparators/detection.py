@@ -27,9 +27,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantdrift.core.config.vision import Detection
-from shadow.comparators.comparator import Divergences, Outputs, Values, uncomparable
-from shadow.comparators.matching import Matching, match
-from shadow.comparators.objects import ObjectReader, Objects
+from quantdrift.shadow.comparators.comparator import Divergences, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.matching import Matching, match
+from quantdrift.shadow.comparators.objects import ObjectReader, Objects
 
 # An assignment of more takes seconds, and what gives so many is hardly a detector's last word.
 MOST_OBJECTS = 1_000

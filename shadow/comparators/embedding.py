@@ -24,11 +24,11 @@ candidate it is a flip and all else is undefined, of the reference everything is
 import numpy as np
 
 from quantdrift.core.config.tasks import Vectors
-from shadow.comparators.comparator import Divergences, Values, uncomparable
-from shadow.comparators.cosine import direction, distance, length
-from shadow.comparators.pair import pair_of
-from shadow.comparators.reservoir import ROWS, Reservoir
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Divergences, Values, uncomparable
+from quantdrift.shadow.comparators.cosine import direction, distance, length
+from quantdrift.shadow.comparators.pair import pair_of
+from quantdrift.shadow.comparators.reservoir import ROWS, Reservoir
+from quantdrift.shadow.runtime import Array
 
 ENOUGH = 10  # times k: with fewer the nearest are not near
 

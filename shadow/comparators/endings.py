@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shadow.comparators.comparator import Values
-from shadow.language import Scores
+from quantdrift.shadow.comparators.comparator import Values
+from quantdrift.shadow.language import Scores
 
 
 def endings(found: Sequence[Scores]) -> dict[str, Values]:

@@ -41,14 +41,14 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
-from shadow.answer import Answer
-from shadow.comparators.beside import beside_own
-from shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
-from shadow.comparators.endings import endings
-from shadow.comparators.places import first_of_items, largest_of_items, mean_of_items
-from shadow.comparators.spelling import is_part, same_tokens, spelt_alike
-from shadow.comparators.validity import calls_valid, is_broken, json_valid
-from shadow.language import ANSWER, NOTHING, SCORES, Scores
+from quantdrift.shadow.answer import Answer
+from quantdrift.shadow.comparators.beside import beside_own
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.endings import endings
+from quantdrift.shadow.comparators.places import first_of_items, largest_of_items, mean_of_items
+from quantdrift.shadow.comparators.spelling import is_part, same_tokens, spelt_alike
+from quantdrift.shadow.comparators.validity import calls_valid, is_broken, json_valid
+from quantdrift.shadow.language import ANSWER, NOTHING, SCORES, Scores
 
 Codes = npt.NDArray[np.int64]
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantdrift.core.config.tasks import Interest
-from shadow.comparators.comparator import Flags, uncomparable
+from quantdrift.shadow.comparators.comparator import Flags, uncomparable
 
 
 def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:

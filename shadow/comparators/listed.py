@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from shadow.comparators.comparator import Values, uncomparable
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Values, uncomparable
+from quantdrift.shadow.runtime import Array
 
 
 class Listed(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
 
-from shadow.comparators.comparator import Flags, Values
-from shadow.comparators.objects import Objects
+from quantdrift.shadow.comparators.comparator import Flags, Values
+from quantdrift.shadow.comparators.objects import Objects
 
 # Far below what a difference of IoU says, far above what rounding takes.
 TIE = 1e-9

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
-from shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
-from shadow.comparators.interest import among
-from shadow.comparators.pair import TOLERANCE, Pair, filled, pair_of, rounded
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Values, told, uncomparable
+from quantdrift.shadow.comparators.interest import among
+from quantdrift.shadow.comparators.pair import TOLERANCE, Pair, filled, pair_of, rounded
+from quantdrift.shadow.runtime import Array
 
 
 class MultilabelComparator:

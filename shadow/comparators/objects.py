@@ -5,9 +5,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
-from shadow.comparators.comparator import Flags, Outputs, Values, uncomparable
-from shadow.comparators.pair import is_empty
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.pair import is_empty
+from quantdrift.shadow.runtime import Array
 
 _MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
 

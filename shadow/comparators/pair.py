@@ -5,8 +5,8 @@ import math
 import msgspec
 import numpy as np
 
-from shadow.comparators.comparator import Flags, Values, uncomparable
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Flags, Values, uncomparable
+from quantdrift.shadow.runtime import Array
 
 # Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
 LOG_ZERO = -math.log(512)

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from shadow.comparators.comparator import Flags, Values
+from quantdrift.shadow.comparators.comparator import Flags, Values
 
 Codes = npt.NDArray[np.int64]
 

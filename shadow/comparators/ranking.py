@@ -32,10 +32,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.tasks import Ranking
-from shadow.comparators.comparator import Divergences, Flags, Values, uncomparable
-from shadow.comparators.kendall import tau
-from shadow.comparators.pair import aligned
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Values, uncomparable
+from quantdrift.shadow.comparators.kendall import tau
+from quantdrift.shadow.comparators.pair import aligned
+from quantdrift.shadow.runtime import Array
 
 Places = npt.NDArray[np.int64]
 

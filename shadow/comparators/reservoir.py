@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from shadow.comparators.comparator import Flags, Values
-from shadow.comparators.top import top_set
+from quantdrift.shadow.comparators.comparator import Flags, Values
+from quantdrift.shadow.comparators.top import top_set
 
 ROWS = 64  # directions that are looked up at once: each takes some 40 bytes for each one that is kept
 

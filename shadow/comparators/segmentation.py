@@ -29,11 +29,11 @@ import numpy as np
 
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
-from shadow.comparators.boundary import boundary_scores
-from shadow.comparators.class_map import ClassMap, MapReader
-from shadow.comparators.comparator import Divergences, uncomparable
-from shadow.comparators.pair import is_empty
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.boundary import boundary_scores
+from quantdrift.shadow.comparators.class_map import ClassMap, MapReader
+from quantdrift.shadow.comparators.comparator import Divergences, uncomparable
+from quantdrift.shadow.comparators.pair import is_empty
+from quantdrift.shadow.runtime import Array
 
 MOST_LISTED = 16
 

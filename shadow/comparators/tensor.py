@@ -34,10 +34,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.tasks import RawTensor
-from shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
-from shadow.comparators.cosine import direction, distance, length
-from shadow.comparators.ulp import apart, steps_apart, type_of
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Divergences, Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.cosine import direction, distance, length
+from quantdrift.shadow.comparators.ulp import apart, steps_apart, type_of
+from quantdrift.shadow.runtime import Array
 
 _WORST = ("cosine_distance", "max_absolute_error", "max_ulp_error")
 _COUNTS = ("candidate_nan", "candidate_infinite", "reference_nan", "reference_infinite")

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from shadow.comparators.comparator import Flags, Values
+from quantdrift.shadow.comparators.comparator import Flags, Values
 
 
 def top_set(values: Values, k: int) -> Flags:

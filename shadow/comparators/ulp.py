@@ -7,8 +7,8 @@ computer scientist should know about floating-point arithmetic, ACM Computing Su
 
 import numpy as np
 
-from shadow.comparators.comparator import Values
-from shadow.runtime import Array
+from quantdrift.shadow.comparators.comparator import Values
+from quantdrift.shadow.runtime import Array
 
 _TYPES = {"FP16": (np.float16, np.int16), "FP32": (np.float32, np.int32), "FP64": (np.float64, np.int64)}
 _BY_SIZE = {2: "FP16", 4: "FP32", 8: "FP64"}

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from shadow.answer import Answer, Call
+from quantdrift.shadow.answer import Answer, Call
 
 _BROKEN: Final = object()
 _DEEPEST: Final = 32

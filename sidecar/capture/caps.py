@@ -5,8 +5,8 @@ import math
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import Loss
-from sidecar.capture.bucket import Bucket
-from sidecar.counters import Gauge, Slot
+from quantdrift.sidecar.capture.bucket import Bucket
+from quantdrift.sidecar.counters import Gauge, Slot
 
 HEADROOM = 2.0  # so many times what the caps let through is let in: chance must leave no token unused
 VALID_S = 3.0  # a share holds at most so long: who tells it may have died

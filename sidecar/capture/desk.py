@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, Loss
-from sidecar.capture.follower import Follower
-from sidecar.capture.publisher import Publisher
-from sidecar.capture.reception import Reception
-from sidecar.capture.recorder import Origin, Recorder
-from sidecar.capture.strangers import Strangers
-from sidecar.capture.thinning import keeps_all
-from sidecar.counters import Count, Counters, Row, Slot
-from sidecar.directives import Directives
-from sidecar.handoff import RawMeta
-from sidecar.notice import Notice
-from sidecar.pauses import Paused
-from sidecar.protocols.lost import LostError, UnknownModelError
-from sidecar.settled import Settlement
+from quantdrift.sidecar.capture.follower import Follower
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.reception import Reception
+from quantdrift.sidecar.capture.recorder import Origin, Recorder
+from quantdrift.sidecar.capture.strangers import Strangers
+from quantdrift.sidecar.capture.thinning import keeps_all
+from quantdrift.sidecar.counters import Count, Counters, Row, Slot
+from quantdrift.sidecar.directives import Directives
+from quantdrift.sidecar.handoff import RawMeta
+from quantdrift.sidecar.notice import Notice
+from quantdrift.sidecar.pauses import Paused
+from quantdrift.sidecar.protocols.lost import LostError, UnknownModelError
+from quantdrift.sidecar.settled import Settlement
 
 _LOG = logging.getLogger(__name__)
 

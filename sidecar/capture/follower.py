@@ -14,10 +14,10 @@ from quantdrift.core.pause import KEY as PAUSE
 from quantdrift.core.pause import Pause, PauseError
 from quantdrift.core.pause import decode as decode_pause
 from quantdrift.core.process import Stop
-from sidecar.counters import REFUSED, Gauge, Slot
-from sidecar.directives import Directives, judged
-from sidecar.notice import Notice
-from sidecar.pauses import Source, post
+from quantdrift.sidecar.counters import REFUSED, Gauge, Slot
+from quantdrift.sidecar.directives import Directives, judged
+from quantdrift.sidecar.notice import Notice
+from quantdrift.sidecar.pauses import Source, post
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)

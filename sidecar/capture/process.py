@@ -1,6 +1,6 @@
 """The capture process: takes raw exchanges from the relay workers, and publishes records and tallies.
 
-The supervisor starts it as `python -m sidecar.capture.process`. The serving path never waits for it: while it is gone or
+The supervisor starts it as `python -m quantdrift.sidecar.capture.process`. The serving path never waits for it: while it is gone or
 behind, the relay workers let go of their samples and count them.
 """
 
@@ -19,14 +19,14 @@ from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.capture.desk import Office
-from sidecar.capture.recorder import Origin
-from sidecar.capture.tallies import Tallies
-from sidecar.counters import MOST_ROWS, Count, Counters
-from sidecar.drain import Deadlines
-from sidecar.notice import NAME, Notice
-from sidecar.pauses import Pauses
-from sidecar.settled import Settlement
+from quantdrift.sidecar.capture.desk import Office
+from quantdrift.sidecar.capture.recorder import Origin
+from quantdrift.sidecar.capture.tallies import Tallies
+from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters
+from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.notice import NAME, Notice
+from quantdrift.sidecar.pauses import Pauses
+from quantdrift.sidecar.settled import Settlement
 
 _TICK_S = 1.0
 _TELL_S = 0.25
@@ -159,7 +159,7 @@ def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="sidecar.capture.process", description=__doc__)
+    parser = argparse.ArgumentParser(prog="quantdrift.sidecar.capture.process", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)
     parser.add_argument("--handoff-fd", type=int, required=True)

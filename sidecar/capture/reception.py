@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from quantdrift.core.config.schema import KIB, MIB, Sidecar
-from sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
+from quantdrift.sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,18 +10,18 @@ import msgspec
 from quantdrift.core.config.schema import Model
 from quantdrift.core.inclusion import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
-from sidecar.capture.attributes import Attributes, cut, keyed_hash
-from sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
-from sidecar.counters import Row
-from sidecar.directives import Directives
-from sidecar.handoff import RawMeta
-from sidecar.protocols import DECODERS
-from sidecar.protocols.adapters import load_adapter
-from sidecar.protocols.decoder import Wire
-from sidecar.protocols.lost import LostError, UnknownModelError
-from sidecar.protocols.message import Head, parse_head, read_body
-from sidecar.routes import Route, Routes
-from sidecar.settled import Settled
+from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
+from quantdrift.sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
+from quantdrift.sidecar.counters import Row
+from quantdrift.sidecar.directives import Directives
+from quantdrift.sidecar.handoff import RawMeta
+from quantdrift.sidecar.protocols import DECODERS
+from quantdrift.sidecar.protocols.adapters import load_adapter
+from quantdrift.sidecar.protocols.decoder import Wire
+from quantdrift.sidecar.protocols.lost import LostError, UnknownModelError
+from quantdrift.sidecar.protocols.message import Head, parse_head, read_body
+from quantdrift.sidecar.routes import Route, Routes
+from quantdrift.sidecar.settled import Settled
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128

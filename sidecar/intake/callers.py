@@ -3,8 +3,8 @@
 import hmac
 import logging
 
-from sidecar.counters import Denial
-from sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.counters import Denial
+from quantdrift.sidecar.intake.entrance import Entrance
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = {

@@ -7,12 +7,12 @@ import msgspec
 
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
-from sidecar.composed import request_head, response_head
-from sidecar.counters import DENIED, Count, Denial, Gauge
-from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths, parse
-from sidecar.relay.holding import Scope
-from sidecar.relay.sampler import Draw
-from sidecar.tap.wire import Counts
+from quantdrift.sidecar.composed import request_head, response_head
+from quantdrift.sidecar.counters import DENIED, Count, Denial, Gauge
+from quantdrift.sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths, parse
+from quantdrift.sidecar.relay.holding import Scope
+from quantdrift.sidecar.relay.sampler import Draw
+from quantdrift.sidecar.tap.wire import Counts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)

@@ -12,11 +12,11 @@ import grpc.aio
 
 from quantdrift.core.config import Config
 from quantdrift.core.errors import OperatorError
-from sidecar.drain import Deadlines
-from sidecar.intake.callers import Callers
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.ext_proc_stream import Room, Stream
-from sidecar.settled import Settled
+from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.intake.callers import Callers
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.ext_proc_stream import Room, Stream
+from quantdrift.sidecar.settled import Settled
 
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 # All at once, whatever they hold; those that were taken are bounded by what they hold long before.

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
-from sidecar.intake import ext_proc_pb2 as wire
-from sidecar.intake.entrance import Entrance, Ticket
+from quantdrift.sidecar.intake import ext_proc_pb2 as wire
+from quantdrift.sidecar.intake.entrance import Entrance, Ticket
 
 # What gRPC keeps for an open stream: measured with 2,000 of them, on Linux x86-64 with CPython 3.11 and grpcio 1.85.
 STREAM_BYTES = 32 * 1024

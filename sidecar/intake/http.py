@@ -19,13 +19,13 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.config import Config
 from quantdrift.core.http_port import HttpPort, Limits
 from quantdrift.core.process import Stop, supervise
-from sidecar.counters import Denial
-from sidecar.intake.callers import Callers
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.events import METADATA_BYTES
-from sidecar.intake.exchanges import Batch, BatchError, read_batch
-from sidecar.intake.logger import Logger
-from sidecar.settled import Settled
+from quantdrift.sidecar.counters import Denial
+from quantdrift.sidecar.intake.callers import Callers
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.events import METADATA_BYTES
+from quantdrift.sidecar.intake.exchanges import Batch, BatchError, read_batch
+from quantdrift.sidecar.intake.logger import Logger
+from quantdrift.sidecar.settled import Settled
 
 _JSON = "application/json"
 _TICK_S = 1.0
@@ -144,7 +144,7 @@ class HttpWay:
         )
 
     async def _openapi(self, _: web.Request) -> web.Response:
-        text = (files("sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
+        text = (files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
         return web.Response(text=text, content_type=_JSON)
 
     def _has_token(self, request: web.Request, way: str) -> bool:

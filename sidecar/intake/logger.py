@@ -11,9 +11,9 @@ from aiohttp import web
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.events import Event, EventError, Half, read_event, target_of, with_json_length
-from sidecar.intake.pairs import Asked, Pair, Pairs
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.events import Event, EventError, Half, read_event, target_of, with_json_length
+from quantdrift.sidecar.intake.pairs import Asked, Pair, Pairs
 
 _TYPE = "content-type"
 _QUIET_S = 30.0  # a body of which nothing comes for so long will not come

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from sidecar.intake.entrance import Ticket
+from quantdrift.sidecar.intake.entrance import Ticket
 
 _ENTRY_BYTES = 500  # what an entry costs beside its content
 

@@ -1,6 +1,6 @@
 """The intake process: takes in exchanges that do not pass the relay, and hands them over as a relay worker does.
 
-The supervisor starts it as `python -m sidecar.intake.process` where a way in is configured. Whatever happens to it,
+The supervisor starts it as `python -m quantdrift.sidecar.intake.process` where a way in is configured. Whatever happens to it,
 no request waits for it: those who tell of exchanges have been answered before, or are answered at once.
 """
 
@@ -19,16 +19,16 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
-from sidecar.drain import Deadlines
-from sidecar.gate import Gate
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.ways import Sockets, Way, ways
-from sidecar.policy import epoch_salt
-from sidecar.relay.handout import Handout
-from sidecar.relay.phase import Phase
-from sidecar.settled import Settlement
-from sidecar.tap.wire import Rates
+from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.ways import Sockets, Way, ways
+from quantdrift.sidecar.policy import epoch_salt
+from quantdrift.sidecar.relay.handout import Handout
+from quantdrift.sidecar.relay.phase import Phase
+from quantdrift.sidecar.settled import Settlement
+from quantdrift.sidecar.tap.wire import Rates
 
 _TICK_S = 1.0
 
@@ -124,7 +124,7 @@ def _paused(strata: Iterable[HeaderStratum]) -> tuple[HeaderStratum, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="sidecar.intake.process", description=__doc__)
+    parser = argparse.ArgumentParser(prog="quantdrift.sidecar.intake.process", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--listen-fd", type=int)
     parser.add_argument("--tap-fd", type=int)

@@ -10,9 +10,9 @@ from typing import Self
 import msgspec
 
 from quantdrift.core.process import Stop, supervise
-from sidecar.intake.entrance import Entrance
-from sidecar.settled import Settled
-from sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
 
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.5

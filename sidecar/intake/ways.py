@@ -6,11 +6,11 @@ from types import TracebackType
 from typing import NamedTuple, Protocol, Self
 
 from quantdrift.core.config import Secrets
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.http import HttpWay
-from sidecar.intake.taps import Taps
-from sidecar.settled import Settled
-from sidecar.tap.wire import Rates
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.http import HttpWay
+from quantdrift.sidecar.intake.taps import Taps
+from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.tap.wire import Rates
 
 
 class Sockets(NamedTuple):
@@ -57,6 +57,6 @@ def ways(
     if sockets.tap is not None:
         yield Taps(entrance, sockets.tap, rates, settled)
     if config.intake.ext_proc:
-        from sidecar.intake.ext_proc import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
+        from quantdrift.sidecar.intake.ext_proc import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
         yield ExtProc(config, secrets.intake_token, entrance)

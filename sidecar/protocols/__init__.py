@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 
 from quantdrift.core.records import Protocol
-from sidecar.protocols.decoder import Decoder
-from sidecar.protocols.kserve_v1 import KserveV1
-from sidecar.protocols.oip import OipRest
-from sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
-from sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
-from sidecar.protocols.torchserve import TorchServe
+from quantdrift.sidecar.protocols.decoder import Decoder
+from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
+from quantdrift.sidecar.protocols.oip import OipRest
+from quantdrift.sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
+from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
+from quantdrift.sidecar.protocols.torchserve import TorchServe
 
 DECODERS: Mapping[Protocol, Decoder] = {
     Protocol.OIP_REST: OipRest(),

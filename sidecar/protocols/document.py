@@ -15,8 +15,8 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import ModelTensor
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.content import check_shape, pack_strings
-from sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.content import check_shape, pack_strings
+from quantdrift.sidecar.protocols.lost import LostError
 
 _T = TypeVar("_T")
 _MESSAGE_PACK = msgspec.msgpack.Encoder()

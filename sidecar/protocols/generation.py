@@ -12,8 +12,8 @@ import msgspec
 from msgspec import Meta
 
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.document import convert, pack_values, text_tensor, write_json
-from sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.document import convert, pack_values, text_tensor, write_json
+from quantdrift.sidecar.protocols.lost import LostError
 
 _TOKEN_ID = "token_id:"  # noqa: S105 - how vLLM writes a token that it was asked to name by its id
 

@@ -9,10 +9,10 @@ from typing import Any
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.document import is_bytes, read_document, untyped_tensor
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.document import is_bytes, read_document, untyped_tensor
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
 
 _REQUEST = {"instances": True, "inputs": False}
 _RESPONSE = {"predictions": True, "outputs": False}

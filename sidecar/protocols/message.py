@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgspec
 
 from quantdrift.core.records import Loss
-from sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.lost import LostError
 
 _CHUNK_HEAD_BYTES = 4096  # a chunk's size line, extensions included
 _GZIP = 16 + zlib.MAX_WBITS

@@ -13,7 +13,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.content import (
+from quantdrift.sidecar.protocols.content import (
     check_content,
     check_shape,
     item_bytes,
@@ -21,10 +21,10 @@ from sidecar.protocols.content import (
     refuse_sequence,
     refuse_shared_memory,
 )
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.document import convert, pack_values, read_document
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.document import convert, pack_values, read_document
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
 
 _JSON_LENGTH = "inference-header-content-length"
 

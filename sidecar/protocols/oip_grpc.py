@@ -14,17 +14,17 @@ from google.protobuf.message import DecodeError, Message
 from quantdrift.core import open_inference_pb2 as wire_format
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.content import (
+from quantdrift.sidecar.protocols.content import (
     check_content,
     check_shape,
     pack_strings,
     refuse_sequence,
     refuse_shared_memory,
 )
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.grpc import Nested, check_fields, read_messages
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.grpc import Nested, check_fields, read_messages
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
 
 _M = TypeVar("_M", bound=Message)
 

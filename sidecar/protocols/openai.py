@@ -14,12 +14,12 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.document import convert, pack_values, read_document, text_tensor, write_json
-from sidecar.protocols.generation import Generation, numbers
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
-from sidecar.protocols.sse import read_events
+from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.document import convert, pack_values, read_document, text_tensor, write_json
+from quantdrift.sidecar.protocols.generation import Generation, numbers
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.sse import read_events
 
 _DONE = b"[DONE]"
 _BY_ID = "return_tokens_as_token_ids"

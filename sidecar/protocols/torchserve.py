@@ -16,10 +16,10 @@ from multipart import (
 )
 
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.content import check_content, check_shape
-from sidecar.protocols.decoder import Adapter, Part, Query, Reply, Wire
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.content import check_content, check_shape
+from quantdrift.sidecar.protocols.decoder import Adapter, Part, Query, Reply, Wire
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
 
 _MAX_FIELDS = 1000
 _FORM = "multipart/form-data"

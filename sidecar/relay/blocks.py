@@ -15,8 +15,8 @@ from hpack.exceptions import HPACKDecodingError
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from sidecar.relay.heads import FramingError
-from sidecar.relay.parts import Parts, Share
+from quantdrift.sidecar.relay.heads import FramingError
+from quantdrift.sidecar.relay.parts import Parts, Share
 
 Text = bytes | tuple[bytes]
 """As it is, or Huffman-coded."""

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Gauge
-from sidecar.relay.holding import Holder, Scope
-from sidecar.relay.opening import Opening
-from sidecar.relay.side import Side, ignore, skip
-from sidecar.relay.waiting import Waiting
-from sidecar.symptoms import cause
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.relay.holding import Holder, Scope
+from quantdrift.sidecar.relay.opening import Opening
+from quantdrift.sidecar.relay.side import Side, ignore, skip
+from quantdrift.sidecar.relay.waiting import Waiting
+from quantdrift.sidecar.symptoms import cause
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import socket
 
-from sidecar.counters import Gauge
-from sidecar.relay.connection import Relay
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.relay.connection import Relay
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import struct
 from collections.abc import Callable, Container, Mapping
 from typing import ClassVar
 
-from sidecar.relay.heads import FramingError
-from sidecar.relay.parts import Parts, Share
+from quantdrift.sidecar.relay.heads import FramingError
+from quantdrift.sidecar.relay.parts import Parts, Share
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 

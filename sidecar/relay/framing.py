@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable
 from enum import IntEnum
 
-from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
-from sidecar.relay.parts import Parts, Share
+from quantdrift.sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from quantdrift.sidecar.relay.parts import Parts, Share
 
 PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more

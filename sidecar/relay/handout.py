@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Sequence
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge, Slot
-from sidecar.relay.framing import PIECE_BYTES
+from quantdrift.sidecar.counters import Count, Gauge, Slot
+from quantdrift.sidecar.relay.framing import PIECE_BYTES
 
 _LOG = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ import re
 
 import msgspec
 
-from sidecar.relay.lines import (
+from quantdrift.sidecar.relay.lines import (
     CHUNKED,
     EXPECT,
     NOTHING,

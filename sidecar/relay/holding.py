@@ -10,15 +10,15 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge, Slot
-from sidecar.gate import Gate
-from sidecar.handoff import RawMeta, frame
-from sidecar.relay.framing import PIECE_BYTES
-from sidecar.relay.heads import FramingError, RequestHead, ResponseHead
-from sidecar.relay.lines import Habits, Lines, remember
-from sidecar.relay.parts import FOR_EACH_BYTES, Parts
-from sidecar.relay.sampler import Draw, Place, Sampler
-from sidecar.routes import Routes
+from quantdrift.sidecar.counters import Count, Gauge, Slot
+from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.handoff import RawMeta, frame
+from quantdrift.sidecar.relay.framing import PIECE_BYTES
+from quantdrift.sidecar.relay.heads import FramingError, RequestHead, ResponseHead
+from quantdrift.sidecar.relay.lines import Habits, Lines, remember
+from quantdrift.sidecar.relay.parts import FOR_EACH_BYTES, Parts
+from quantdrift.sidecar.relay.sampler import Draw, Place, Sampler
+from quantdrift.sidecar.routes import Routes
 
 _LOG = logging.getLogger(__name__)
 

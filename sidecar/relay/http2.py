@@ -7,14 +7,14 @@ import re
 
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
-from sidecar.composed import field_lines, request_head
-from sidecar.counters import Count
-from sidecar.relay.blocks import Block, Blocks, text
-from sidecar.relay.frames import PREFACE, Frames
-from sidecar.relay.heads import FramingError
-from sidecar.relay.holding import Held, Holder, Scope
-from sidecar.relay.parts import Share
-from sidecar.relay.sampler import gather
+from quantdrift.sidecar.composed import field_lines, request_head
+from quantdrift.sidecar.counters import Count
+from quantdrift.sidecar.relay.blocks import Block, Blocks, text
+from quantdrift.sidecar.relay.frames import PREFACE, Frames
+from quantdrift.sidecar.relay.heads import FramingError
+from quantdrift.sidecar.relay.holding import Held, Holder, Scope
+from quantdrift.sidecar.relay.parts import Share
+from quantdrift.sidecar.relay.sampler import gather
 
 _MAX_STREAMS = 10_000
 _STREAMS_AT_ONCE = 100  # what servers mostly allow

@@ -8,12 +8,12 @@ import re
 from collections import deque
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge
-from sidecar.relay.framing import TUNNEL, Delimiter
-from sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
-from sidecar.relay.holding import Held, Holder, Scope, is_marked
-from sidecar.relay.lines import Habit
-from sidecar.relay.sampler import Place
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay.framing import TUNNEL, Delimiter
+from quantdrift.sidecar.relay.heads import FramingError, RequestHead, parse_request, parse_response
+from quantdrift.sidecar.relay.holding import Held, Holder, Scope, is_marked
+from quantdrift.sidecar.relay.lines import Habit
+from quantdrift.sidecar.relay.sampler import Place
 
 _MAX_PIPELINED = 256
 _TO_HTTP2 = re.compile(rb"\r\nupgrade:[ \t]*h2c[ \t]*\r\n", re.IGNORECASE)

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Gauge
-from sidecar.relay.frames import PREFACE
-from sidecar.relay.holding import Holder, Scope
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.observer import Observer
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.relay.frames import PREFACE
+from quantdrift.sidecar.relay.holding import Holder, Scope
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.observer import Observer
 
 _TLS = b"\x16\x03"  # a record of a handshake, in any version
 

@@ -3,15 +3,15 @@
 from pathlib import Path
 
 from quantdrift.core.clock import Clock
-from sidecar.counters import Slot
-from sidecar.directives import Directives
-from sidecar.gate import Gate
-from sidecar.notice import NAME, Notice
-from sidecar.pauses import Pauses
-from sidecar.relay.holding import Offer, Scope
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.routes import Routes
-from sidecar.settled import Settled, Settlement
+from quantdrift.sidecar.counters import Slot
+from quantdrift.sidecar.directives import Directives
+from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.notice import NAME, Notice
+from quantdrift.sidecar.pauses import Pauses
+from quantdrift.sidecar.relay.holding import Offer, Scope
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.routes import Routes
+from quantdrift.sidecar.settled import Settled, Settlement
 
 
 class Phase:

@@ -8,9 +8,9 @@ import msgspec
 
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
-from sidecar.directives import Directives
-from sidecar.policy import epoch_salt, uniform
-from sidecar.routes import model_in
+from quantdrift.sidecar.directives import Directives
+from quantdrift.sidecar.policy import epoch_salt, uniform
+from quantdrift.sidecar.routes import model_in
 
 _MASK = (1 << 64) - 1
 _CONTROL = bytes(

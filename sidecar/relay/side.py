@@ -8,10 +8,10 @@ import struct
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
-from sidecar.relay.waiting import LONG_BYTES, READ_BYTES, ROOM
+from quantdrift.sidecar.relay.waiting import LONG_BYTES, READ_BYTES, ROOM
 
 if TYPE_CHECKING:
-    from sidecar.relay.connection import Connection
+    from quantdrift.sidecar.relay.connection import Connection
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _GLANCE_BYTES = 4096  # of a long read: what begins in it mostly says how long it is

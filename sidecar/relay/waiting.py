@@ -8,10 +8,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from sidecar.counters import Gauge, Slot
+from quantdrift.sidecar.counters import Gauge, Slot
 
 if TYPE_CHECKING:
-    from sidecar.relay.side import Side
+    from quantdrift.sidecar.relay.side import Side
 
 HIGH_WATER_BYTES = 256 * 1024
 # Most that is read at once: while every peer reads, while some do not, and while too many do not. The more of a large

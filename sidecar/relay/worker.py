@@ -1,6 +1,6 @@
 """A relay worker's process: accepts on the socket it inherited, relays, observes, hands over.
 
-The supervisor starts it as `python -m sidecar.relay.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
+The supervisor starts it as `python -m quantdrift.sidecar.relay.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
 """
 
 import argparse
@@ -18,15 +18,15 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge
-from sidecar.drain import Deadlines
-from sidecar.gate import Gate
-from sidecar.relay.connection import Connection, Relay
-from sidecar.relay.door import Door
-from sidecar.relay.handout import Handout
-from sidecar.relay.phase import Phase
-from sidecar.relay.watchdog import Watchdog
-from sidecar.settled import Settlement
+from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.door import Door
+from quantdrift.sidecar.relay.handout import Handout
+from quantdrift.sidecar.relay.phase import Phase
+from quantdrift.sidecar.relay.watchdog import Watchdog
+from quantdrift.sidecar.settled import Settlement
 
 _TICK_S = 1.0
 _LAST_S = 0.2  # for the first request of those who have come in last
@@ -121,7 +121,7 @@ async def _finish(relay: Relay, handout: Handout, deadlines: Deadlines) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the process that the supervisor started; return its exit code."""
-    parser = argparse.ArgumentParser(prog="sidecar.relay.worker", description=__doc__)
+    parser = argparse.ArgumentParser(prog="quantdrift.sidecar.relay.worker", description=__doc__)
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("--listen-fd", type=int, required=True)
     parser.add_argument("--counters-fd", type=int, required=True)

@@ -1,5 +1,5 @@
 """The tap: a Python server tells of its own exchanges. The caller never waits, and never sees an error."""
 
-from sidecar.tap.tap import Tap
+from quantdrift.sidecar.tap.tap import Tap
 
 __all__ = ["Tap"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from quantdrift.core.records import HeaderStratum
-from sidecar.policy import uniform
-from sidecar.tap.wire import Rates
+from quantdrift.sidecar.policy import uniform
+from quantdrift.sidecar.tap.wire import Rates
 
 _METHOD = "POST"
 

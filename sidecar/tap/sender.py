@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from quantdrift.core.records import Loss
-from sidecar.tap.wire import LENGTH_BYTES, Counts, Kind, Rates, exchange_head, message
+from quantdrift.sidecar.tap.wire import LENGTH_BYTES, Counts, Kind, Rates, exchange_head, message
 
 _TICK_S = 0.5
 _LOOK_S = 0.05

@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
-from sidecar.composed import request_head, response_head
-from sidecar.handoff import RawMeta, frame
-from sidecar.tap.chooser import Chooser, Chosen
-from sidecar.tap.sender import Sender
-from sidecar.tap.tensors import TensorError, write
-from sidecar.tap.wire import Rates
+from quantdrift.sidecar.composed import request_head, response_head
+from quantdrift.sidecar.handoff import RawMeta, frame
+from quantdrift.sidecar.tap.chooser import Chooser, Chosen
+from quantdrift.sidecar.tap.sender import Sender
+from quantdrift.sidecar.tap.tensors import TensorError, write
+from quantdrift.sidecar.tap.wire import Rates
 
 _LOG = logging.getLogger(__name__)
 _NOTHING: Mapping[str, str] = {}

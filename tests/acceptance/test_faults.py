@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 PUBLISHED = "quantdrift_sidecar_published_total"
 ERROR = 17  # OpenTelemetry's severity number
 PARTS = {
-    "capture process": ("sidecar.capture.process",),
+    "capture process": ("quantdrift.sidecar.capture.process",),
     "shadow": ("quantdrift", "shadow", "--config"),
     "monitor": ("quantdrift", "monitor", "--config"),
     "nats": ("nats-server", "nats.conf"),

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from shadow.language import Asked, Scores, objects
-from shadow.opening import Opening, open_reference
-from shadow.own import OwnOutcome, Wanted
-from shadow.proven import ProvenRuntime
-from shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.language import Asked, Scores, objects
+from quantdrift.shadow.opening import Opening, open_reference
+from quantdrift.shadow.own import OwnOutcome, Wanted
+from quantdrift.shadow.proven import ProvenRuntime
+from quantdrift.shadow.runtime import ReferenceRuntime
 from tests.language_models import loaded, opening, remote_opening, scored
 from tests.vllm_like import VllmLike, serving
 

@@ -22,12 +22,12 @@ from quantdrift.drift.detector import LEARNERS
 from quantdrift.monitor.sessions import Sessions
 from quantdrift.monitor.story import Story
 from quantdrift.report.figures import ReportFigures
-from storage.explained import Explanation
-from storage.fold_rows import ComparisonRow, SessionRow
+from quantdrift.storage.explained import Explanation
+from quantdrift.storage.fold_rows import ComparisonRow, SessionRow
 
 pytestmark = pytest.mark.contract
 
-_RENAMED = import_module("migrations.versions.0008_divergence").renamed
+_RENAMED = import_module("quantdrift.migrations.versions.0008_divergence").renamed
 FORMS: dict[str, Any] = msgspec.json.decode(
     Path(__file__).with_name("stored_records.json").read_text(encoding="utf-8")
 )

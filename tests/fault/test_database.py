@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-import storage.database
+import quantdrift.storage.database
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
-from storage.database import Database
-from storage.embedded import PostgresServer
+from quantdrift.storage.database import Database
+from quantdrift.storage.embedded import PostgresServer
 
 pytestmark = pytest.mark.fault
 
@@ -115,7 +115,7 @@ async def test_a_copy_that_nobody_takes_has_a_deadline(
     postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that stands still without going away does not hold the caller for ever."""
-    monkeypatch.setattr(storage.database, "_NETWORK_GRACE_S", 0.1)
+    monkeypatch.setattr(quantdrift.storage.database, "_NETWORK_GRACE_S", 0.1)
     async with Database(postgres_dsn, Storage(statement_timeout_s=0.1)) as database:
         stopped: list[int] = []
 

@@ -22,13 +22,13 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from shadow.intake import read_tally
-from shadow.worker import serve
-from storage.coverage import Coverage
-from storage.database import Database
-from storage.expiries import count_expired, note_numbers
-from storage.fold import refold, resume
-from storage.writer import Writer
+from quantdrift.shadow.intake import read_tally
+from quantdrift.shadow.worker import serve
+from quantdrift.storage.coverage import Coverage
+from quantdrift.storage.database import Database
+from quantdrift.storage.expiries import count_expired, note_numbers
+from quantdrift.storage.fold import refold, resume
+from quantdrift.storage.writer import Writer
 from tests.monitors import connected, until
 from tests.numbered import Sending, sending
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
@@ -68,7 +68,7 @@ REASON = (
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers of this process count often."""
-    monkeypatch.setattr("shadow.expired._LOOK_S", 0.1)
+    monkeypatch.setattr("quantdrift.shadow.expired._LOOK_S", 0.1)
 
 
 @pytest.fixture
@@ -420,7 +420,7 @@ async def test_many_gaps_are_closed_and_the_count_stays(
     config: Config, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shadow that has been too slow for days leaves a short row, and what it leaves out is not counted again."""
-    monkeypatch.setattr("storage.expiries._MOST_RANGES", 3)
+    monkeypatch.setattr("quantdrift.storage.expiries._MOST_RANGES", 3)
     async with (
         staged(config, postgres_dsn) as stage,
         sending(config) as sidecar,

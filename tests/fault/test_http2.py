@@ -14,13 +14,13 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge
-from sidecar.relay import holding, http2
-from sidecar.relay.blocks import Blocks
-from sidecar.relay.frames import Frames
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.opening import Opening
-from sidecar.relay.sampler import Sampler
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay import holding, http2
+from quantdrift.sidecar.relay.blocks import Blocks
+from quantdrift.sidecar.relay.frames import Frames
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.opening import Opening
+from quantdrift.sidecar.relay.sampler import Sampler
 from tests.failing import failing
 from tests.grpc_backend import Doubling, running_grpc
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers, reset, settings

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from quantdrift.core.config.explain import WAITING_BYTES
-from sidecar.counters import Count, Gauge
-from sidecar.relay import waiting
-from sidecar.relay.connection import Connection, Relay
-from sidecar.relay.door import Door
-from sidecar.relay.frames import PREFACE
-from sidecar.relay.observer import Observer
-from sidecar.relay.watchdog import Watchdog
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay import waiting
+from quantdrift.sidecar.relay.connection import Connection, Relay
+from quantdrift.sidecar.relay.door import Door
+from quantdrift.sidecar.relay.frames import PREFACE
+from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.watchdog import Watchdog
 from tests.http2_wire import headers, settings
 from tests.relay_rig import DEADLINE_S, Bench, Rig, answer, end, on_both_loops, post, rig, until
 

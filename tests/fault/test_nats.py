@@ -24,8 +24,8 @@ from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Loss, Policy, Tensor
 from quantdrift.core.records import Sampling as Taken
-from sidecar.capture.publisher import Publisher
-from sidecar.counters import Count, Counters, Gauge
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.counters import Count, Counters, Gauge
 
 pytestmark = pytest.mark.fault
 
@@ -232,7 +232,7 @@ async def test_a_server_that_refuses_the_stream_is_told_once_and_asked_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What comes meanwhile is counted, without a word for each; once there is room, exchanges are published."""
-    monkeypatch.setattr("sidecar.capture.publisher._REFUSED_S", 0.1, raising=False)
+    monkeypatch.setattr("quantdrift.sidecar.capture.publisher._REFUSED_S", 0.1, raising=False)
     caplog.set_level(logging.INFO)
     small = NatsServer(tmp_path / "nats", store_bytes=1_000_000)
     small.start()

@@ -20,7 +20,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from shadow.worker import serve
+from quantdrift.shadow.worker import serve
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
 from tests.workers import worker_config
 
@@ -182,7 +182,9 @@ async def test_what_is_set_aside_keeps_within_one_allowance(
 ) -> None:
     """However many models have stages of their own: a wrong configuration must not fill the disk."""
     bad = [exchange_of(inputs_of(1)[:, :2], inputs_of(1), model=model) for model in ("digits", "here")]
-    monkeypatch.setattr("storage.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad))
+    monkeypatch.setattr(
+        "quantdrift.storage.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad)
+    )
     count = "select count(*) from quarantine"
 
     async def set_aside() -> bool:

@@ -143,7 +143,7 @@ async def test_out_of_memory_and_a_failing_provider_cost_the_exchange_that_fails
 _WORKER = """
 import sys
 import msgspec
-import shadow.worker
+import quantdrift.shadow.worker
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process import run

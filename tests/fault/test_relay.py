@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge
-from sidecar.relay import holding
-from sidecar.relay import observer as observing
-from sidecar.relay.framing import Delimiter
-from sidecar.relay.holding import Scope
-from sidecar.relay.lines import Habit
-from sidecar.relay.observer import Observer
-from sidecar.relay.sampler import Sampler
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay import holding
+from quantdrift.sidecar.relay import observer as observing
+from quantdrift.sidecar.relay.framing import Delimiter
+from quantdrift.sidecar.relay.holding import Scope
+from quantdrift.sidecar.relay.lines import Habit
+from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.sampler import Sampler
 from tests.failing import failing
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
 

@@ -16,7 +16,7 @@ def fuzz(name: str, seconds: int) -> None:
     """Fuzz one target; the process ends with it, and its exit code is 0 where nothing broke."""
     import atheris
 
-    with atheris.instrument_imports(include=["sidecar", "multipart"]):
+    with atheris.instrument_imports(include=["quantdrift.sidecar", "multipart"]):
         from tests.fuzz.targets import TARGETS
     target, corpus = TARGETS[name], OUT / name
     corpus.mkdir(parents=True, exist_ok=True)

@@ -21,9 +21,9 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Delivery, Queue
 from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Loss, Tally
-from sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Row
-from sidecar.handoff import frame
-from sidecar.settled import Settled, settle
+from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Row
+from quantdrift.sidecar.handoff import frame
+from quantdrift.sidecar.settled import Settled, settle
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
@@ -71,7 +71,7 @@ class Capture:
         fds = (self.counters.fd, self._listener.fileno())
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "sidecar.capture.process", "--config", str(self._config)),
+                *(sys.executable, "-m", "quantdrift.sidecar.capture.process", "--config", str(self._config)),
                 *("--counters-fd", str(fds[0]), "--handoff-fd", str(fds[1])),
                 *("--n-slots", "2", "--boot", "b" * 32),
             ],

@@ -33,17 +33,17 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.monitor.clustering import Refits, configured, refit
-from shadow.assessor import Assessor
-from shadow.in_force import InForce
-from shadow.onnx_runtime import OnnxRuntime
-from shadow.references import References
-from shadow.runtime import ReferenceRuntime
-from shadow.triage import triage
-from shadow.worker import serve
-from storage.clustering import keep_vectors, newest_clusterings, prune, spaces
-from storage.database import Database
-from storage.slice_list import list_slices
-from storage.writer import Writer
+from quantdrift.shadow.assessor import Assessor
+from quantdrift.shadow.in_force import InForce
+from quantdrift.shadow.onnx_runtime import OnnxRuntime
+from quantdrift.shadow.references import References
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.triage import triage
+from quantdrift.shadow.worker import serve
+from quantdrift.storage.clustering import keep_vectors, newest_clusterings, prune, spaces
+from quantdrift.storage.database import Database
+from quantdrift.storage.slice_list import list_slices
+from quantdrift.storage.writer import Writer
 from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
 
 pytestmark = pytest.mark.integration

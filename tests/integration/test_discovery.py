@@ -22,10 +22,10 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery import GivenUpError
 from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.round import Round, discover
-from shadow.discovered import DiscoveredSlices
-from storage.database import Database
-from storage.discoveries import Status
-from storage.discovery import load_standing, store_round
+from quantdrift.shadow.discovered import DiscoveredSlices
+from quantdrift.storage.database import Database
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.discovery import load_standing, store_round
 from tests.discovered_traffic import DAY, NOW, write_traffic, write_version
 
 pytestmark = pytest.mark.integration

@@ -17,10 +17,10 @@ from quantdrift.core.predicates import slice_of
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.confirmation import N_BETS
-from shadow.worker import serve
-from storage.database import Database
-from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, StoredRow, load_standing, store_round
+from quantdrift.shadow.worker import serve
+from quantdrift.storage.database import Database
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.discovery import DiscoveryRow, StoredRow, load_standing, store_round
 from tests.discovered_traffic import NOW, write_version
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
 

@@ -13,12 +13,12 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, Monitor, Storage
 from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
-from storage.database import Database
-from storage.evidence import Evidence, EvidenceItem
-from storage.explained import Explanation, explanation_of
-from storage.fold import claim, load_catalog, resume
-from storage.fold_rows import from_us
-from storage.outcome import write
+from quantdrift.storage.database import Database
+from quantdrift.storage.evidence import Evidence, EvidenceItem
+from quantdrift.storage.explained import Explanation, explanation_of
+from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.fold_rows import from_us
+from quantdrift.storage.outcome import write
 from tests.fold_stream import BEGIN, BEGIN_US, SECOND_US
 from tests.onset_stream import (
     ALL,

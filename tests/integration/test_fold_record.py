@@ -12,10 +12,10 @@ from sqlalchemy import text
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.monitor.fold import Fold
-from storage.database import Database
-from storage.fold import claim, load_catalog, resume
-from storage.fold_rows import BatchRows, TallyRow
-from storage.outcome import write
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.fold_rows import BatchRows, TallyRow
+from quantdrift.storage.outcome import write
 from tests.fold_stream import BEGIN, BEGIN_US, CONFIG, SECOND_US, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration

@@ -20,14 +20,14 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Generation, Slice, Storage
 from quantdrift.core.records import Exchange
-from shadow.assessor import Assessor
-from shadow.opening import Opening, open_reference
-from shadow.references import References
-from shadow.replay import Compared, compare_batch
-from shadow.tensor import decode
-from shadow.triage import triage
-from storage.database import Database
-from storage.writer import Writer
+from quantdrift.shadow.assessor import Assessor
+from quantdrift.shadow.opening import Opening, open_reference
+from quantdrift.shadow.references import References
+from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.shadow.tensor import decode
+from quantdrift.shadow.triage import triage
+from quantdrift.storage.database import Database
+from quantdrift.storage.writer import Writer
 from tests.answered import exchange, prepared
 from tests.language_models import loaded, opening, remote_opening, rounded
 from tests.monitors import connected, folded, running_monitor, until

@@ -20,11 +20,11 @@ from tritonclient.utils import InferenceServerException
 from quantdrift.core.config import Config, Sampling
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Loss, Protocol, Tensor
-from sidecar.capture.recorder import Origin, Recorder
-from sidecar.counters import Count, Gauge
-from sidecar.protocols.lost import LostError
-from sidecar.relay.connection import QUIET_S, Relay
-from sidecar.settled import Settled
+from quantdrift.sidecar.capture.recorder import Origin, Recorder
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.relay.connection import QUIET_S, Relay
+from quantdrift.sidecar.settled import Settled
 from tests.grpc_backend import Doubling, running_grpc
 from tests.relay_process import sidecar, wait
 from tests.relay_rig import DEADLINE_S, Bench, Taken, rig, until

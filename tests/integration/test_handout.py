@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Counters, Gauge, Slot
-from sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths
-from sidecar.relay.handout import Handout
+from quantdrift.sidecar.counters import Counters, Gauge, Slot
+from quantdrift.sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths
+from quantdrift.sidecar.relay.handout import Handout
 from tests.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
 
 pytestmark = pytest.mark.integration

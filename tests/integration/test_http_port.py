@@ -115,7 +115,9 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[
     listen = free_port()
     options = {"SIDECAR__LISTEN": "", "INTAKE__LISTEN": f"127.0.0.1:{listen}"}
     with sidecar(tmp_path_factory.mktemp("sidecar"), 0, **options) as running:
-        intake = next(one for one in running.root.children() if "sidecar.intake.process" in one.cmdline())
+        intake = next(
+            one for one in running.root.children() if "quantdrift.sidecar.intake.process" in one.cmdline()
+        )
         yield {"admin": (running.admin_port, running.root), "intake": (listen, intake)}
 
 

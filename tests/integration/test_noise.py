@@ -25,7 +25,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Recheck, Reference
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from shadow.worker import serve
+from quantdrift.shadow.worker import serve
 from tests.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
 from tests.monitors import connected, folded, running_monitor, stop_monitor, until
 from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, exchange_of, inputs_of, model_of, saved

@@ -12,14 +12,14 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.task import Task
-from shadow.language import objects
-from shadow.opening import Opening, open_reference
-from shadow.prepared import Prepared
-from shadow.references import References
-from shadow.replay import Compared, Outcome, compare_batch
-from shadow.runtime import ReferenceRuntime
-from shadow.triage import Case, triage
-from storage.rows import Quarantined
+from quantdrift.shadow.language import objects
+from quantdrift.shadow.opening import Opening, open_reference
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import References
+from quantdrift.shadow.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.triage import Case, triage
+from quantdrift.storage.rows import Quarantined
 from tests.answered import exchange
 from tests.language_models import loaded, quantised
 from tests.vllm_like import VllmLike, serving

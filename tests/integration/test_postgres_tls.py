@@ -19,10 +19,10 @@ from sqlalchemy import text
 from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
-from storage.address import Address
-from storage.database import Database
-from storage.leader import Leadership
-from storage.migrate import current, head, upgrade
+from quantdrift.storage.address import Address
+from quantdrift.storage.database import Database
+from quantdrift.storage.leader import Leadership
+from quantdrift.storage.migrate import current, head, upgrade
 from tests.certificates import Authority, Pair
 
 pytestmark = pytest.mark.integration

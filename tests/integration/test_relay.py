@@ -15,8 +15,8 @@ import pytest
 from aiohttp import web
 
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge
-from sidecar.relay.waiting import HIGH_WATER_BYTES, WIDE_BYTES
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay.waiting import HIGH_WATER_BYTES, WIDE_BYTES
 from tests.relay_rig import DEADLINE_S, Bench, Serve, answer, end, on_both_loops, post, rig, until
 
 pytestmark = pytest.mark.integration
@@ -430,7 +430,7 @@ async def test_a_client_that_gives_up_before_the_backend_has_accepted_is_counted
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A backend that hangs would not be seen where clients wait for less time than the relay does."""
-    monkeypatch.setattr("sidecar.relay.connection.SLOW_S", -1.0)
+    monkeypatch.setattr("quantdrift.sidecar.relay.connection.SLOW_S", -1.0)
     bench = Bench()
     with socket.socket() as full, contextlib.ExitStack() as waiting:
         full.bind(("127.0.0.1", 0))

@@ -186,12 +186,12 @@ def test_a_backend_that_turns_out_to_be_the_sidecar_is_refused_at_the_start(tmp_
     ("module", "unwanted"),
     [
         (
-            "sidecar.relay.worker",
+            "quantdrift.sidecar.relay.worker",
             {"aiohttp", "nats", "numpy", "opentelemetry", "prometheus_client", "ctypes", "google", "grpc"},
         ),
-        ("sidecar.supervisor", {"nats", "numpy"}),
-        ("sidecar.intake.process", {"nats", "numpy", "opentelemetry", "prometheus_client"}),
-        ("sidecar.capture.process", set()),
+        ("quantdrift.sidecar.supervisor", {"nats", "numpy"}),
+        ("quantdrift.sidecar.intake.process", {"nats", "numpy", "opentelemetry", "prometheus_client"}),
+        ("quantdrift.sidecar.capture.process", set()),
     ],
 )
 def test_processes_beside_the_pod_are_small(module: str, unwanted: set[str]) -> None:

@@ -18,12 +18,19 @@ from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Predicate
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.round import discover
-from storage.database import Database
-from storage.discoveries import Status
-from storage.discovery import DiscoveryRow, StoredRow, active_slices, load_standing, store, store_round
-from storage.fold import claim, load_catalog, refold, resume
-from storage.outcome import write
-from storage.traffic import read_evidence, read_traffic
+from quantdrift.storage.database import Database
+from quantdrift.storage.discoveries import Status
+from quantdrift.storage.discovery import (
+    DiscoveryRow,
+    StoredRow,
+    active_slices,
+    load_standing,
+    store,
+    store_round,
+)
+from quantdrift.storage.fold import claim, load_catalog, refold, resume
+from quantdrift.storage.outcome import write
+from quantdrift.storage.traffic import read_evidence, read_traffic
 from tests.discovered_traffic import DAY, FAINT, NOW, discovery, write_traffic, write_version
 from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.fold_stream import CONFIG as WATCH

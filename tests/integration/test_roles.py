@@ -11,14 +11,21 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuarantineReason
 from quantdrift.core.records import Loss, StratumCount, Tally
 from quantdrift.core.slices import everything
-from storage.database import Database
-from storage.fold import claim, load_catalog, resume
-from storage.migrate import upgrade
-from storage.retention import maintain
-from storage.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
-from storage.rows import ComparedExchange, ComparedItem, DoubtRow, Quarantined, StoreBatch, VersionKey
-from storage.tables import Base
-from storage.writer import Writer
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.migrate import upgrade
+from quantdrift.storage.retention import maintain
+from quantdrift.storage.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
+from quantdrift.storage.rows import (
+    ComparedExchange,
+    ComparedItem,
+    DoubtRow,
+    Quarantined,
+    StoreBatch,
+    VersionKey,
+)
+from quantdrift.storage.tables import Base
+from quantdrift.storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration

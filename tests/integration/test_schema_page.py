@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 
 from quantdrift.core.config.schema import Storage
-from storage.binaries import find_binaries
-from storage.embedded import PostgresServer
-from storage.migrate import upgrade
-from storage.schema_page import describe
+from quantdrift.storage.binaries import find_binaries
+from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.migrate import upgrade
+from quantdrift.storage.schema_page import describe
 
 pytestmark = pytest.mark.integration
 

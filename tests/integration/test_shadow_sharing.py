@@ -15,7 +15,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from shadow.worker import serve
+from quantdrift.shadow.worker import serve
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved
 from tests.workers import DEADLINE_S, published, work_off, worker_config
 

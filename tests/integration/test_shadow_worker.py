@@ -24,9 +24,9 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
-from shadow.holding import Holding
-from shadow.worker import serve
-from storage.embedded import PostgresServer
+from quantdrift.shadow.holding import Holding
+from quantdrift.shadow.worker import serve
+from quantdrift.storage.embedded import PostgresServer
 from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.workers import worker_config
 

@@ -21,11 +21,11 @@ import psutil
 import pytest
 import torch
 
+from quantdrift import Tap
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Tensor
-from sidecar import Tap
 from tests.relay_process import SidecarProcess, sidecar, wait
 
 pytestmark = pytest.mark.integration
@@ -267,7 +267,9 @@ def test_a_sidecar_that_is_not_there_costs_nothing(tmp_path: Path) -> None:
 def test_a_stopped_sidecar_holds_nobody_up_and_bounds_memory(pod: Pod) -> None:
     """What does not fit is lost, counted as `capture_behind` once the sidecar goes on."""
     tap = pod.tap(limit_bytes=4 << 20)
-    intake = next(c for c in pod.running.root.children() if "sidecar.intake.process" in c.cmdline())
+    intake = next(
+        c for c in pod.running.root.children() if "quantdrift.sidecar.intake.process" in c.cmdline()
+    )
     intake.send_signal(signal.SIGSTOP)
     try:
         values = np.zeros(100_000, dtype=np.float32)
@@ -294,7 +296,9 @@ def test_a_killed_intake_is_found_again(pod: Pod) -> None:
     tap = pod.tap()
     tap.record({"x": [1]}, {"y": [1]}, headers=FAINT)
     wait(lambda: pod.counts("faint") == (1, 1, 1), "the first arrives")
-    intake = next(c for c in pod.running.root.children() if "sidecar.intake.process" in c.cmdline())
+    intake = next(
+        c for c in pod.running.root.children() if "quantdrift.sidecar.intake.process" in c.cmdline()
+    )
     intake.kill()
     intake.wait()
     n_calls = 1
@@ -313,7 +317,7 @@ def test_a_killed_intake_is_found_again(pod: Pod) -> None:
 def test_a_server_may_end_without_closing(pod: Pod) -> None:
     """What it told of last is sent as the interpreter ends."""
     program = (
-        "import sys, time\nfrom sidecar import Tap\n"
+        "import sys, time\nfrom quantdrift import Tap\n"
         "tap = Tap(sys.argv[1], model='digits')\n"
         "while not tap.is_ready: time.sleep(0.01)\n"
         "for n in range(30): tap.record({'x': [n]}, {'y': [n]}, headers={'x-scanner': 'faint'})\n"
@@ -325,7 +329,7 @@ def test_a_server_may_end_without_closing(pod: Pod) -> None:
 
 def test_a_tap_needs_neither_numpy_nor_torch() -> None:
     """A server pays for what it uses."""
-    program = "import sys; from sidecar import Tap; print(json.dumps(list(sys.modules)))"
+    program = "import sys; from quantdrift import Tap; print(json.dumps(list(sys.modules)))"
     output = subprocess.run(
         [sys.executable, "-c", f"import json; {program}"], capture_output=True, text=True, check=True
     ).stdout

@@ -16,12 +16,12 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold import Fold
-from shadow.assessor import Assessor
-from shadow.replay import Compared, compare_batch
-from storage.database import Database
-from storage.fold import claim, load_catalog, resume
-from storage.outcome import write
-from storage.writer import Writer
+from quantdrift.shadow.assessor import Assessor
+from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.outcome import write
+from quantdrift.storage.writer import Writer
 from tests.task_examples import NAMES, answers, judge_of, made, prepared
 
 pytestmark = pytest.mark.integration

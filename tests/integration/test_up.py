@@ -75,8 +75,8 @@ def test_it_gets_ready_and_ends_in_order(tmp_path: Path) -> None:
         children = _family(process)
         names = " ".join(" ".join(child.cmdline()) for child in children)
         for part in (
-            "sidecar.relay.worker",
-            "sidecar.capture.process",
+            "quantdrift.sidecar.relay.worker",
+            "quantdrift.sidecar.capture.process",
             "shadow",
             "monitor",
             "nats-server",

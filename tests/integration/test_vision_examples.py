@@ -22,15 +22,15 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.monitor.fold import Fold
-from shadow.opening import open_reference, opening_of
-from shadow.prepared import Prepared
-from shadow.references import References
-from shadow.replay import Compared, compare_batch
-from shadow.tensor import encode as tensor_of
-from shadow.tensor import fit_inputs
-from shadow.worker import serve
-from storage.database import Database
-from storage.fold import claim, load_catalog, resume
+from quantdrift.shadow.opening import open_reference, opening_of
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import References
+from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.shadow.tensor import encode as tensor_of
+from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.worker import serve
+from quantdrift.storage.database import Database
+from quantdrift.storage.fold import claim, load_catalog, resume
 from tests.monitors import connected, until
 from tests.onnx_models import exchange_of
 

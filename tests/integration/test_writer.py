@@ -18,10 +18,10 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
-from shadow.storing import until_stored
-from storage.database import Database
-from storage.retention import maintain
-from storage.rows import (
+from quantdrift.shadow.storing import until_stored
+from quantdrift.storage.database import Database
+from quantdrift.storage.retention import maintain
+from quantdrift.storage.rows import (
     ComparedExchange,
     ComparedItem,
     DoubtRow,
@@ -31,7 +31,7 @@ from storage.rows import (
     VersionKey,
     Written,
 )
-from storage.writer import Writer
+from quantdrift.storage.writer import Writer
 from tests.onnx_models import POLICY, exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
@@ -357,7 +357,7 @@ async def test_payloads_of_a_flood_are_left_out(
     database: Database, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the hourly allowance messages are set aside without their payload; an hour later it is there again."""
-    monkeypatch.setattr("storage.writer.PAYLOAD_BYTES_PER_HOUR", 5)
+    monkeypatch.setattr("quantdrift.storage.writer.PAYLOAD_BYTES_PER_HOUR", 5)
     clock = ManualClock(datetime.now(UTC))
     writer = Writer(database, clock)
     for sequence in range(3):

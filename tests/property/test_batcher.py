@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shadow.batcher import Batcher
+from quantdrift.shadow.batcher import Batcher
 
 pytestmark = pytest.mark.property
 

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Protocol, Tensor
-from sidecar.protocols import DECODERS
-from sidecar.protocols.adapters import load_adapter
-from sidecar.protocols.decoder import Adapter, Query, Wire
-from sidecar.protocols.kserve_v1 import KserveV1
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head, read_body
-from sidecar.protocols.openai import OpenAIChat, OpenAIEmbeddings
+from quantdrift.sidecar.protocols import DECODERS
+from quantdrift.sidecar.protocols.adapters import load_adapter
+from quantdrift.sidecar.protocols.decoder import Adapter, Query, Wire
+from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head, read_body
+from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAIEmbeddings
 from tests.decoding import answer, ask, values
 
 pytestmark = pytest.mark.property

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Config
-from sidecar.counters import Gauge
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.ext_proc_stream import Room, Stream
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.ext_proc_stream import Room, Stream
 from tests.envoy_messages import (
     exchange,
     request_body,

@@ -10,11 +10,11 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sidecar.counters import Gauge
-from sidecar.relay.blocks import Blocks, text
-from sidecar.relay.heads import FramingError
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.parts import Parts
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.relay.blocks import Blocks, text
+from quantdrift.sidecar.relay.heads import FramingError
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.parts import Parts
 from tests.http2_wire import ANSWER, GOAWAY, INFER, OPENING, PING, RST_STREAM, Ends, data, frame, headers
 from tests.relay_ends import relayed
 from tests.relay_rig import Bench

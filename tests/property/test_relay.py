@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Sampling
-from sidecar.counters import Count, Gauge
-from sidecar.relay.framing import Delimiter
-from sidecar.relay.heads import parse_request, parse_response
-from sidecar.relay.observer import Observer
-from sidecar.relay.parts import Parts
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay.framing import Delimiter
+from quantdrift.sidecar.relay.heads import parse_request, parse_response
+from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.parts import Parts
 from tests.relay_ends import relayed
 from tests.relay_rig import INFER, Bench
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
-from sidecar.policy import policy_of
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.tap.chooser import Chooser
-from sidecar.tap.wire import Rates
+from quantdrift.sidecar.policy import policy_of
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.tap.chooser import Chooser
+from quantdrift.sidecar.tap.wire import Rates
 
 pytestmark = pytest.mark.property
 

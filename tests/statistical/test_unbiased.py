@@ -18,9 +18,9 @@ from quantdrift.core.inclusion import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.allocation import Budget, allocate
 from quantdrift.drift.block import FloatArray
-from sidecar.capture.thinning import Thinning, phase_salt
-from sidecar.policy import epoch_salt
-from sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.capture.thinning import Thinning, phase_salt
+from quantdrift.sidecar.policy import epoch_salt
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
 from tests.sampled_world import LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.statistical

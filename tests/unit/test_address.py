@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.errors import OperatorError
-from storage.address import Address
+from quantdrift.storage.address import Address
 
 pytestmark = pytest.mark.unit
 

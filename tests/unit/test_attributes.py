@@ -7,7 +7,7 @@ import json
 import pytest
 
 from quantdrift.core.config.schema import Capture
-from sidecar.capture.attributes import Attributes, cut
+from quantdrift.sidecar.capture.attributes import Attributes, cut
 
 pytestmark = pytest.mark.unit
 

@@ -13,10 +13,10 @@ from benchmarks.payload import JSON_LENGTH, Payload, Size, Wire, path, request, 
 from benchmarks.rounds import Case, Round, Run, median, ratio
 from benchmarks.ways import cpu_s
 from quantdrift.core.records import Protocol, Tensor
-from sidecar.protocols import DECODERS
-from sidecar.protocols.decoder import Query
-from sidecar.protocols.decoder import Wire as Told
-from sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols import DECODERS
+from quantdrift.sidecar.protocols.decoder import Query
+from quantdrift.sidecar.protocols.decoder import Wire as Told
+from quantdrift.sidecar.protocols.message import Head
 
 pytestmark = pytest.mark.unit
 

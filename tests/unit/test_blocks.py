@@ -3,9 +3,9 @@
 import pytest
 from hpack import Encoder
 
-from sidecar.relay.blocks import Block, Blocks, text
-from sidecar.relay.heads import FramingError
-from sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.blocks import Block, Blocks, text
+from quantdrift.sidecar.relay.heads import FramingError
+from quantdrift.sidecar.relay.parts import Parts
 
 pytestmark = pytest.mark.unit
 

@@ -9,17 +9,17 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets
 from quantdrift.core.records import BodyStratum, HeaderStratum, Loss, Predicate
-from sidecar.capture.caps import HEADROOM, VALID_S, Caps
-from sidecar.capture.desk import Desk
-from sidecar.capture.process import origin_of
-from sidecar.capture.publisher import Publisher
-from sidecar.capture.recorder import Recorder
-from sidecar.capture.thinning import keeps_all
-from sidecar.counters import Count, Counters, Gauge, Row
-from sidecar.gate import Gate
-from sidecar.pauses import Paused
-from sidecar.policy import policy_of
-from sidecar.settled import Settled
+from quantdrift.sidecar.capture.caps import HEADROOM, VALID_S, Caps
+from quantdrift.sidecar.capture.desk import Desk
+from quantdrift.sidecar.capture.process import origin_of
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.recorder import Recorder
+from quantdrift.sidecar.capture.thinning import keeps_all
+from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.pauses import Paused
+from quantdrift.sidecar.policy import policy_of
+from quantdrift.sidecar.settled import Settled
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit

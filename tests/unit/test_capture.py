@@ -12,16 +12,16 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount
-from sidecar.capture.desk import Desk, Office
-from sidecar.capture.process import origin_of
-from sidecar.capture.publisher import Publisher
-from sidecar.capture.recorder import Recorder
-from sidecar.capture.tallies import Tallies
-from sidecar.counters import Count, Counters, Gauge, Row
-from sidecar.notice import Notice
-from sidecar.pauses import Paused
-from sidecar.policy import policy_at
-from sidecar.settled import Settled, Settlement, settle
+from quantdrift.sidecar.capture.desk import Desk, Office
+from quantdrift.sidecar.capture.process import origin_of
+from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.recorder import Recorder
+from quantdrift.sidecar.capture.tallies import Tallies
+from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.notice import Notice
+from quantdrift.sidecar.pauses import Paused
+from quantdrift.sidecar.policy import policy_at
+from quantdrift.sidecar.settled import Settled, Settlement, settle
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -50,7 +50,7 @@ MODELS = (Model(name="digits"),)
 
 def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""
-    code = "import sys, sidecar.capture.process; print(*sys.modules)"
+    code = "import sys, quantdrift.sidecar.capture.process; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "msgspec" in loaded

@@ -10,8 +10,8 @@ from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
 from quantdrift.drift.margin import EDGES
 from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
-from sidecar.directives import judged
-from storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.sidecar.directives import judged
+from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
 from tests.policies import BEGIN, CONFIG, evidence, named
 
 pytestmark = pytest.mark.unit

@@ -20,9 +20,9 @@ from quantdrift.core.directive import (
     name_of,
 )
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from sidecar.directives import MOST_KNOWN, Directives, judged
-from sidecar.notice import Notice
-from sidecar.policy import policy_at
+from quantdrift.sidecar.directives import MOST_KNOWN, Directives, judged
+from quantdrift.sidecar.notice import Notice
+from quantdrift.sidecar.policy import policy_at
 from tests.policies import BEGIN, CONFIG, directive, named
 
 pytestmark = pytest.mark.unit

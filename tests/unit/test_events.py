@@ -13,7 +13,15 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from tritonclient.http import InferenceServerClient, InferInput
 
-from sidecar.intake.events import Event, EventError, Half, json_end, read_event, target_of, with_json_length
+from quantdrift.sidecar.intake.events import (
+    Event,
+    EventError,
+    Half,
+    json_end,
+    read_event,
+    target_of,
+    with_json_length,
+)
 
 pytestmark = pytest.mark.unit
 

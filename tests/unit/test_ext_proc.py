@@ -16,11 +16,11 @@ from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Loss
-from sidecar.counters import Count, Gauge
-from sidecar.intake import ext_proc_pb2 as wire
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.ext_proc_stream import STREAM_BYTES, Room, Stream
-from sidecar.supervisor import serve
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.intake import ext_proc_pb2 as wire
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.ext_proc_stream import STREAM_BYTES, Room, Stream
+from quantdrift.sidecar.supervisor import serve
 from tests.envoy_messages import (
     ANSWERED,
     ASKED,

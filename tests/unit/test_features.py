@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Slice
-from shadow.features import features_of
-from shadow.runtime import Array
+from quantdrift.shadow.features import features_of
+from quantdrift.shadow.runtime import Array
 
 pytestmark = pytest.mark.unit
 

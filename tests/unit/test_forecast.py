@@ -9,7 +9,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.slices import SliceKey
 from quantdrift.monitor.forecast import Forecast, Question, SliceForecast, Traffic, forecast
 from quantdrift.monitor.population import N_REQUESTS, Population
-from sidecar.policy import policy_of
+from quantdrift.sidecar.policy import policy_of
 
 pytestmark = pytest.mark.unit
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from sidecar.relay.framing import TUNNEL, Delimiter
-from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
-from sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.framing import TUNNEL, Delimiter
+from quantdrift.sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from quantdrift.sidecar.relay.parts import Parts
 
 pytestmark = pytest.mark.unit
 

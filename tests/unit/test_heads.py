@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
-from sidecar.relay.lines import Lines
+from quantdrift.sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
+from quantdrift.sidecar.relay.lines import Lines
 
 pytestmark = pytest.mark.unit
 

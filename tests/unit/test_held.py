@@ -11,10 +11,10 @@ from safetensors.numpy import save_file
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
-from shadow.canaries import deviations, drawn, read_canaries, read_inputs, record, write_canaries
-from shadow.held import CanaryOutcome, HeldRuntime, held
-from shadow.linear import LinearRuntime
-from shadow.runtime import Array, TensorSpec
+from quantdrift.shadow.canaries import deviations, drawn, read_canaries, read_inputs, record, write_canaries
+from quantdrift.shadow.held import CanaryOutcome, HeldRuntime, held
+from quantdrift.shadow.linear import LinearRuntime
+from quantdrift.shadow.runtime import Array, TensorSpec
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit

@@ -7,11 +7,11 @@ from hpack import Encoder
 
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss, Protocol
-from sidecar.counters import Count, Gauge
-from sidecar.relay.frames import PREFACE
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.routes import Routes
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay.frames import PREFACE
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.routes import Routes
 from tests.http2_wire import (
     ACK,
     ANSWER,

@@ -11,8 +11,8 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import RetryError
-from shadow.http_server import HttpServer
-from shadow.opening import Opening
+from quantdrift.shadow.http_server import HttpServer
+from quantdrift.shadow.opening import Opening
 
 pytestmark = pytest.mark.unit
 

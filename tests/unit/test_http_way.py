@@ -12,13 +12,13 @@ import pytest
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Intake
-from sidecar.counters import DENIED, Counters, Gauge, Slot
-from sidecar.intake import http, logger
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.http import HttpWay
-from sidecar.relay.holding import Scope
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.routes import Routes
+from quantdrift.sidecar.counters import DENIED, Counters, Gauge, Slot
+from quantdrift.sidecar.intake import http, logger
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.http import HttpWay
+from quantdrift.sidecar.relay.holding import Scope
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.routes import Routes
 
 pytestmark = pytest.mark.unit
 

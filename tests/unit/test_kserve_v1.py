@@ -6,7 +6,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss
-from sidecar.protocols.kserve_v1 import KserveV1
+from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
 from tests.decoding import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit

@@ -6,8 +6,8 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.process import Stop
-from shadow.lanes import Lanes
-from shadow.turns import Terms, Turns
+from quantdrift.shadow.lanes import Lanes
+from quantdrift.shadow.turns import Terms, Turns
 
 pytestmark = pytest.mark.unit
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sidecar.relay.heads import RequestHead, parse_request
-from sidecar.relay.lines import Habit, Habits, Lines
+from quantdrift.sidecar.relay.heads import RequestHead, parse_request
+from quantdrift.sidecar.relay.lines import Habit, Habits, Lines
 
 pytestmark = pytest.mark.unit
 

@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 
+from quantdrift import Tap
 from quantdrift.core.config import Sampling
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import HeaderStratum
-from sidecar import Tap
-from sidecar.counters import Count, Gauge
-from sidecar.intake.entrance import Entrance
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.observer import Observer
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.observer import Observer
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.relay_process import wait
 from tests.relay_rig import Bench, answer, post

@@ -11,11 +11,11 @@ from quantdrift.core.inclusion import MODEL, largest_rate, of_model, smallest_ra
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.monitor.demands import draft
 from quantdrift.monitor.rates import Rates
-from sidecar.capture.recorder import Origin, Recorder
-from sidecar.capture.thinning import Thinning
-from sidecar.settled import Settled
-from storage.fold_rows import Catalog, SliceRow
-from storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.sidecar.capture.recorder import Origin, Recorder
+from quantdrift.sidecar.capture.thinning import Thinning
+from quantdrift.sidecar.settled import Settled
+from quantdrift.storage.fold_rows import Catalog, SliceRow
+from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
 from tests.policies import CONFIG, evidence
 from tests.raw_exchanges import raw_exchange
 

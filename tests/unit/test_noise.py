@@ -16,19 +16,19 @@ from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.task import Task
-from shadow import noise
-from shadow.comparators.choice import comparator_of
-from shadow.comparators.comparator import Comparator, Divergences, Outputs
-from shadow.draw import draw
-from shadow.language import ASKED, PROMPT, SCORES, objects
-from shadow.linear import LinearRuntime
-from shadow.noise import Noise
-from shadow.prepared import Prepared
-from shadow.references import Judge
-from shadow.replay import Compared, assemble, compare, replay
-from shadow.runtime import Array, ReferenceRuntime
-from shadow.tensor import fit_inputs
-from storage.rows import NoiseItem
+from quantdrift.shadow import noise
+from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.comparators.comparator import Comparator, Divergences, Outputs
+from quantdrift.shadow.draw import draw
+from quantdrift.shadow.language import ASKED, PROMPT, SCORES, objects
+from quantdrift.shadow.linear import LinearRuntime
+from quantdrift.shadow.noise import Noise
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import Judge
+from quantdrift.shadow.replay import Compared, assemble, compare, replay
+from quantdrift.shadow.runtime import Array, ReferenceRuntime
+from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.storage.rows import NoiseItem
 from tests.answered import chat, exchange
 from tests.answered import prepared as answered
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of

@@ -5,9 +5,9 @@ import pytest
 from quantdrift.core.config import Sampling
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import HeaderStratum, Loss
-from sidecar.counters import Count, Gauge
-from sidecar.relay.heads import parse_request
-from sidecar.relay.observer import Observer
+from quantdrift.sidecar.counters import Count, Gauge
+from quantdrift.sidecar.relay.heads import parse_request
+from quantdrift.sidecar.relay.observer import Observer
 from tests.relay_rig import INFER, Bench, answer, post
 
 pytestmark = pytest.mark.unit

@@ -18,10 +18,10 @@ from quantdrift.core.open_inference_pb2 import (
 )
 from quantdrift.core.open_inference_pb2 import Tensor as WireTensor
 from quantdrift.core.records import Loss, Tensor
-from sidecar.protocols.decoder import Query, Reply, Wire
-from sidecar.protocols.lost import LostError
-from sidecar.protocols.message import Head
-from sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
+from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
 
 pytestmark = pytest.mark.unit
 

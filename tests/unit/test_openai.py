@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Loss
-from sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
+from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
 from tests.decoding import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit

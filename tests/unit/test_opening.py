@@ -2,11 +2,11 @@
 
 import pytest
 
-from sidecar.counters import Gauge
-from sidecar.relay.holding import Holder
-from sidecar.relay.http2 import Http2Observer
-from sidecar.relay.observer import Observer
-from sidecar.relay.opening import Opening
+from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.relay.holding import Holder
+from quantdrift.sidecar.relay.http2 import Http2Observer
+from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.opening import Opening
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.relay_rig import Bench, answer, post
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sidecar.intake.entrance import Ticket
-from sidecar.intake.pairs import Asked, Pair, Pairs
-from sidecar.relay.sampler import Draw
+from quantdrift.sidecar.intake.entrance import Ticket
+from quantdrift.sidecar.intake.pairs import Asked, Pair, Pairs
+from quantdrift.sidecar.relay.sampler import Draw
 
 pytestmark = pytest.mark.unit
 

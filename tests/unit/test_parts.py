@@ -7,9 +7,9 @@ import pytest
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import signature
 from quantdrift.core.errors import OperatorError
-from sidecar.counters import MOST_ROWS, Row
-from sidecar.reload import Watch, follow, taken_over
-from sidecar.settled import RowsError, Settled
+from quantdrift.sidecar.counters import MOST_ROWS, Row
+from quantdrift.sidecar.reload import Watch, follow, taken_over
+from quantdrift.sidecar.settled import RowsError, Settled
 
 pytestmark = pytest.mark.unit
 

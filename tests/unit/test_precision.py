@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.errors import OperatorError
-from shadow.onnx_runtime import OnnxRuntime, inspect
-from shadow.opening import Opening, open_reference
-from shadow.precision import external_files, findings
-from shadow.runtime import digest_of
+from quantdrift.shadow.onnx_runtime import OnnxRuntime, inspect
+from quantdrift.shadow.opening import Opening, open_reference
+from quantdrift.shadow.precision import external_files, findings
+from quantdrift.shadow.runtime import digest_of
 from tests.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit

@@ -5,13 +5,13 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
-from shadow.linear import LinearRuntime
-from shadow.prepared import Prepared
-from shadow.proven import ProvenRuntime
-from shadow.references import References
-from shadow.replay import assemble, replay
-from shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
-from shadow.worker import longest_replay_s
+from quantdrift.shadow.linear import LinearRuntime
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.proven import ProvenRuntime
+from quantdrift.shadow.references import References
+from quantdrift.shadow.replay import assemble, replay
+from quantdrift.shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
+from quantdrift.shadow.worker import longest_replay_s
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit

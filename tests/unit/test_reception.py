@@ -6,8 +6,8 @@ import random
 import pytest
 
 from quantdrift.core.config import Sidecar
-from sidecar.capture.reception import Reception
-from sidecar.handoff import RawMeta, frame
+from quantdrift.sidecar.capture.reception import Reception
+from quantdrift.sidecar.handoff import RawMeta, frame
 
 pytestmark = pytest.mark.unit
 

@@ -10,13 +10,15 @@ pytestmark = pytest.mark.unit
 
 def test_a_shadow_worker_does_not_load_torch() -> None:
     """Replaying ONNX graphs takes no torch: 200 MB and two seconds."""
-    script = "import sys, shadow.worker; print(*sorted({'torch', 'scipy', 'numba'} & set(sys.modules)))"
+    script = (
+        "import sys, quantdrift.shadow.worker; print(*sorted({'torch', 'scipy', 'numba'} & set(sys.modules)))"
+    )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
 def test_only_one_module_knows_onnx_runtime() -> None:
     """The seam stands between the rest and the library."""
-    script = "import sys, shadow.assessor, shadow.replay; print('onnxruntime' in sys.modules)"
+    script = "import sys, quantdrift.shadow.assessor, quantdrift.shadow.replay; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from quantdrift.core.records import Loss
-from sidecar.protocols import sse
-from sidecar.protocols.sse import Event, read_events
+from quantdrift.sidecar.protocols import sse
+from quantdrift.sidecar.protocols.sse import Event, read_events
 from tests.decoding import lost
 
 pytestmark = pytest.mark.unit

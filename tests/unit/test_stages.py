@@ -15,22 +15,22 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import Telemetry
-from shadow.assessor import Assessor, Begun
-from shadow.holding import Holding
-from shadow.lanes import Lanes
-from shadow.meters import Health, Meters
-from shadow.prepared import Answer
-from shadow.reader import Reader
-from shadow.references import References
-from shadow.runtime import BrokenRuntimeError
-from shadow.spans import NoSpans
-from shadow.stages import Stages, Taken
-from shadow.storing import until_stored
-from shadow.turns import Turns
-from shadow.worker import Track
-from storage.database import Database
-from storage.rows import Quarantined, VectorRow, Written
-from storage.writer import Writer
+from quantdrift.shadow.assessor import Assessor, Begun
+from quantdrift.shadow.holding import Holding
+from quantdrift.shadow.lanes import Lanes
+from quantdrift.shadow.meters import Health, Meters
+from quantdrift.shadow.prepared import Answer
+from quantdrift.shadow.reader import Reader
+from quantdrift.shadow.references import References
+from quantdrift.shadow.runtime import BrokenRuntimeError
+from quantdrift.shadow.spans import NoSpans
+from quantdrift.shadow.stages import Stages, Taken
+from quantdrift.shadow.storing import until_stored
+from quantdrift.shadow.turns import Turns
+from quantdrift.shadow.worker import Track
+from quantdrift.storage.database import Database
+from quantdrift.storage.rows import Quarantined, VectorRow, Written
+from quantdrift.storage.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
+from quantdrift import Tap
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Model
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
-from sidecar import Tap
-from sidecar.counters import Count, Counters, Gauge, Row
-from sidecar.intake.entrance import Entrance
-from sidecar.intake.taps import Taps
-from sidecar.policy import policy_of
-from sidecar.relay.holding import Scope
-from sidecar.relay.sampler import Mint, Sampler
-from sidecar.routes import Routes
-from sidecar.settled import Settled
-from sidecar.tap.sender import Sender
-from sidecar.tap.wire import HEAD, Kind, Rates
+from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.taps import Taps
+from quantdrift.sidecar.policy import policy_of
+from quantdrift.sidecar.relay.holding import Scope
+from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.sidecar.routes import Routes
+from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.tap.sender import Sender
+from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
 from tests.relay_process import wait
 
 pytestmark = pytest.mark.unit

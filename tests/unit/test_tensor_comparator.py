@@ -14,10 +14,10 @@ from scipy.spatial.distance import cosine
 
 from quantdrift.core.config.tasks import RawTensor
 from quantdrift.core.errors import QuarantineError
-from shadow.comparators.comparator import Divergences
-from shadow.comparators.tensor import TensorComparator
-from shadow.comparators.ulp import steps_apart
-from shadow.items import items_of
+from quantdrift.shadow.comparators.comparator import Divergences
+from quantdrift.shadow.comparators.tensor import TensorComparator
+from quantdrift.shadow.comparators.ulp import steps_apart
+from quantdrift.shadow.items import items_of
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ import pytest
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Loss
-from sidecar.protocols.adapters import load_adapter
-from sidecar.protocols.torchserve import TorchServe
+from quantdrift.sidecar.protocols.adapters import load_adapter
+from quantdrift.sidecar.protocols.torchserve import TorchServe
 from tests.decoding import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit

@@ -11,13 +11,13 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
-from shadow.intake import read_exchange, read_tally
-from shadow.linear import LinearRuntime
-from shadow.prepared import Prepared
-from shadow.references import References
-from shadow.runtime import ReferenceRuntime
-from shadow.triage import Case, triage
-from storage.rows import Quarantined, Unreferenced
+from quantdrift.shadow.intake import read_exchange, read_tally
+from quantdrift.shadow.linear import LinearRuntime
+from quantdrift.shadow.prepared import Prepared
+from quantdrift.shadow.references import References
+from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.triage import Case, triage
+from quantdrift.storage.rows import Quarantined, Unreferenced
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
