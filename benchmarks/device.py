@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.references import Sort
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.torch_settings import device_for, settle
+from quantdrift.shadow.runtimes.pytorch.determinism import device_for, settle
 
 BATCH: Final = 64
 _RUNS: Final = 20

@@ -22,9 +22,9 @@ from examples.digits.model import INPUT, OUTPUT, REFERENCE, quantise
 from examples.digits.scans import Images, Labels, Scanner, Scans
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Budget, Model, Provider, Slice
-from quantdrift.shadow.features import features_of
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.features import features_of
 
 NAME = "digits"
 MODELS = Path("out/digits")

@@ -36,8 +36,8 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import run
 from quantdrift.core.records import Exchange, Sampling, Tensor
-from quantdrift.shadow import heap
-from quantdrift.shadow.opening import open_reference, opening_of
+from quantdrift.shadow.runtimes import malloc
+from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
 from quantdrift.sidecar.policy import policy_of
 
@@ -301,7 +301,7 @@ def _work(config: Config, dsn: str) -> None:
 
 def _bare(config: Config, pipe: Connection) -> None:
     os.nice(config.shadow.nice)
-    heap.settle()  # the worker's own advantage would pass for its efficiency
+    malloc.settle()  # the worker's own advantage would pass for its efficiency
     model = config.models[0]
     runtime = open_reference(opening_of(config, model, model.references[0]))
     name = runtime.inputs[0].name

@@ -25,28 +25,27 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow import heap
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.copied import opened_with_copy
-from quantdrift.shadow.discovered import DiscoveredSlices
-from quantdrift.shadow.expired import ExpiredCount
-from quantdrift.shadow.held import held
-from quantdrift.shadow.holding import Holding
-from quantdrift.shadow.in_force import InForce
-from quantdrift.shadow.lanes import Lanes
-from quantdrift.shadow.meters import Health, Meters
-from quantdrift.shadow.noise import Noise
-from quantdrift.shadow.opening import opening_of
-from quantdrift.shadow.reader import Reader
-from quantdrift.shadow.readers import Readers
-from quantdrift.shadow.recheck import Rechecks
-from quantdrift.shadow.references import Load, References, at_a_server
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.shelf import Shelf, ShelvedRuntime, files_bytes
-from quantdrift.shadow.spans import NoSpans, OtlpSpans, Spans
-from quantdrift.shadow.stages import Stages, Taken
-from quantdrift.shadow.tallies import TallyIntake
-from quantdrift.shadow.turns import Turns, terms_of
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.pipeline.expired import ExpiredCount
+from quantdrift.shadow.pipeline.fair_share import Turns, terms_of
+from quantdrift.shadow.pipeline.in_flight import Holding
+from quantdrift.shadow.pipeline.metrics import Health, Meters
+from quantdrift.shadow.pipeline.queues import Lanes
+from quantdrift.shadow.pipeline.reader import Reader, Readers
+from quantdrift.shadow.pipeline.stages import Stages, Taken
+from quantdrift.shadow.pipeline.tallies import TallyIntake
+from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
+from quantdrift.shadow.replay.candidate_noise import Rechecks
+from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.references import Load, References, at_a_server
+from quantdrift.shadow.runtimes import malloc
+from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.canaries.check import held
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import opening_of
+from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
+from quantdrift.shadow.slices.discovered import DiscoveredSlices
+from quantdrift.shadow.slices.refresh import InForce
 from quantdrift.storage.clustering import keep_vectors
 from quantdrift.storage.database import Database
 from quantdrift.storage.writer import Writer
@@ -102,7 +101,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         server refuses the configuration. A server that is away is waited for; one of a reference holds up its model alone.
     """
     os.nice(config.shadow.nice)  # before any thread: each inherits it
-    heap.settle()
+    malloc.settle()
     clock = SystemClock()
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)

@@ -7,11 +7,11 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.served import served
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.language.from_exchange import served
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.sidecar.protocols.decoder import Decoder
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
 from tests.decoding import answer, ask

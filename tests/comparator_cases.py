@@ -10,10 +10,10 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
 from quantdrift.core.task import MEASURES, Measure, Task
-from quantdrift.shadow.answer import Answer
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.comparator import Comparator, Outputs
-from quantdrift.shadow.language import ANSWER, SCORES, Scores, objects
+from quantdrift.shadow.comparators.protocol import Comparator, Outputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.language.answer import Answer
+from quantdrift.shadow.language.scoring import ANSWER, SCORES, Scores, objects
 
 N_ITEMS = 16
 

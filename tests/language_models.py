@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.task import Task
-from quantdrift.shadow.language import ANSWER, ASKED, PROMPT, Asked, Scores, objects
-from quantdrift.shadow.opening import Opening
-from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Asked, Scores, objects
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening
 
 NAME: Final = "small"
 

@@ -7,10 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
-from quantdrift.shadow.answer import Answer
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.comparators.generation import GenerationComparator
-from quantdrift.shadow.language import ANSWER, SCORES, Scores, objects
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.text.generation import GenerationComparator
+from quantdrift.shadow.language.answer import Answer
+from quantdrift.shadow.language.scoring import ANSWER, SCORES, Scores, objects
 
 
 def scores_of(logprobs: Any, served: Sequence[int], k: int = 20, *, ids: bool = True) -> Scores:

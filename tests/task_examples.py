@@ -8,11 +8,11 @@ import msgspec
 
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Provider
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.opening import open_reference, opening_of
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from tests.onnx_models import exchange_of, tensor
 
 ROOT = Path(__file__).resolve().parents[1] / "examples"

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
-from quantdrift.shadow.opening import Opening
-from quantdrift.shadow.torch_runtime import TorchRuntime
+from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.shadow.runtimes.registry import Opening
 from tests.onnx_models import BIAS, N_FEATURES, WEIGHT
 
 FACTORY = "tests.torch_models:made"

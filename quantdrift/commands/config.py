@@ -15,7 +15,7 @@ from quantdrift.core.config.schema import Config, Model, Provider, Reference, Ru
 from quantdrift.terminal import explained
 
 if TYPE_CHECKING:
-    from quantdrift.shadow.runtime import Artefact
+    from quantdrift.shadow.runtimes.protocol import Artefact
 
 _CONNECT_S = 1.0
 
@@ -102,13 +102,13 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
 
     An ONNX graph is loaded only for an embedding.
     """
-    from quantdrift.shadow.comparators.choice import comparator_of
-    from quantdrift.shadow.copied import copy_opening, open_copy
-    from quantdrift.shadow.held import canaries_of
-    from quantdrift.shadow.mapping import check_mapping
-    from quantdrift.shadow.onnx_runtime import inspect
-    from quantdrift.shadow.opening import open_reference, opening_of
-    from quantdrift.shadow.runtime import check_pin
+    from quantdrift.shadow.comparators.registry import comparator_of
+    from quantdrift.shadow.runtimes.canaries.check import canaries_of
+    from quantdrift.shadow.runtimes.onnx.runtime import inspect
+    from quantdrift.shadow.runtimes.protocol import check_pin
+    from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+    from quantdrift.shadow.runtimes.text.candidate_replica import copy_opening, open_copy
+    from quantdrift.shadow.tensors.mapping import check_mapping
 
     opening = msgspec.structs.replace(
         opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),

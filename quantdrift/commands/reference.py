@@ -16,8 +16,8 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
-    from quantdrift.shadow.canaries import Deviation
-    from quantdrift.shadow.runtime import Array, ReferenceRuntime
+    from quantdrift.shadow.runtimes.canaries.canaries import Deviation
+    from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
 
 _MAY_PASS, _MUST_ACT = 1, 2
 _WHICH = click.option(
@@ -127,7 +127,7 @@ def record_(
     Example:
       quantdrift reference record digits --out digits-canaries.safetensors
     """
-    from quantdrift.shadow.canaries import record, write_canaries
+    from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
 
     config = load(config_path)
     model = _model(config, name)
@@ -222,8 +222,8 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
 
 def _given(runtime: "ReferenceRuntime", path: Path | None, *, n_items: int, seed: int) -> "dict[str, Array]":
     """Return inputs of a file, or such that are drawn."""
-    from quantdrift.shadow.canaries import drawn, read_inputs
-    from quantdrift.shadow.text_canaries import drawn_texts, is_of_text, read_texts, tokens_of
+    from quantdrift.shadow.runtimes.canaries.canaries import drawn, read_inputs
+    from quantdrift.shadow.runtimes.canaries.text import drawn_texts, is_of_text, read_texts, tokens_of
 
     if path is not None and path.suffix == ".jsonl":
         return tokens_of(runtime, read_texts(path))
@@ -235,7 +235,7 @@ def _given(runtime: "ReferenceRuntime", path: Path | None, *, n_items: int, seed
 
 
 def _deviations(config: Config, model: Model, reference: Reference) -> "list[Deviation]":
-    from quantdrift.shadow.canaries import deviations, read_canaries
+    from quantdrift.shadow.runtimes.canaries.canaries import deviations, read_canaries
 
     canaries = read_canaries(Path(reference.canaries))
     runtime = _opened(config, model, reference)
@@ -246,7 +246,7 @@ def _deviations(config: Config, model: Model, reference: Reference) -> "list[Dev
 
 
 def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
-    from quantdrift.shadow.opening import open_reference, opening_of
+    from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 
     return open_reference(
         opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", ""))

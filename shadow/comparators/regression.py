@@ -28,9 +28,9 @@ undefined, of the reference everything is.
 import numpy as np
 
 from quantdrift.core.config.tasks import Regression
-from quantdrift.shadow.comparators.comparator import Divergences, Values, uncomparable
-from quantdrift.shadow.comparators.pair import Pair, pair_of
-from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.comparators.numbers import Pair, pair_of
+from quantdrift.shadow.comparators.protocol import Divergences, Values, uncomparable
+from quantdrift.shadow.runtimes.protocol import Array
 
 
 class RegressionComparator:

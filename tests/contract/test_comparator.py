@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.comparator import Divergences, Values
+from quantdrift.shadow.comparators.protocol import Divergences, Values
 from tests.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract

@@ -10,15 +10,15 @@ import pytest
 from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.task import Task
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.runtime import ReferenceRuntime, replayed_by
-from quantdrift.shadow.torch_runtime import TorchRuntime
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, replayed_by
+from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests import torch_models
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, logits_of, saved
 

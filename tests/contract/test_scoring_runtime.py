@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language import Asked, Scores, objects
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.own import OwnOutcome, Wanted
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.language.free_running_answer import OwnOutcome, Wanted
+from quantdrift.shadow.language.scoring import Asked, Scores, objects
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests.language_models import loaded, opening, remote_opening, scored
 from tests.vllm_like import VllmLike, serving
 

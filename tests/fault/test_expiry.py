@@ -22,7 +22,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.intake import read_tally
+from quantdrift.shadow.pipeline.validate import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.coverage import Coverage
 from quantdrift.storage.database import Database
@@ -68,7 +68,7 @@ REASON = (
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have workers of this process count often."""
-    monkeypatch.setattr("quantdrift.shadow.expired._LOOK_S", 0.1)
+    monkeypatch.setattr("quantdrift.shadow.pipeline.expired._LOOK_S", 0.1)
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.device import cuda_devices
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.runtime import Array, ReferenceRuntime
-from quantdrift.shadow.torch_runtime import TorchRuntime
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from tests import torch_models
 from tests.contract import test_reference_runtime as suite
 from tests.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
@@ -189,7 +189,7 @@ import sys
 from pathlib import Path
 import numpy as np
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 runtime = OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT, engine_cache=sys.argv[2])
 print(runtime.provenance.provider)
 np.savez(sys.argv[4], **runtime.run({"x": np.load(sys.argv[3])}))

@@ -33,12 +33,12 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.monitor.clustering import Refits, configured, refit
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.in_force import InForce
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.references import References
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.triage import triage
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.slices.refresh import InForce
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.clustering import keep_vectors, newest_clusterings, prune, spaces
 from quantdrift.storage.database import Database

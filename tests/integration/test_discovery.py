@@ -22,7 +22,7 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery import GivenUpError
 from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.round import Round, discover
-from quantdrift.shadow.discovered import DiscoveredSlices
+from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.discoveries import Status
 from quantdrift.storage.discovery import load_standing, store_round

@@ -20,12 +20,12 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Generation, Slice, Storage
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.tensor import decode
-from quantdrift.shadow.triage import triage
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
 from quantdrift.storage.writer import Writer
 from tests.answered import exchange, prepared

@@ -17,12 +17,12 @@ from quantdrift.cli import main
 from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.copied import opened_with_copy
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.references import at_a_server
-from quantdrift.shadow.replay import Compared, Outcome, compare_batch
-from quantdrift.shadow.runtime import replayed_by
-from quantdrift.shadow.tensor import decode
+from quantdrift.shadow.replay.references import at_a_server
+from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.runtimes.protocol import replayed_by
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
+from quantdrift.shadow.tensors.codec import decode
 from tests.answered import prepared
 from tests.integration.test_generation import CHAT, IDS, LISTS, chats
 from tests.language_models import opening

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from quantdrift.cli import main
 from quantdrift.core.config.load import load
-from quantdrift.shadow.opening import opening_of
+from quantdrift.shadow.runtimes.registry import opening_of
 from tests.answered import exchange
 from tests.integration.test_generation import CHAT, GREEDY, LISTS, replayed
 from tests.language_models import loaded

@@ -15,7 +15,7 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.streams import subject_token
-from quantdrift.shadow.holding import acknowledge
+from quantdrift.shadow.pipeline.in_flight import acknowledge
 
 pytestmark = pytest.mark.integration
 

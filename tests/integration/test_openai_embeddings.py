@@ -12,13 +12,13 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.task import Task
-from quantdrift.shadow.language import objects
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import Compared, Outcome, compare_batch
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.triage import Case, triage
+from quantdrift.shadow.language.scoring import objects
+from quantdrift.shadow.pipeline.classify import Case, triage
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.storage.rows import Quarantined
 from tests.answered import exchange
 from tests.language_models import loaded, quantised

@@ -12,9 +12,9 @@ from examples.oip_server import InferenceServer, Model
 from quantdrift.core.config.schema import Model as ModelSection
 from quantdrift.core.config.schema import Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.runtime import replayed_by
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import replayed_by
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, inputs_of, model_of, saved
 
 pytestmark = pytest.mark.integration

@@ -22,12 +22,12 @@ from quantdrift.core.config.schema import Config, Provider, Shadow, Stream
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.opening import open_reference, opening_of
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.triage import triage
+from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
 from tests.onnx_models import exchange_of, inputs_of, tensor
 from tests.reference_examples import EXAMPLE, ROOT, commands, made, typed, works

@@ -24,7 +24,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
-from quantdrift.shadow.holding import Holding
+from quantdrift.shadow.pipeline.in_flight import Holding
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.embedded import PostgresServer
 from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved

@@ -16,8 +16,8 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold import Fold
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold import claim, load_catalog, resume
 from quantdrift.storage.outcome import write

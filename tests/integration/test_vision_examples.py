@@ -22,12 +22,12 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.monitor.fold import Fold
-from quantdrift.shadow.opening import open_reference, opening_of
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.tensor import encode as tensor_of
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.tensors.codec import encode as tensor_of
+from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.fold import claim, load_catalog, resume

@@ -18,7 +18,7 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
-from quantdrift.shadow.storing import until_stored
+from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.storage.database import Database
 from quantdrift.storage.retention import maintain
 from quantdrift.storage.rows import (

@@ -15,8 +15,8 @@ from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, 
 from quantdrift.core.config.vision import Activation, BoxFormat, Detection, Segmentation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.task import MEASURES, Task
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.items import items_of
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.rows import items_of
 
 pytestmark = pytest.mark.property
 

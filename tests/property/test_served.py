@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.served import served
+from quantdrift.shadow.language.from_exchange import served
 from tests.answered import chat, exchange
 
 pytestmark = pytest.mark.property

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.shadow.turns import QUANTUM_S, Terms, Turns
+from quantdrift.shadow.pipeline.fair_share import QUANTUM_S, Terms, Turns
 
 pytestmark = pytest.mark.property
 

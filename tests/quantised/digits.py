@@ -8,13 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, Reference
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.onnx_models import exchange_of, tensor
 
 Images = npt.NDArray[np.float32]

@@ -24,13 +24,13 @@ from transformers import AutoModel
 from benchmarks.transformer.passages import Form, gather
 from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.task import Task
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.onnx_models import exchange_of, tensor
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]  # the exporter's own

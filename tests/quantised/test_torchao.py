@@ -13,8 +13,8 @@ from scipy.special import log_softmax, rel_entr
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.torch_runtime import TorchRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from tests.quantised.digits import Digits, Logits, divergence_of
 from tests.torch_models import opening
 

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests.contract import test_reference_runtime as suite
 from tests.onnx_models import inputs_of, linear_model, saved
 from tests.relay_process import DEADLINE_S, free_port, wait

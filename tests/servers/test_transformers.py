@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
-from quantdrift.shadow.opening import open_reference
-from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.registry import open_reference
 from tests.answered import prepared
 from tests.language_models import opening
 from tests.servers.answers import Answers, Asked

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
-from quantdrift.shadow.tensor import decode
+from quantdrift.shadow.tensors.codec import decode
 from tests.language_models import loaded
 from tests.relay_process import wait
 from tests.servers.answers import Answers

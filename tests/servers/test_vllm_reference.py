@@ -12,13 +12,13 @@ import torch
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.task import Task
-from quantdrift.shadow.canaries import record, write_canaries
-from quantdrift.shadow.held import canaries_of
-from quantdrift.shadow.language import Asked as Answered
-from quantdrift.shadow.language import objects
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.tensor import decode
-from quantdrift.shadow.text_canaries import drawn_texts, tokens_of
+from quantdrift.shadow.language.scoring import Asked as Answered
+from quantdrift.shadow.language.scoring import objects
+from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
+from quantdrift.shadow.runtimes.canaries.check import canaries_of
+from quantdrift.shadow.runtimes.canaries.text import drawn_texts, tokens_of
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.tensors.codec import decode
 from tests.language_models import loaded, opening, scored
 from tests.relay_process import free_port
 from tests.servers.answers import Answers, Asked

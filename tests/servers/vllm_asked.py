@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from tests.answered import prepared
 from tests.language_models import loaded, opening, remote_opening
 from tests.servers.answers import Asked, Held

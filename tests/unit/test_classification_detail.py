@@ -11,10 +11,9 @@ from sklearn.metrics import jaccard_score
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.classification import ClassificationComparator
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.comparators.top import top_set
+from quantdrift.shadow.comparators.classes.classification import ClassificationComparator, top_set
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.registry import comparator_of
 
 pytestmark = pytest.mark.unit
 

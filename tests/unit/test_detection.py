@@ -15,9 +15,9 @@ from torchmetrics.functional.detection import panoptic_quality
 
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.comparators.detection import MOST_OBJECTS, DetectionComparator
-from quantdrift.shadow.comparators.matching import overlaps
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.vision.detection import MOST_OBJECTS, DetectionComparator
+from quantdrift.shadow.comparators.vision.matching import overlaps
 
 pytestmark = pytest.mark.unit
 

@@ -19,14 +19,14 @@ from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.task import Task
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.comparators.choice import comparator_of
+from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.comparators.regression import RegressionComparator
-from quantdrift.shadow.doubts import N_ITEMS, Doubts
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.meters import Meters
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.pipeline.metrics import Meters
+from quantdrift.shadow.replay.config_warnings import N_ITEMS, Doubts
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.linear import LinearRuntime
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 
 from quantdrift.core.config.tasks import Vectors
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.embedding import EmbeddingComparator
+from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
 
 pytestmark = pytest.mark.unit
 

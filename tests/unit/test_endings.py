@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.shadow.language import NOTHING, Scores
-from quantdrift.shadow.options import ended_itself
+from quantdrift.shadow.language.request_options import ended_itself
+from quantdrift.shadow.language.scoring import NOTHING, Scores
 from tests.scores import compared, scores_of, told
 
 pytestmark = pytest.mark.unit

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Slice
-from quantdrift.shadow.features import features_of
-from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.features import features_of
 
 pytestmark = pytest.mark.unit
 

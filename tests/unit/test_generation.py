@@ -10,9 +10,9 @@ from scipy.stats import entropy
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.answer import Answer, Call
-from quantdrift.shadow.comparators.generation import GenerationComparator
-from quantdrift.shadow.language import ANSWER, NOTHING, SCORES, Scores, objects
+from quantdrift.shadow.comparators.text.generation import GenerationComparator
+from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores, objects
 from tests.scores import compared, scores_of, told
 
 pytestmark = pytest.mark.unit

@@ -13,7 +13,7 @@ pytestmark = [
 
 _ARENAS = """
 import ctypes, sys, threading
-from quantdrift.shadow.heap import settle
+from quantdrift.shadow.runtimes.malloc import settle
 if sys.argv[1] == "settled":
     settle()
 together = threading.Barrier(12)
@@ -33,7 +33,7 @@ print(open(sys.argv[2]).read().count("<heap nr="))
 """
 _FAULTS = """
 import resource, sys
-from quantdrift.shadow.heap import settle
+from quantdrift.shadow.runtimes.malloc import settle
 if sys.argv[1] == "settled":
     settle()
 def batch():
@@ -45,7 +45,7 @@ for _ in range(5):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 _TRIMMED = """
-from quantdrift.shadow.heap import trim
+from quantdrift.shadow.runtimes.malloc import trim
 from tests.resident import resident_bytes
 blocks = [bytearray(50_000) for _ in range(1_000)]
 kept = blocks[9::10]  # what is free lies between what is in use

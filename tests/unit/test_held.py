@@ -11,10 +11,17 @@ from safetensors.numpy import save_file
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
-from quantdrift.shadow.canaries import deviations, drawn, read_canaries, read_inputs, record, write_canaries
-from quantdrift.shadow.held import CanaryOutcome, HeldRuntime, held
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.runtime import Array, TensorSpec
+from quantdrift.shadow.runtimes.canaries.canaries import (
+    deviations,
+    drawn,
+    read_canaries,
+    read_inputs,
+    record,
+    write_canaries,
+)
+from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, HeldRuntime, held
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit

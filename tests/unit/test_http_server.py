@@ -11,8 +11,8 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import RetryError
-from quantdrift.shadow.http_server import HttpServer
-from quantdrift.shadow.opening import Opening
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.http_client import HttpServer
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.process import Stop
-from quantdrift.shadow.lanes import Lanes
-from quantdrift.shadow.turns import Terms, Turns
+from quantdrift.shadow.pipeline.fair_share import Terms, Turns
+from quantdrift.shadow.pipeline.queues import Lanes
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
-from quantdrift.shadow.learned import Learned, LearnedSlices
-from quantdrift.shadow.runtime import Array
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.slices.clusters import Learned, LearnedSlices
 from tests.clusterings import CLUSTERING
 from tests.onnx_models import exchange_of, inputs_of
 

@@ -10,13 +10,13 @@ import pytest
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.comparators.classification import ClassificationComparator
-from quantdrift.shadow.comparators.comparator import Alone
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
+from quantdrift.shadow.comparators.protocol import Alone
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.sidecar.protocols.oip import OipRest
 from tests.decoding import answer
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of

@@ -10,14 +10,14 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.mapping import check_mapping
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import Compared, compare_batch
-from quantdrift.shadow.runtime import Array, TensorSpec
-from quantdrift.shadow.tensor import fit_inputs
-from quantdrift.shadow.triage import triage
+from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.codec import fit_inputs
+from quantdrift.shadow.tensors.mapping import check_mapping
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit

@@ -15,19 +15,19 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
+from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.task import Task
-from quantdrift.shadow import noise
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.comparator import Comparator, Divergences, Outputs
-from quantdrift.shadow.draw import draw
-from quantdrift.shadow.language import ASKED, PROMPT, SCORES, objects
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.noise import Noise
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, assemble, compare, replay
-from quantdrift.shadow.runtime import Array, ReferenceRuntime
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.language.scoring import ASKED, PROMPT, SCORES, objects
+from quantdrift.shadow.replay import noise
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.noise import Noise
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, assemble, compare, replay
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.rows import NoiseItem
 from tests.answered import chat, exchange
 from tests.answered import prepared as answered

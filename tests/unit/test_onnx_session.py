@@ -13,11 +13,11 @@ from onnx import TensorProto, helper
 
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime, Shadow
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.device import cuda_devices
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.onnx_session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
-from quantdrift.shadow.opening import Opening, gpu_share, open_reference
-from quantdrift.shadow.tf32 import OVERRIDE, loaded_readers
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
+from quantdrift.shadow.runtimes.registry import Opening, gpu_share, open_reference
+from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
 from tests.onnx_models import inputs_of, linear_model, model_of, saved
 from tests.resident import MB, apart, resident_bytes
 
@@ -92,7 +92,7 @@ import os, sys
 from pathlib import Path
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 try:
     OnnxRuntime(Path(sys.argv[1]), provider=Provider.TENSORRT)
 except OperatorError as error:

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.shadow.answer import Call
-from quantdrift.shadow.language import Asked
-from quantdrift.shadow.opening import open_reference
-from quantdrift.shadow.own import Own, OwnOutcome, Wanted
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.language.answer import Call
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.scoring import Asked
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import open_reference
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests.language_models import loaded, opening, remote_opening, scored
 from tests.vllm_like import VllmLike, serving
 

@@ -12,14 +12,14 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.task import Task
 from quantdrift.core.telemetry import OWN_ANSWERS, Telemetry
-from quantdrift.shadow.answer import Answer, Call
-from quantdrift.shadow.comparators.generation import GenerationComparator
-from quantdrift.shadow.language import SCORES, Asked, Row, Scores, ScoringRuntime, objects
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.meters import Meters
-from quantdrift.shadow.opening import Opening
-from quantdrift.shadow.own import Own, OwnOutcome, Wanted, wanted
-from quantdrift.shadow.replay import Compared
+from quantdrift.shadow.comparators.text.generation import GenerationComparator
+from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted, wanted
+from quantdrift.shadow.language.scoring import SCORES, Asked, Row, Scores, ScoringRuntime, objects
+from quantdrift.shadow.pipeline.metrics import Meters
+from quantdrift.shadow.replay.replay import Compared
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.registry import Opening
 from tests.answered import chat, exchange, prepared
 from tests.language_models import scored
 from tests.onnx_models import BIAS, WEIGHT

@@ -9,10 +9,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.onnx_runtime import OnnxRuntime, inspect
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.precision import external_files, findings
-from quantdrift.shadow.runtime import digest_of
+from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime, inspect
+from quantdrift.shadow.runtimes.protocol import digest_of
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from tests.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit

@@ -5,12 +5,12 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.references import References
-from quantdrift.shadow.replay import assemble, replay
-from quantdrift.shadow.runtime import Array, BrokenRuntimeError, DoubtfulInputError
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.replay.replay import assemble, replay
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, BrokenRuntimeError, DoubtfulInputError
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from quantdrift.shadow.worker import longest_replay_s
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 

@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.device import cuda_devices
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from tests.onnx_models import linear_model, saved
 
 pytestmark = pytest.mark.unit

@@ -10,15 +10,15 @@ from quantdrift.core.config.vision import Activation, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.core.task import Task
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.comparators.detection import DetectionComparator
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.ragged import itemised, joined_steps
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, Outcome, compare_batch
-from quantdrift.shadow.runtime import Array, TensorSpec
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.comparators.vision.detection import DetectionComparator
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.codec import fit_inputs
+from quantdrift.shadow.tensors.items import itemised, joined_steps
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, tensor
 
 pytestmark = pytest.mark.unit

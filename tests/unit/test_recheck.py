@@ -19,12 +19,12 @@ from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Side, Tensor
 from quantdrift.core.task import Task
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.recheck import Answered, Asked, Rechecks
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.tensor import decode, fit_inputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.candidate_noise import Answered, Asked, Rechecks
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.tensors.codec import decode, fit_inputs
 from tests.grpc_backend import Doubling, running_grpc
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 from tests.relay_process import wait

@@ -3,9 +3,9 @@
 import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.references import References
-from quantdrift.shadow.runtime import ReferenceRuntime
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from tests.onnx_models import BIAS, WEIGHT
 
 pytestmark = pytest.mark.unit

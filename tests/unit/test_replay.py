@@ -8,13 +8,13 @@ import pytest
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import Compared, Outcome, compare_batch
-from quantdrift.shadow.runtime import Array, ReferenceRuntime, TensorSpec
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec
+from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit

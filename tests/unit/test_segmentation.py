@@ -15,8 +15,8 @@ from torchmetrics.functional.segmentation import mean_iou
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.segmentation import SegmentationComparator
-from quantdrift.shadow.items import items_of
+from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
+from quantdrift.shadow.replay.rows import items_of
 
 pytestmark = pytest.mark.unit
 

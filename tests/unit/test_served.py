@@ -8,9 +8,9 @@ import pytest
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.answer import Answer, Call
-from quantdrift.shadow.language import Asked, Scores
-from quantdrift.shadow.served import served
+from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.from_exchange import served
+from quantdrift.shadow.language.scoring import Asked, Scores
 from tests.answered import chat, exchange
 from tests.onnx_models import exchange_of, inputs_of
 

@@ -19,6 +19,6 @@ def test_a_shadow_worker_does_not_load_torch() -> None:
 
 def test_only_one_module_knows_onnx_runtime() -> None:
     """The seam stands between the rest and the library."""
-    script = "import sys, quantdrift.shadow.assessor, quantdrift.shadow.replay; print('onnxruntime' in sys.modules)"
+    script = "import sys, quantdrift.shadow.pipeline.assess, quantdrift.shadow.replay.replay; print('onnxruntime' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

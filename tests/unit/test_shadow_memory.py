@@ -8,13 +8,13 @@ from onnx import TensorProto, helper, numpy_helper
 
 from quantdrift.core.config.schema import Config, Model, Provider, Slice
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.assessor import Assessor
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.shelf import Shelf, ShelvedRuntime, files_bytes
-from quantdrift.shadow.tensor import fit_inputs
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.pipeline.assess import Assessor
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.onnx_models import WEIGHT, exchange_of, model_of, saved
 from tests.resident import MB, apart, resident_bytes
 

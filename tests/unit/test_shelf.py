@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.onnx_runtime import OnnxRuntime
-from quantdrift.shadow.runtime import BrokenRuntimeError, ReferenceRuntime
-from quantdrift.shadow.shelf import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
+from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError, ReferenceRuntime
 from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
 
 pytestmark = pytest.mark.unit

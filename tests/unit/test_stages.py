@@ -15,18 +15,18 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.jetstream import Delivery
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow.assessor import Assessor, Begun
-from quantdrift.shadow.holding import Holding
-from quantdrift.shadow.lanes import Lanes
-from quantdrift.shadow.meters import Health, Meters
-from quantdrift.shadow.prepared import Answer
-from quantdrift.shadow.reader import Reader
-from quantdrift.shadow.references import References
-from quantdrift.shadow.runtime import BrokenRuntimeError
-from quantdrift.shadow.spans import NoSpans
-from quantdrift.shadow.stages import Stages, Taken
-from quantdrift.shadow.storing import until_stored
-from quantdrift.shadow.turns import Turns
+from quantdrift.shadow.pipeline.assess import Assessor, Begun
+from quantdrift.shadow.pipeline.fair_share import Turns
+from quantdrift.shadow.pipeline.in_flight import Holding
+from quantdrift.shadow.pipeline.metrics import Health, Meters
+from quantdrift.shadow.pipeline.queues import Lanes
+from quantdrift.shadow.pipeline.reader import Reader
+from quantdrift.shadow.pipeline.stages import Stages, Taken
+from quantdrift.shadow.pipeline.store import until_stored
+from quantdrift.shadow.pipeline.tracing import NoSpans
+from quantdrift.shadow.replay.exchange import Answer
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
 from quantdrift.shadow.worker import Track
 from quantdrift.storage.database import Database
 from quantdrift.storage.rows import Quarantined, VectorRow, Written

@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.runtime import TensorSpec
-from quantdrift.shadow.tensor import decode, fit_inputs
+from quantdrift.shadow.runtimes.protocol import TensorSpec
+from quantdrift.shadow.tensors.codec import decode, fit_inputs
 from tests.onnx_models import tensor
 
 pytestmark = pytest.mark.unit

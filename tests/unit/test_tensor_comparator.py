@@ -14,10 +14,9 @@ from scipy.spatial.distance import cosine
 
 from quantdrift.core.config.tasks import RawTensor
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.comparators.comparator import Divergences
-from quantdrift.shadow.comparators.tensor import TensorComparator
-from quantdrift.shadow.comparators.ulp import steps_apart
-from quantdrift.shadow.items import items_of
+from quantdrift.shadow.comparators.protocol import Divergences
+from quantdrift.shadow.comparators.tensor import TensorComparator, steps_apart
+from quantdrift.shadow.replay.rows import items_of
 
 pytestmark = pytest.mark.unit
 

@@ -12,13 +12,20 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.canaries import Canaries, deviations, read_canaries, record, trouble, write_canaries
-from quantdrift.shadow.held import CanaryOutcome, held
-from quantdrift.shadow.language import Asked
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.opening import Opening, open_reference
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.text_canaries import drawn_texts, read_texts, scored, tokens_of
+from quantdrift.shadow.language.scoring import Asked
+from quantdrift.shadow.runtimes.canaries.canaries import (
+    Canaries,
+    deviations,
+    read_canaries,
+    record,
+    trouble,
+    write_canaries,
+)
+from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, held
+from quantdrift.shadow.runtimes.canaries.text import drawn_texts, read_texts, scored, tokens_of
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from tests.language_models import loaded, opening, quantised, remote_opening
 from tests.language_models import scored as scores_of
 from tests.onnx_models import BIAS, WEIGHT

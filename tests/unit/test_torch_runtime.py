@@ -17,16 +17,16 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.comparators.choice import comparator_of
-from quantdrift.shadow.device import cuda_devices
-from quantdrift.shadow.opening import open_reference
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.proven import ProvenRuntime
-from quantdrift.shadow.references import Judge
-from quantdrift.shadow.replay import assemble, replay
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.torch_runtime import TorchRuntime
-from quantdrift.shadow.torch_settings import device_for
+from quantdrift.shadow.comparators.registry import comparator_of
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.replay import assemble, replay
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.pytorch.determinism import device_for
+from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.shadow.runtimes.registry import open_reference
+from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
 from tests.torch_models import (
     FACTORY,

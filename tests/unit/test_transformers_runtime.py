@@ -16,10 +16,10 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language import Asked, Row
-from quantdrift.shadow.opening import open_reference
-from quantdrift.shadow.own import Own, OwnOutcome, Wanted
-from quantdrift.shadow.transformers_runtime import TransformersLanguage
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.scoring import Asked, Row
+from quantdrift.shadow.runtimes.registry import open_reference
+from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
 from tests.language_models import loaded, opening, scored
 
 pytestmark = pytest.mark.unit
@@ -191,8 +191,8 @@ def test_rows_that_do_not_fit_together_are_computed_apart(
     """Memory for layers and logits is bounded, and the scores are the same, in the same order."""
     asked = [Asked(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
     together = scored(open_reference(opening(language_folder)), *asked)
-    monkeypatch.setattr(f"quantdrift.shadow.transformers_runtime.{bound}", 1)
-    monkeypatch.setattr("quantdrift.shadow.transformers_runtime._PLACES", 2)
+    monkeypatch.setattr(f"quantdrift.shadow.runtimes.text.transformers.{bound}", 1)
+    monkeypatch.setattr("quantdrift.shadow.runtimes.text.transformers._PLACES", 2)
     apart = scored(open_reference(opening(language_folder)), *asked)
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_allclose(one.logprobs, other.logprobs, atol=1e-5)

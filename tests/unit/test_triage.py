@@ -11,12 +11,12 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
-from quantdrift.shadow.intake import read_exchange, read_tally
-from quantdrift.shadow.linear import LinearRuntime
-from quantdrift.shadow.prepared import Prepared
-from quantdrift.shadow.references import References
-from quantdrift.shadow.runtime import ReferenceRuntime
-from quantdrift.shadow.triage import Case, triage
+from quantdrift.shadow.pipeline.classify import Case, triage
+from quantdrift.shadow.pipeline.validate import read_exchange, read_tally
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.runtimes.linear import LinearRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage.rows import Quarantined, Unreferenced
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 

@@ -1,0 +1,1 @@
+"""What sidecars and the monitor share about sampling: rates, inclusion probabilities, policy messages, pauses."""

@@ -1,0 +1,1 @@
+"""Comparators of classes and labels."""

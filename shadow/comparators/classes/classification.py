@@ -1,0 +1,348 @@
+"""The comparator for classifiers: two distributions over the same classes, per item, in float64.
+
+With p the reference's and q the candidate's probabilities:
+
+- `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
+- `divergence` = KL(p || q) = sum p ln(p / q). Of logits it is infinite where the candidate rules out what the reference
+  does not. Of probabilities a zero of the candidate counts as min(p, 1/512), what fits best of all that 8 bits round to
+  zero: an infinite KL would say how many bits the probabilities have, not what they are worth.
+- `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
+- `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
+
+And in `detail`, without a unit:
+
+- `tv` = sum |p - q| / 2, total variation, in [0, 1]: the largest difference that any set of classes sees.
+- `weighted_flip` = `flip` * gap(p), in [0, 1]: flips count by how sure the reference was.
+- `topk_overlap`: share of the reference's k top classes that are among the candidate's, in [0, 1]; 1 where all are.
+- `confidence_shift` = max q - max p, in [-1, 1]: above 0 the candidate is surer of its class than the reference of its.
+- `calibration_shift` = q(c) - p(c), c the candidate's top class, in [-1, 1]: above 0 it is surer of its answer than the
+  reference would be of the same. Where its reference is calibrated, this is by how much the candidate is not.
+- `gained`, `lost`: a class of interest is the top class of the candidate alone, or of the reference alone; only where
+  the configuration names such classes. A candidate that is not finite has lost, and not gained.
+
+Equal values are ranked by class number on both sides, so that equal outputs never differ. A list of top classes (below)
+may rank equal values as it likes: of what the reference holds equal, any order is right.
+
+A side is *finite* where it is a distribution. Logits may hold minus infinity (a masked class, probability zero)
+beside at least one finite value; not a number, plus infinity, nothing but minus infinity, and no value at all make it not
+finite, and so do probabilities of which each is zero.
+Where only the candidate is not finite, `flip` and `topk` are 1, since it has no top class where the reference has
+one, and all else is undefined. Where the reference is not finite, everything is undefined: nothing can be said of
+the candidate. Either is told by its flag, and nothing undefined enters an average.
+
+A candidate may list its top classes instead, `value:index[:label]` (Triton's classification extension). Its order is
+then the candidate's ranking, and the reference is reduced to as many classes: `flip` is exact, `topk` compares the
+sets of as many as were listed, at most k, and so does `topk_overlap`; `weighted_flip`, `gained` and `lost` are exact. Of
+the rest only what the list tells is defined:
+
+- all classes listed: `js`, `tv`, `margin` and the shifts, of logits `divergence` too. Of probabilities it is undefined:
+  they come with six decimals, and what is printed as zero may be anything below 5e-7;
+- two or more probabilities listed: `margin`; one or more: the shifts;
+- else nothing: fewer logits than there are classes have no known sum.
+
+The k largest values of each item.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import OutputKind
+from quantdrift.shadow.comparators.classes.classes_of_interest import among
+from quantdrift.shadow.comparators.classes.triton_labels import Listed, read_listed
+from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told, uncomparable
+from quantdrift.shadow.runtimes.protocol import Array
+
+
+def top_set(values: Values, k: int) -> Flags:
+    """Return which values are among the k largest ones : (items, values); of equal values the first ones are.
+
+    Parameters
+    ----------
+    values
+        (items, values), none of them NaN.
+    k
+        From 1 to the number of values.
+    """
+    threshold = np.partition(values, -k, axis=1)[:, -k, np.newaxis]
+    above = values > threshold
+    level = values == threshold
+    room = k - above.sum(axis=1, keepdims=True)
+    chosen: Flags = above | (level & (np.cumsum(level, axis=1) <= room))
+    return chosen
+
+
+Classes = npt.NDArray[np.int64]
+LN2 = float(np.log(2.0))
+# A softmax quantised to 8 bits is off by up to 1/512 per class, and has zeros; what is further off is no distribution.
+SUM_TOLERANCE = 0.05
+ZERO_TOLERANCE = 1 / 512
+NEGATIVE_TOLERANCE = 1e-6
+
+
+class ClassificationComparator:
+    """Compares classification outputs.
+
+    Parameters
+    ----------
+    output_kind
+        Whether the outputs are logits or probabilities.
+    top_k
+        Size of the set of top classes; at most the number of classes counts.
+    interest
+        Numbers of the classes of interest.
+    """
+
+    def __init__(self, output_kind: OutputKind, top_k: int, interest: Sequence[int] = ()) -> None:
+        self._output_kind = output_kind
+        self._top_k = top_k
+        self._interest = tuple(interest)
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            (items, classes), floating point, logits or probabilities; at least two classes. Of the candidate also
+            (items, listed classes), texts.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are said
+            to be probabilities and are not.
+        """
+        if is_empty(candidate) or is_empty(reference):
+            least = max(2, 1 + max(self._interest, default=0))
+            candidate, reference = (
+                filled(candidate, reference, least=least),
+                filled(reference, candidate, least=least),
+            )
+        if candidate.dtype == np.dtype(object):
+            return self._compare_listed(candidate, reference)
+        _check_shapes(candidate, reference)
+        return self._compare_values(candidate.astype(np.float64), reference.astype(np.float64))
+
+    def _compare_values(self, candidate: Values, reference: Values) -> Divergences:
+        log_q, q_finite = self._log_probabilities(candidate, "candidate")
+        log_p, p_finite = self._log_probabilities(reference, "reference")
+        both = p_finite & q_finite
+        q, p = np.exp(log_q), np.exp(log_p)
+        candidate_margin, reference_margin = _gap(q), _gap(p)
+        candidate_top, reference_top = _top(candidate), _top(reference)
+        # One finite side decides a flip only if it is the reference's.
+        flip = np.where(q_finite, candidate_top != reference_top, True)
+        k = min(self._top_k, candidate.shape[1])
+        strays = top_set(candidate, k) & ~top_set(reference, k)
+        topk = np.where(q_finite, strays.any(axis=1), True)
+        return Divergences(
+            flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            topk=np.where(p_finite, topk.astype(np.float64), np.nan),
+            js=np.where(both, _jensen_shannon(p, q), np.nan),
+            divergence=np.where(both, self._kullback_leibler(log_p, log_q), np.nan),
+            margin=np.where(both, np.abs(candidate_margin - reference_margin), np.nan),
+            candidate_margin=np.where(q_finite, candidate_margin, np.nan),
+            reference_margin=np.where(p_finite, reference_margin, np.nan),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail={
+                "candidate_top": np.where(q_finite, candidate_top, -1),
+                "reference_top": np.where(p_finite, reference_top, -1),
+                "tv": np.where(both, np.abs(p - q).sum(axis=1) / 2, np.nan),
+                "weighted_flip": np.where(p_finite, flip * reference_margin, np.nan),
+                "topk_overlap": np.where(both, 1 - strays.sum(axis=1) / k, np.nan),
+                **_shifts(q.max(axis=1), p, candidate_top, both),
+                **self._turned(
+                    candidate_top, reference_top, found=(q_finite, p_finite), n_classes=p.shape[1]
+                ),
+            },
+        )
+
+    def _kullback_leibler(self, log_p: Values, log_q: Values) -> Values:
+        if self._output_kind is OutputKind.PROBABILITIES:
+            log_q = rounded(log_q, log_p)
+        p = np.exp(log_p)
+        # A class that the reference rules out costs nothing, whatever the candidate says of it.
+        with np.errstate(invalid="ignore"):
+            terms = np.where(p > 0, p * (log_p - log_q), 0.0)
+        # Rounding may take the sum of nearly equal distributions below zero.
+        divergence: Values = np.maximum(terms.sum(axis=1), 0.0)
+        return divergence
+
+    def _turned(
+        self, candidate_top: Classes, reference_top: Classes, *, found: tuple[Flags, Flags], n_classes: int
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return flips into and out of the classes of interest, if there are any; `found` tells who is finite."""
+        if not self._interest:
+            return {}
+        q_finite, p_finite = found
+        wanted = among(self._interest, n_classes)
+        now, before = wanted[candidate_top] & q_finite, wanted[reference_top]
+        return {"gained": told(now & ~before, p_finite), "lost": told(before & ~now, p_finite)}
+
+    def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
+        _check_reference(texts, reference)
+        n_classes = reference.shape[1]
+        listed = read_listed(texts, n_classes)
+        full = listed.k == n_classes
+        reference = reference.astype(np.float64)
+        found = self._compare_values(listed.spread(n_classes) if full else reference, reference)
+        p_finite = found.reference_finite
+        q_finite, gap = self._of_list(listed)
+        if full:
+            gap = found.candidate_margin
+        k = min(self._top_k, listed.k)
+        chosen = np.zeros(reference.shape, dtype=np.bool_)
+        np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
+        # Triton's sort leaves equal values in any order: of those of the reference the list may begin with any.
+        least = np.partition(reference, -k, axis=1)[:, -k, np.newaxis]
+        # As many of its classes are strays as of those above the least one are missing, or more: there are k of them.
+        n_strays = np.maximum(
+            (chosen & (reference < least)).sum(axis=1), (~chosen & (reference > least)).sum(axis=1)
+        )
+        topk = np.where(q_finite, n_strays > 0, True)
+        top = listed.classes[:, 0]
+        best = reference.max(axis=1) == np.take_along_axis(reference, top[:, np.newaxis], axis=1)[:, 0]
+        flip = np.where(q_finite, ~best, True)
+        both = q_finite & p_finite
+        undefined = np.full(len(reference), np.nan)
+        return msgspec.structs.replace(
+            found,
+            flip=np.where(p_finite, flip.astype(np.float64), np.nan),
+            topk=np.where(p_finite, topk.astype(np.float64), np.nan),
+            js=found.js if full else undefined,
+            divergence=found.divergence if full and self._output_kind is OutputKind.LOGITS else undefined,
+            margin=np.where(both, np.abs(gap - found.reference_margin), np.nan),
+            candidate_margin=np.where(q_finite, gap, np.nan),
+            candidate_finite=q_finite,
+            detail={
+                **found.detail,
+                "candidate_top": np.where(q_finite, top, -1),
+                "tv": found.detail["tv"] if full else undefined,
+                "weighted_flip": np.where(p_finite, flip * found.reference_margin, np.nan),
+                "topk_overlap": np.where(both, 1 - n_strays / k, np.nan),
+                **(self._shifts_of_list(listed, reference, both) if not full else {}),
+                **self._turned(
+                    top,
+                    np.where(best, top, _top(reference)),
+                    found=(q_finite, p_finite),
+                    n_classes=n_classes,
+                ),
+            },
+        )
+
+    def _shifts_of_list(self, listed: Listed, reference: Values, both: Flags) -> dict[str, Values]:
+        """Return the shifts of confidence, which the first of probabilities tells."""
+        p = np.exp(self._log_probabilities(reference, "reference")[0])
+        known = both & (self._output_kind is OutputKind.PROBABILITIES)
+        return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
+
+    def _of_list(self, listed: Listed) -> tuple[Flags, Values]:
+        """Return which items are finite, and the gap of the two largest probabilities where the list tells it."""
+        values = listed.values
+        if self._output_kind is OutputKind.LOGITS:
+            finite: Flags = np.asarray(~np.isnan(values).any(axis=1) & np.isfinite(values[:, 0]))
+            return finite, np.full(len(values), np.nan)
+        finite = np.asarray(np.isfinite(values).all(axis=1))
+        safe = np.where(finite[:, np.newaxis], values, 0.0)
+        _check_probabilities(safe, safe.sum(axis=1) - 1.0, "candidate")
+        return finite, safe[:, 0] - safe[:, 1] if listed.k > 1 else np.full(len(values), np.nan)
+
+    def _log_probabilities(self, output: Values, side: str) -> tuple[Values, Flags]:
+        """Return ln of the probabilities, and which items are finite; others hold the uniform distribution."""
+        if self._output_kind is OutputKind.PROBABILITIES:
+            finite: Flags = np.asarray(np.isfinite(output).all(axis=1) & output.any(axis=1))
+            safe = np.where(finite[:, np.newaxis], output, 1.0 / output.shape[1])
+            return _log_normalised(safe, side), finite
+        finite = np.asarray(~np.isnan(output).any(axis=1) & np.isfinite(output.max(axis=1)))
+        safe = np.where(finite[:, np.newaxis], output, 0.0)
+        with np.errstate(over="ignore"):  # as far apart as float64 reaches: probability zero
+            shifted = safe - safe.max(axis=1, keepdims=True)
+        return shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True)), finite
+
+
+def _check_shapes(candidate: Array, reference: Array) -> None:
+    for side, array in (("candidate", candidate), ("reference", reference)):
+        if array.dtype.kind != "f":
+            raise uncomparable(
+                f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
+                "model return its logits or probabilities too, and name them in `models.output`; if these are quantised "
+                "ones, say so in `models.references.output_scale`"
+            )
+    if candidate.shape != reference.shape:
+        raise uncomparable(
+            f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}"
+        )
+    if candidate.ndim != 2 or candidate.shape[1] < 2:
+        raise uncomparable(
+            f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
+            "the classification output in `models.output`; one score for each item is task `multilabel`"
+        )
+
+
+def _check_reference(texts: Array, reference: Array) -> None:
+    if reference.dtype.kind != "f" or reference.ndim != 2 or reference.shape[1] < 2:
+        raise uncomparable(
+            f"the candidate's output is text, the reference's {reference.dtype.name}{list(reference.shape)}: a list of "
+            "top classes is compared with floating-point [items, classes]"
+        )
+    if len(texts) != len(reference):
+        raise uncomparable(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
+
+
+def _check_probabilities(probabilities: Values, excess: Values, side: str) -> None:
+    unexplained = excess - ZERO_TOLERANCE * (probabilities == 0).sum(axis=1)
+    worst = float(excess.max(initial=0.0, where=unexplained > SUM_TOLERANCE))
+    lowest = float(probabilities.min(initial=0.0))
+    if worst > 0 or lowest < -NEGATIVE_TOLERANCE:
+        raise uncomparable(
+            f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
+            f"{lowest:.3g}): if these are logits, set `models.output_kind`"
+        )
+
+
+def _log_normalised(probabilities: Values, side: str) -> Values:
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no distribution
+        total = probabilities.sum(axis=1, keepdims=True)
+    _check_probabilities(probabilities, np.where(total > 0, np.abs(total - 1.0), np.inf)[:, 0], side)
+    clipped = np.maximum(probabilities, 0.0)
+    with np.errstate(divide="ignore"):
+        log: Values = np.log(clipped / clipped.sum(axis=1, keepdims=True))
+    return log
+
+
+def _jensen_shannon(p: Values, q: Values) -> Values:
+    middle = (p + q) / 2
+    halves = [
+        np.where(
+            side > 0, side * np.log(np.where(side > 0, side / np.where(middle > 0, middle, 1.0), 1.0)), 0
+        )
+        for side in (p, q)
+    ]
+    divergence: Values = np.clip((halves[0] + halves[1]).sum(axis=1) / 2, 0.0, LN2)
+    return divergence
+
+
+def _shifts(sureness: Values, p: Values, top: Classes, known: Flags) -> dict[str, Values]:
+    """Return by how much the candidate is surer, of its own answer and than the reference of its."""
+    same = np.take_along_axis(p, top[:, np.newaxis], axis=1)[:, 0]
+    return {
+        "confidence_shift": np.where(known, sureness - p.max(axis=1), np.nan),
+        "calibration_shift": np.where(known, sureness - same, np.nan),
+    }
+
+
+def _gap(probabilities: Values) -> Values:
+    two = np.partition(probabilities, -2, axis=1)[:, -2:]
+    gap: Values = two[:, 1] - two[:, 0]
+    return gap
+
+
+def _top(output: Values) -> Classes:
+    top: Classes = np.argmax(output, axis=1)
+    return top

@@ -1,0 +1,78 @@
+"""The top classes as a list of texts, `value:index[:label]`: Triton's classification extension."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.shadow.comparators.protocol import Values, uncomparable
+from quantdrift.shadow.runtimes.protocol import Array
+
+
+class Listed(msgspec.Struct, frozen=True, kw_only=True):
+    """The k largest values of each item, the largest first.
+
+    Parameters
+    ----------
+    classes
+        Their classes : (items, k), int64, no class twice.
+    values
+        As they were printed : (items, k), float64, never rising; not a number and infinities included.
+    """
+
+    classes: npt.NDArray[np.int64]
+    values: Values
+
+    @property
+    def k(self) -> int:
+        """How many classes were listed."""
+        return int(self.classes.shape[1])
+
+    def spread(self, n_classes: int) -> Values:
+        """Return the values of all classes : (items, classes); all of them must have been listed."""
+        values = np.empty((len(self.classes), n_classes))
+        np.put_along_axis(values, self.classes, self.values, axis=1)
+        return values
+
+
+def read_listed(texts: Array, n_classes: int) -> Listed:
+    """Return what `texts` list.
+
+    Parameters
+    ----------
+    texts
+        (items, k), bytes.
+    n_classes
+        How many classes the model has.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `output`: they are no such lists, or not of this model's classes.
+    """
+    if texts.ndim != 2 or not 1 <= texts.shape[1] <= n_classes:
+        raise uncomparable(
+            f"the candidate's output is text{list(texts.shape)}, which lists no classes of {n_classes}"
+        )
+    pairs = [_pair(text) for text in texts.ravel().tolist()]
+    values = np.array([value for value, _ in pairs]).reshape(texts.shape)
+    classes = np.array([index for _, index in pairs], dtype=np.int64).reshape(texts.shape)
+    ordered = np.sort(classes, axis=1)
+    if classes.max(initial=0) >= n_classes or (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise uncomparable(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
+    if (values[:, 1:] > values[:, :-1]).any():
+        raise uncomparable("the candidate's list of classes does not begin with the largest value")
+    return Listed(classes=classes, values=values)
+
+
+def _pair(text: bytes) -> tuple[float, int]:
+    value, _, rest = text.partition(b":")
+    index = rest.partition(b":")[0]
+    if index.isdigit() and len(index) < 10:
+        try:
+            return float(value), int(index)
+        except ValueError:
+            pass
+    raise uncomparable(
+        "the candidate's output is text, but no list of `value:index:label`: labels alone cannot be compared. Have the "
+        "model return its logits or probabilities too, and name them in `models.output`"
+    )

@@ -1,0 +1,122 @@
+"""The seam to what divergence means for a kind of output: outputs of both sides in, one divergence per item out."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.shadow.runtimes.protocol import Array
+
+Values = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Outputs = Mapping[str, Array]
+
+_NONE: Values = np.empty(0)
+_NONE.flags.writeable = False
+
+
+class Divergences(msgspec.Struct, frozen=True, kw_only=True):
+    """Divergences of many items. All arrays : (items,); a value that is undefined is NaN.
+
+    Parameters
+    ----------
+    flip
+        1 where the decision differs, 0 where not, float64.
+    divergence
+        The graded divergence of the task, >= 0 and perhaps infinite, float64.
+    candidate_finite, reference_finite
+        Whether that side's output can be compared at all: a number that is none or is infinite is an outcome of its
+        own, and nothing undefined enters an average.
+    topk, js, margin, candidate_margin, reference_margin
+        What only distributions over classes have, float64; empty where the task knows of no such thing.
+    detail
+        What else was measured, by name: numbers (undefined ones are left out of the record), flags, or objects that
+        JSON can hold, such as lists.
+    """
+
+    flip: Values
+    divergence: Values
+    candidate_finite: Flags
+    reference_finite: Flags
+    topk: Values = _NONE
+    js: Values = _NONE
+    margin: Values = _NONE
+    candidate_margin: Values = _NONE
+    reference_margin: Values = _NONE
+    detail: Mapping[str, npt.NDArray[Any]] = {}
+
+    def part(self, begin: int, end: int) -> "Divergences":
+        """Return those of the items [begin, end)."""
+        columns = {name: getattr(self, name) for name in self.__struct_fields__ if name != "detail"}
+        return Divergences(
+            **{name: column[begin:end] for name, column in columns.items()},
+            detail={name: column[begin:end] for name, column in self.detail.items()},
+        )
+
+
+class Comparator(Protocol):
+    """Compares outputs. Items of a batch do not influence each other, and their order does not matter."""
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return which outputs it needs of both sides; empty: the one that the model's configuration tells."""
+        ...
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            The compared outputs of both sides by name : (items, ...) each. Texts come as objects of `bytes`.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: at least one item's outputs cannot be compared. The caller tries the exchanges of a
+            batch one by one.
+        """
+        ...
+
+
+class ArrayComparator(Protocol):
+    """Compares one output; as `Comparator` else."""
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item of two arrays : (items, ...)."""
+        ...
+
+
+class Alone:
+    """A comparator of the one output that the model's configuration tells.
+
+    Parameters
+    ----------
+    comparator
+        Of that output.
+    """
+
+    outputs: tuple[str, ...] = ()
+
+    def __init__(self, comparator: ArrayComparator) -> None:
+        self._comparator = comparator
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Return the divergence of each item."""
+        (name,) = candidate
+        return self._comparator.compare(candidate[name], reference[name])
+
+
+def told(flags: Flags, known: Flags) -> npt.NDArray[Any]:
+    """Return flags for `Divergences.detail`; None, which is left out of the record, where they are not known."""
+    detail: npt.NDArray[Any] = flags.astype(object)
+    detail[~known] = None
+    return detail
+
+
+def uncomparable(detail: str) -> QuarantineError:
+    """Return the error that says that outputs cannot be compared, and why."""
+    return QuarantineError(QuarantineReason.OUTPUT, detail)

@@ -1,0 +1,61 @@
+"""Which comparator a model has."""
+
+from collections.abc import Callable
+
+from quantdrift.core.config.schema import Model
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.task import Task
+from quantdrift.shadow.comparators.classes.classes_of_interest import numbers_of
+from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
+from quantdrift.shadow.comparators.classes.multilabel import MultilabelComparator
+from quantdrift.shadow.comparators.protocol import Alone, Comparator
+from quantdrift.shadow.comparators.ranking import RankingComparator
+from quantdrift.shadow.comparators.regression import RegressionComparator
+from quantdrift.shadow.comparators.tensor import TensorComparator
+from quantdrift.shadow.comparators.text.generation import GenerationComparator
+from quantdrift.shadow.comparators.vectors.embedding import EmbeddingComparator
+from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
+
+
+def comparator_of(model: Model) -> Comparator:
+    """Return a comparator for a model's outputs.
+
+    Raises
+    ------
+    OperatorError
+        There is none for its task.
+    """
+    make = _MAKERS.get(model.task)
+    if make is None:
+        raise OperatorError(f"models `{model.name}`: there is no comparator for the task `{model.task}` yet")
+    return make(model)
+
+
+def _classification(model: Model) -> Comparator:
+    interest = numbers_of(model.classification.interest, model.labels)
+    return Alone(ClassificationComparator(model.output_kind, model.top_k, interest))
+
+
+def _multilabel(model: Model) -> Comparator:
+    options = model.multilabel
+    interest = numbers_of(options.interest, model.labels)
+    return Alone(MultilabelComparator(model.output_kind, options.thresholds, interest))
+
+
+def _detection(model: Model) -> Comparator:
+    from quantdrift.shadow.comparators.vision.detection import DetectionComparator  # noqa: PLC0415 - SciPy, for this one alone
+
+    return DetectionComparator(model.detection)
+
+
+_MAKERS: dict[Task, Callable[[Model], Comparator]] = {
+    Task.CLASSIFICATION: _classification,
+    Task.MULTILABEL: _multilabel,
+    Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
+    Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
+    Task.DETECTION: _detection,
+    Task.SEGMENTATION: lambda model: Alone(SegmentationComparator(model.segmentation, model.output_kind)),
+    Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
+    Task.TENSOR: lambda model: TensorComparator(model.tensor),
+    Task.GENERATION: lambda model: GenerationComparator(model.generation),
+}

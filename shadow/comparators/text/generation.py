@@ -1,0 +1,380 @@
+r"""The comparator for generated text: what the reference says of the tokens that were served, per answer, in float64.
+
+The reference is given the prompt and the served tokens, and tells the log-probability of each (teacher forcing). With
+p the reference's and q the candidate's distribution at a place, t the token that was served there:
+
+- `nll` = mean of -ln p(t), nats per token; `perplexity` = exp(nll). `rank_mean`, `rank_max` of t under p, 1 is the
+  likeliest; `top1_share` of the places where p holds no token likelier than t.
+- `regret` = mean of max ln p - ln p(t), nats per token: 0 where each token is the reference's likeliest.
+
+Where the client asked for log-probabilities, or a copy of the candidate scored the same tokens, q is known of the served
+token and of the k likeliest. Tokens of which p and q are both known are cells, all others together are one more, the tail.
+Of the two distributions over the cells, as means over the places:
+
+- `kl` = sum p ln(p / q), nats per token. Lumping outcomes never raises a divergence (data processing inequality: Cover
+  and Thomas, Elements of Information Theory, 2.8), so it is a lower bound of KL over the vocabulary, exact where the
+  reference leaves the tail nothing. It has no upper bound: q may be next to zero on a token of the tail. `kl_tail` is the
+  reference's mass there.
+- `tv` = sum |p - q| / 2, a lower bound in the same way, and `tv_upper`: |p - q| adds up to at most p + q over the tail.
+- `js` as of classifiers, a lower bound, and `js_upper` = js + mean of (P + Q) / 2 h(P / (P + Q)), P and Q being the
+  tail's masses and h the binary entropy: by the chain rule that is the most that the tail can hide.
+- `same_top1` = share of places whose likeliest token is the same, `first_change` the first place (from 0) where it is
+  not. `perplexity_ratio` = exp of the mean of ln q(t) - ln p(t): the reference's perplexity over the candidate's.
+
+Two tokens are equally likely where ln p differs by at most `tie`. `divergence` is `kl`; without log-probabilities, of an
+answer that had to be greedy, `regret`; else undefined. `flip` is 1 where
+
+- the candidate's likeliest token is not among the reference's likeliest at some place; without log-probabilities, of a
+  greedy answer, some served token is not;
+- JSON that was asked for, or a call of a tool, is not valid, or an answer was cut off before it said anything;
+- the candidate's log-probabilities are no probabilities, or it gave nothing at all.
+
+All of it is of the first `max_tokens` tokens. What is said of the end is in `endings`, of the reference's own answers in
+`beside`.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import Generation
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.text.endings import endings
+from quantdrift.shadow.comparators.text.free_answer import beside_own
+from quantdrift.shadow.comparators.text.per_answer import first_of_items, largest_of_items, mean_of_items
+from quantdrift.shadow.comparators.text.tokens import is_part, same_tokens, spelt_alike
+from quantdrift.shadow.comparators.text.validity import calls_valid, is_broken, json_valid
+from quantdrift.shadow.language.answer import Answer
+from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores
+
+Codes = npt.NDArray[np.int64]
+
+LN2: Final = float(np.log(2.0))
+_ABOVE_ONE: Final = 1e-3  # a log-probability may be rounded to a little more than zero
+_SAME: Final = 1e-6
+_LEAST_TAIL: Final = 1e-7  # what rounding leaves of a tail; a larger q only lowers the bound
+_NO_TOKEN: Final = -1
+_UNKNOWN: Final = -2
+_UNTOLD: Final = Answer(text="")
+
+
+class _Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One model's view of all places of a batch: the served token in the first row, its likeliest below.
+
+    Parameters
+    ----------
+    codes
+        (1 + k, places), which token; negative where there is none, or where it cannot be told from another.
+    logprobs
+        (1 + k, places), not a number where there is none.
+    """
+
+    codes: Codes
+    logprobs: Values
+
+
+class GenerationComparator:
+    """Compares answers.
+
+    Parameters
+    ----------
+    options
+        What is configured.
+    """
+
+    outputs: tuple[str, ...] = (SCORES,)
+
+    def __init__(self, options: Generation) -> None:
+        self._tie = options.tie
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Return the divergence of each answer.
+
+        Parameters
+        ----------
+        candidate
+            `scores`, a `Scores` each or None where none were served, and `answer`, an `Answer` each : (items,).
+            Without `answer` it is the scores alone that are compared, as of a reference with itself.
+        reference
+            `scores`, a `Scores` each : (items,); what a copy of the candidate says counts where none were served.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: the sides differ in number of items.
+        """
+        on_wire: list[Scores | None] = candidate[SCORES].tolist()
+        answers: list[Answer] = (
+            candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(on_wire)
+        )
+        found: list[Scores] = reference[SCORES].tolist()
+        if not len(answers) == len(on_wire) == len(found):
+            raise uncomparable(f"the candidate gave {len(on_wire)} answers, {len(found)} were scored")
+        given = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
+        n_items = len(answers)
+        owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
+        used = [
+            one if one is not None and _is_finite(one) and _aligned(one, of) else None
+            for one, of in zip(given, found, strict=True)
+        ]
+        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], used)
+        lag = _highest(p.logprobs) - p.logprobs[0]
+        likeliest = lag <= self._tie
+        cells = _cells(p, q)
+        known = ~np.isnan(q.logprobs[0])
+        same, has_top = self._same_top(p, q, cells)
+        greedy = np.array(
+            [one.is_greedy and _is_of(one, len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+        ) & np.array(
+            [
+                one is None or use is not None or one.ids[: len(of.ids)] == of.ids
+                for one, use, of in zip(given, used, found, strict=True)
+            ]
+        )
+        listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
+        own_top = _highest(q.logprobs) - q.logprobs[0] <= self._tie
+        decided = np.where(has_top, ~same, ~likeliest & greedy[owner])
+
+        def mean(values: Values, where: Flags | None = None) -> Values:
+            return mean_of_items(values, owner, n_items, where)
+
+        q_finite = np.array([_is_finite(one) for one in on_wire]) & np.array(
+            [not (one.is_empty and not len(of.logprobs)) for one, of in zip(answers, found, strict=True)]
+        )
+        p_finite = np.array([_is_finite(one) and not np.isnan(one.logprobs).any() for one in found])
+        undefined = np.where(p_finite, 0.0, np.nan)
+        nll = mean(-p.logprobs[0]) + undefined
+        lags = mean(lag) + undefined
+        over_cells = {name: mean(values, known) + undefined for name, values in cells.figures.items()}
+        with_logprobs = ~np.isnan(over_cells["kl"])
+        divergence = np.where(with_logprobs, over_cells["kl"], np.where(greedy, lags, np.nan))
+        broken = np.array([is_broken(one) for one in answers])
+        changed = np.bincount(owner, decided, n_items) > 0
+        flip = np.where(p_finite, changed | broken | ~q_finite, np.nan)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratio = np.exp(mean(q.logprobs[0] - p.logprobs[0], known) + undefined)
+            perplexity = np.exp(nll)
+        ranks = np.concatenate([*(one.ranks for one in found), np.empty(0)])
+        return Divergences(
+            flip=flip,
+            divergence=np.where(q_finite, divergence, np.nan),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail={
+                "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
+                "finish_reason": _told(one.finish_reason or None for one in answers),
+                "first_change": first_of_items(decided, owner, n_items) + undefined,
+                "json_valid": _told(json_valid(one) for one in answers),
+                "logprobs": _told(map(_source, on_wire, given, used)),
+                "measure": _told(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
+                "n_scored": np.array([len(one.logprobs) for one in found]),
+                "n_tokens": _told(one.n_tokens for one in answers),
+                "nll": nll,
+                "perplexity": perplexity,
+                "perplexity_ratio": ratio,
+                "rank_max": largest_of_items(ranks, owner, n_items) + undefined,
+                "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
+                "regret": lags,
+                "same_top1": mean(same.astype(np.float64), has_top) + undefined,
+                "tool_calls_valid": _told(calls_valid(one) for one in answers),
+                "top1_share": mean(likeliest.astype(np.float64)) + undefined,
+                **over_cells,
+                **{name: values + undefined for name, values in endings(found).items()},
+                **beside_own(answers, found),
+            },
+        )
+
+    def _same_top(self, p: _Side, q: _Side, cells: "_Cells") -> tuple[Flags, Flags]:
+        """Return whether the likeliest token is the same, ties aside, and at which places that can be told."""
+        tops = q.logprobs >= _highest(q.logprobs) - self._tie
+        # What the reference does not list is at most as likely as the last that it lists.
+        least = np.min(np.where(np.isnan(p.logprobs), np.inf, p.logprobs), axis=0)
+        highest = _highest(p.logprobs)
+        fits = highest - np.where(np.isnan(cells.p), least, cells.p) <= self._tie
+        unclear = (tops & (q.codes == _UNKNOWN)).any(axis=0)
+        unclear |= ((p.logprobs == highest) & (p.codes == _UNKNOWN)).any(axis=0)
+        # vLLM puts the served token into the list of a chat and cuts the list behind it: alone it need not be the likeliest.
+        listed = ~np.isnan(q.logprobs[1:])
+        other = (q.codes[1:] != q.codes[0]) | (np.abs(q.logprobs[1:] - q.logprobs[0]) > _SAME)
+        shows_top = (listed & other).any(axis=0) | (listed.any(axis=0) & (q.logprobs[0] >= -LN2))
+        has_top = ~np.isnan(q.logprobs[0]) & shows_top & ~unclear
+        return np.asarray((tops & fits).any(axis=0)), np.asarray(has_top)
+
+
+class _Cells(msgspec.Struct, frozen=True, kw_only=True):
+    """What both sides say of the tokens that the candidate lists.
+
+    Parameters
+    ----------
+    p
+        (1 + k, places), the reference's ln p of them; not a number where it does not tell.
+    figures
+        By name : (places,).
+    """
+
+    p: Values
+    figures: dict[str, Values]
+
+
+def _cells(p: _Side, q: _Side) -> _Cells:
+    of_q = np.full(q.codes.shape, np.nan)
+    for codes, logprobs in zip(p.codes, p.logprobs, strict=True):
+        of_q = np.where((q.codes == codes) & (codes >= 0), logprobs, of_q)
+    # Teacher forcing: the first row is the served token, on both sides.
+    of_q[0] = p.logprobs[0]
+    known = ~np.isnan(of_q) & ~np.isnan(q.logprobs)
+    known[1:] &= (q.codes[1:] >= 0) & (q.codes[1:] != q.codes[0])
+    mass_p = np.where(known, np.exp(np.where(known, of_q, 0.0)), 0.0)
+    mass_q = np.where(known, np.exp(np.where(known, q.logprobs, 0.0)), 0.0)
+    tail_p = np.maximum(1.0 - mass_p.sum(axis=0), 0.0)
+    tail_q = np.maximum(1.0 - mass_q.sum(axis=0), 0.0)
+    p_all, q_all = np.vstack([mass_p, tail_p]), np.vstack([mass_q, tail_q])
+    with np.errstate(divide="ignore", invalid="ignore"):
+        by_logs = np.where(mass_p > 0, mass_p * (of_q - q.logprobs), 0.0)
+        of_tail = np.where(tail_p > 0, tail_p * np.log(tail_p / np.maximum(tail_q, _LEAST_TAIL)), 0.0)
+        halves = [
+            np.where(one > 0, one * np.log(2 * one / (p_all + q_all)), 0.0).sum(axis=0)
+            for one in (p_all, q_all)
+        ]
+        both = tail_p + tail_q
+        hidden = sum(np.where(one > 0, one * np.log(both / one), 0.0) for one in (tail_p, tail_q)) / 2
+    js = np.clip((halves[0] + halves[1]) / 2, 0.0, LN2)
+    tv = np.abs(p_all - q_all).sum(axis=0) / 2
+    tv_upper = (np.abs(mass_p - mass_q).sum(axis=0) + both) / 2
+    figures = {
+        "kl": np.maximum(by_logs.sum(axis=0) + of_tail, 0.0),
+        "kl_tail": tail_p,
+        "tv": tv,
+        "tv_upper": np.clip(tv_upper, tv, 1.0),
+        "js": js,
+        "js_upper": np.minimum(js + hidden, LN2),
+    }
+    return _Cells(p=of_q, figures=figures)
+
+
+def _sides(found: Sequence[Scores], used: Sequence[Scores | None]) -> tuple[_Side, _Side]:
+    """Return both views of all places. Each token has a code: its id, or a number of its own for what is spelt."""
+    book: dict[bytes, int] = {}
+    sides: tuple[list[_Side], list[_Side]] = ([], [])
+    for of_p, of_q in zip(found, used, strict=True):
+        n_places = len(of_p.logprobs)
+        by_id = of_q is None or not of_q.tokens
+        one, other = (
+            _unambiguous(_side(side or NOTHING, n_places, None if by_id else book)) for side in (of_p, of_q)
+        )
+        if (one.codes[1:] < 0).all():  # a reference that tells spellings alone, a candidate that tells ids
+            other = _Side(codes=other.codes[:1], logprobs=other.logprobs[:1])
+        sides[0].append(one)
+        sides[1].append(other)
+    return _joined(sides[0]), _joined(sides[1])
+
+
+def _side(scores: Scores, n_places: int, book: dict[bytes, int] | None) -> _Side:
+    """Return the view of one answer : (1 + k, `n_places`)."""
+    n_told = min(len(scores.logprobs), n_places)
+    width = scores.top_logprobs.shape[1]
+    codes = np.full((1 + width, n_places), _NO_TOKEN, dtype=np.int64)
+    logprobs = np.full((1 + width, n_places), np.nan)
+    logprobs[0, :n_told] = scores.logprobs[:n_told]
+    logprobs[1:, :n_told] = scores.top_logprobs[:n_told].T
+    if n_told and book is None:
+        codes[0, :n_told] = scores.ids[:n_told]
+        codes[1:, :n_told] = scores.top_ids[:n_told].T
+    elif n_told and book is not None:
+        codes[0, :n_told] = [_code(one, book) for one in scores.tokens[:n_told]]
+        rows = [[_code(one, book) for one in row] for row in scores.top_tokens[:n_told]]
+        codes[1:, :n_told] = np.array(rows, dtype=np.int64).reshape(n_told, width).T
+    codes[np.isnan(logprobs)] = _NO_TOKEN
+    return _Side(codes=codes, logprobs=logprobs)
+
+
+def _code(token: bytes, book: dict[bytes, int]) -> int:
+    return _UNKNOWN if is_part(token) else book.setdefault(token, len(book))
+
+
+def _unambiguous(side: _Side) -> _Side:
+    """Take the code from tokens that are spelt as another one is, and differ from it."""
+    codes = side.codes.copy()
+    for row in range(len(codes)):
+        for other in range(row):
+            alike = (side.codes[row] == side.codes[other]) & (side.codes[row] >= 0)
+            if other == 0:  # the served token is mostly listed as well
+                alike &= np.abs(side.logprobs[row] - side.logprobs[other]) > _SAME
+            codes[row, alike] = codes[other, alike] = _UNKNOWN
+    return _Side(codes=codes, logprobs=side.logprobs)
+
+
+def _joined(sides: Sequence[_Side]) -> _Side:
+    width = max((len(side.codes) for side in sides), default=1)
+    return _Side(
+        codes=np.concatenate([_filled(side.codes, width, _NO_TOKEN) for side in sides], axis=1),
+        logprobs=np.concatenate([_filled(side.logprobs, width, np.nan) for side in sides], axis=1),
+    )
+
+
+def _filled(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[Any]:
+    return np.pad(rows, ((0, width - len(rows)), (0, 0)), constant_values=filler)
+
+
+def _aligned(given: Scores, found: Scores) -> bool:
+    """Return whether both speak of the same tokens. A candidate may tell of the end too, which texts do not hold."""
+    n_found = len(found.logprobs)
+    if len(given.logprobs) < n_found:
+        return False
+    if given.ids:
+        return given.ids[:n_found] == found.ids and (
+            not given.tokens or spelt_alike(given.tokens[:n_found], found.tokens)
+        )
+    return same_tokens(given.tokens[:n_found], found.tokens)
+
+
+def _is_of(answer: Answer, n_scored: int) -> bool:
+    """Return whether so many tokens can be those that were served, and not others that the text was made into anew.
+
+    An end that the model chose is a token that texts do not hold; a stop of the client's takes any number of them.
+    """
+    if answer.n_tokens is None:
+        return True
+    n_less = answer.n_tokens - n_scored
+    if answer.is_cut:
+        return n_less >= 0
+    return n_less == 0 or (n_less == 1 and answer.finish_reason != "length")
+
+
+def _is_finite(scores: Scores | None) -> bool:
+    if scores is None:
+        return True
+    highest = np.concatenate([scores.logprobs, scores.top_logprobs.ravel()])
+    return not bool((highest > _ABOVE_ONE).any())
+
+
+def _unknown(scores: Scores) -> Scores:
+    """Return scores of the same tokens without a log-probability."""
+    return msgspec.structs.replace(
+        scores,
+        logprobs=np.full_like(scores.logprobs, np.nan),
+        top_logprobs=np.full_like(scores.top_logprobs, np.nan),
+    )
+
+
+def _source(on_wire: Scores | None, given: Scores | None, used: Scores | None) -> str:
+    if given is None:
+        return "unavailable"
+    if used is None:
+        return "misaligned"
+    return "copy" if on_wire is None else "wire"
+
+
+def _highest(logprobs: Values) -> Values:
+    highest: Values = np.max(np.where(np.isnan(logprobs), -np.inf, logprobs), axis=0)
+    return highest
+
+
+def _told(values: Iterable[Any]) -> npt.NDArray[Any]:
+    told = list(values)
+    column = np.empty(len(told), dtype=object)
+    column[:] = told
+    return column

@@ -1,0 +1,37 @@
+"""What places of answers come to for each answer: `owner` : (places,) tells whose they are, in order."""
+
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.shadow.comparators.protocol import Flags, Values
+
+Codes = npt.NDArray[np.int64]
+
+
+def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | None = None) -> Values:
+    """Return the mean of each item's places, added up in their order; NaN where there is none."""
+    if where is not None:
+        values, owner = values[where], owner[where]
+    counts = np.bincount(owner, minlength=n_items)
+    with np.errstate(invalid="ignore"):
+        total = np.bincount(owner, values, n_items)
+        mean: Values = np.divide(total, counts, out=np.full(n_items, np.nan), where=counts > 0)
+    return mean
+
+
+def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
+    """Return the first place of each item that is flagged, from 0; NaN where none is."""
+    starts = np.searchsorted(owner, np.arange(n_items))
+    places = np.flatnonzero(flags)
+    first = np.full(n_items, np.nan)
+    items, index = np.unique(owner[places], return_index=True)
+    first[items] = places[index] - starts[items]
+    return first
+
+
+def largest_of_items(values: Values, owner: Codes, n_items: int) -> Values:
+    """Return the largest of each item's values; NaN where none is a number."""
+    largest = np.full(n_items, -np.inf)
+    present = ~np.isnan(values)
+    np.maximum.at(largest, owner[present], values[present])
+    return np.where(np.isinf(largest), np.nan, largest)

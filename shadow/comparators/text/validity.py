@@ -1,0 +1,67 @@
+"""Whether an answer is what was asked for: JSON that can be read, and calls of tools that were offered.
+
+Of a JSON schema only `type: object`, `properties` and `required` are looked at, at every depth: what is missing breaks
+whoever reads the answer. Types of values, enumerations and formats are not checked.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from quantdrift.shadow.language.answer import Answer, Call
+
+_BROKEN: Final = object()
+_DEEPEST: Final = 32
+
+
+def json_valid(answer: Answer) -> bool | None:
+    """Return whether the JSON that was asked for is there; None where none was, or a tool is called instead."""
+    if not answer.wants_json or answer.calls:
+        return None
+    return _fits(answer.schema, _read(answer.text))
+
+
+def calls_valid(answer: Answer) -> bool | None:
+    """Return whether each call names a tool that was offered and has the arguments it requires; None without a call."""
+    if not answer.calls:
+        return None
+    return all(_is_valid(call, answer.tools) for call in answer.calls)
+
+
+def is_broken(answer: Answer) -> bool:
+    """Return whether an answer is of no use: not what was asked for, or cut off before it said anything."""
+    cut_off = answer.is_empty and answer.finish_reason == "length"
+    return json_valid(answer) is False or calls_valid(answer) is False or cut_off
+
+
+def _is_valid(call: Call, tools: Mapping[str, dict[str, Any]]) -> bool:
+    arguments = _read(call.arguments or "{}")
+    return call.name in tools and isinstance(arguments, dict) and _fits(tools[call.name], arguments)
+
+
+def _read(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        return _BROKEN
+
+
+def _fits(schema: Mapping[str, Any], value: Any, depth: int = 0) -> bool:
+    if value is _BROKEN:
+        return False
+    properties, required = schema.get("properties"), schema.get("required")
+    if depth > _DEEPEST or (schema.get("type") != "object" and not isinstance(properties, dict)):
+        return True
+    if not isinstance(value, dict):
+        return (
+            schema.get("type") != "object"
+        )  # of several types, or of none, `properties` say nothing of what is no object
+    if isinstance(required, list) and any(name not in value for name in required if isinstance(name, str)):
+        return False
+    inner = properties if isinstance(properties, dict) else {}
+    return all(
+        _fits(of_value, value[name], depth + 1)
+        for name, of_value in inner.items()
+        if name in value and isinstance(of_value, dict)
+    )

@@ -1,0 +1,1 @@
+"""Comparators of embedding vectors."""

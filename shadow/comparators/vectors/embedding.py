@@ -1,0 +1,130 @@
+"""The comparator for embeddings: one vector for each item.
+
+With p the reference's and q the candidate's vector:
+
+- `divergence` = 1 - cos(p, q), the cosine distance, without a unit, in [0, 2]; 0 where both point the same way.
+- `flip` = 1 where it is above the tolerance.
+
+In `detail`:
+
+- `norm_ratio` = |q| / |p|, above 0: 1 where the length is kept, which no angle tells.
+- `neighbour_overlap`: of the k vectors nearest to p (by cosine to five decimals, exactly searched) among the last different vectors that the
+  reference gave, the share that is also among the k nearest to q, in [0, 1]; 1 where a search would find the same. The
+  local measure of how well an embedding is kept (Venna et al., Information retrieval perspective to nonlinear
+  dimensionality reduction, Journal of Machine Learning Research, 2010, on neighbourhood recall and precision, which are
+  equal for sets of one size). It is undefined until ten times k vectors are there.
+
+All items of a batch are looked up among the vectors that were there before it, and then added: neither their order nor
+who else is in the batch matters to them. Each shadow process begins with none, and has its own.
+
+A vector with a value that is not finite, without a length, or without values has no direction: it is not finite. Of the
+candidate it is a flip and all else is undefined, of the reference everything is.
+
+Lengths and directions of vectors, so scaled that nothing overflows on the way.
+"""
+
+import numpy as np
+
+from quantdrift.core.config.tasks import Vectors
+from quantdrift.shadow.comparators.numbers import pair_of
+from quantdrift.shadow.comparators.protocol import Divergences, Values, uncomparable
+from quantdrift.shadow.comparators.vectors.neighbours import ROWS, Reservoir
+from quantdrift.shadow.runtimes.protocol import Array
+
+
+def length(vectors: Values) -> Values:
+    """Return the Euclidean length of each vector of (items, dimensions); infinite where float64 does not hold it."""
+    largest = np.abs(vectors).max(axis=1, initial=0.0)
+    scale = np.where(largest > 0, largest, 1.0)
+    with np.errstate(over="ignore"):
+        found: Values = scale * np.sqrt(((vectors / scale[:, np.newaxis]) ** 2).sum(axis=1))
+    return found
+
+
+def direction(vectors: Values) -> Values:
+    """Return vectors of (items, dimensions) at length 1; those without a direction stay zero."""
+    largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
+    scaled = vectors / np.where(largest > 0, largest, 1.0)
+    size = np.sqrt((scaled**2).sum(axis=1, keepdims=True))
+    found: Values = scaled / np.where(size > 0, size, 1.0)
+    return found
+
+
+def distance(candidate: Values, reference: Values) -> Values:
+    """Return 1 - cos of the angle between directions : (items,), in [0, 2].
+
+    It is taken as |u - v|^2 / 2, which is the same for vectors of length 1, exactly 0 for equal ones, and does not lose
+    small angles to rounding.
+    """
+    found: Values = np.minimum(((candidate - reference) ** 2).sum(axis=1) / 2, 2.0)
+    return found
+
+
+ENOUGH = 10  # times k: with fewer the nearest are not near
+
+
+class EmbeddingComparator:
+    """Compares vectors. One thread at a time may use it: it remembers the reference's.
+
+    Parameters
+    ----------
+    options
+        Tolerance, and how neighbours are looked up.
+    """
+
+    def __init__(self, options: Vectors) -> None:
+        self._options = options
+        self._reservoir = Reservoir(options.reservoir)
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            (items, dimensions).
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: they are no such vectors, or their shapes differ.
+        """
+        for array in (candidate, reference):
+            if array.ndim != 2:
+                raise uncomparable(
+                    f"an output of shape {list(array.shape)} is no [items, dimensions]: an embedding is one vector for "
+                    "each item. Have the model pool its tokens, or compare it as task `tensor`"
+                )
+        pair = pair_of(candidate, reference, "[items, dimensions]")
+        q_length, p_length = length(pair.candidate), length(pair.reference)
+        q_finite, p_finite = pair.candidate_finite & (q_length > 0), pair.reference_finite & (p_length > 0)
+        both = q_finite & p_finite
+        q, p = direction(pair.candidate), direction(pair.reference)
+        apart = distance(q, p)
+        flip = np.where(q_finite, apart > self._options.tolerance, True).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):
+            ratio = q_length / np.where(p_finite, p_length, 1.0)
+        found = Divergences(
+            flip=np.where(p_finite, flip, np.nan),
+            divergence=np.where(both, apart, np.nan),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail={
+                "norm_ratio": np.where(both, ratio, np.nan),
+                "neighbour_overlap": np.where(both, self._overlap(q, p), np.nan),
+            },
+        )
+        self._reservoir.add(p[p_finite])
+        return found
+
+    def _overlap(self, q: Values, p: Values) -> Values:
+        """Return the share of neighbours that directions of both sides have in common : (items,)."""
+        k = self._options.neighbours
+        if not self._reservoir.fits(p) or len(self._reservoir) < ENOUGH * k:
+            return np.full(len(p), np.nan)
+        share = np.empty(len(p))
+        for begin in range(0, len(p), ROWS):
+            some = np.s_[begin : begin + ROWS]
+            common = self._reservoir.nearest(q[some], k) & self._reservoir.nearest(p[some], k)
+            share[some] = common.sum(axis=1) / k
+        return share

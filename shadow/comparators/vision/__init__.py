@@ -1,0 +1,1 @@
+"""Comparators of detected objects and of masks."""

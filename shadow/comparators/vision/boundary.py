@@ -1,0 +1,75 @@
+r"""How well the boundaries of classes are found again.
+
+The boundary of a class is its pixels beside one of another class, of which there are up to four; the border of the image
+is none. With P the share of the candidate's boundary of a class that is at most r pixels (Euclidean) from the reference's
+boundary of that class, and R the share of the reference's at most r from the candidate's:
+
+    F = 2 P R / (P + R)
+
+(the BF score: Csurka, Larlus, Perronnin, 2013), in [0, 1]. Where a class has a boundary on one side alone, F is 0; where
+it has none on either, it is 1 if both have the class (which then fills the image) and 0 else.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.shadow.comparators.protocol import Flags, Values
+from quantdrift.shadow.comparators.vision.class_map import IGNORED, ClassMap
+
+Counts = npt.NDArray[np.int64]
+
+
+def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_classes: int) -> Values:
+    """Return F of each class : (classes,), float64; of a class on neither side 0.
+
+    Parameters
+    ----------
+    candidate, reference
+        (rows, columns), the class of each pixel, -1 where it is ignored.
+    radius
+        r, in pixels.
+    n_classes
+        Above all class numbers.
+    """
+    ours, theirs = edges(candidate), edges(reference)
+    found, n_ours = _found(ours, theirs, radius, n_classes)
+    found_again, n_theirs = _found(theirs, ours, radius, n_classes)
+    precision, recall = found / np.maximum(n_ours, 1), found_again / np.maximum(n_theirs, 1)
+    both = precision + recall
+    scores = 2 * precision * recall / np.where(both > 0, both, 1.0)
+    # A class without a boundary fills the image, or is not in it.
+    corner = int(candidate[0, 0])
+    if corner == reference[0, 0] != IGNORED and not n_ours[corner] and not n_theirs[corner]:
+        scores[corner] = 1.0
+    return scores
+
+
+def edges(classes: ClassMap) -> ClassMap:
+    """Return the class of each pixel that is on the boundary of its class, -1 of all others : (rows, columns)."""
+    edge: Flags = np.zeros(classes.shape, dtype=np.bool_)
+    for here, there in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
+        differs = classes[here] != classes[there]
+        edge[here] |= differs
+        edge[there] |= differs
+    return np.where(edge, classes, np.int32(IGNORED))
+
+
+def _found(these: ClassMap, those: ClassMap, radius: int, n_classes: int) -> tuple[Counts, Counts]:
+    """Return, per class, how many pixels of a boundary are near the other boundary, and how many there are."""
+    width = those.shape[1] + 2 * radius
+    padded = np.pad(those, radius, constant_values=IGNORED).ravel()
+    rows, columns = np.nonzero(these >= 0)
+    labels = these[rows, columns]
+    total = np.bincount(labels, minlength=n_classes)
+    places = (rows + radius) * width + columns + radius
+    # The nearest first: nearly all are found there, and only the others are looked for further away.
+    for dy, dx in _disk(radius):
+        missing = padded[places + (dy * width + dx)] != labels
+        places, labels = places[missing], labels[missing]
+    return total - np.bincount(labels, minlength=n_classes), total
+
+
+def _disk(radius: int) -> list[tuple[int, int]]:
+    reach = range(-radius, radius + 1)
+    offsets = [(dy, dx) for dy in reach for dx in reach if dy**2 + dx**2 <= radius**2]
+    return sorted(offsets, key=lambda offset: offset[0] ** 2 + offset[1] ** 2)

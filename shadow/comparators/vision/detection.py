@@ -1,0 +1,134 @@
+r"""The comparator for detectors: the objects of both sides, matched one to one, per item, in float64.
+
+Which objects are the same says `shadow.comparators.matching`. With the pairs of one class, TP of them, and the objects
+that count and have no partner of their class, FP of the candidate and FN of the reference:
+
+- `divergence` = 1 - PQ, PQ = (sum of IoU over the pairs) / (TP + FP / 2 + FN / 2): panoptic quality (Kirillov et al.,
+  2019) of the candidate's boxes by the reference's, all classes together. In [0, 1], 0 where the boxes are equal and
+  where neither side has an object.
+- `flip` = 1 where an object was missed or invented, or is of another class.
+
+In `detail`:
+
+- `missed`, `invented`, `class_changed`: how many objects. `n_candidate`, `n_reference`: how many count.
+  `borderline`: how many pairs have an object just below the threshold.
+- `box_shift` = mean of 1 - IoU over the pairs, in [0, 1]; `centre_shift` = mean distance of the centres, in units of the
+  size of the reference's box, the root of its area, >= 0.
+- `score_shift` = mean of the candidate's score minus the reference's over the pairs, in [-1, 1] for probabilities;
+  `score_change` = mean of its absolute value. Undefined, as the shifts are, where there is no pair.
+
+All but the signs and the scale of `centre_shift` are symmetric. A side is *finite* where no box that is no padding has a
+number that is none or is infinite. Where only the candidate is not finite, `flip` is 1 and all else is undefined; where
+the reference is not, all is. No objects at all is an answer like any other.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from quantdrift.core.config.vision import Detection
+from quantdrift.shadow.comparators.protocol import Divergences, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.vision.matching import Matching, match
+from quantdrift.shadow.comparators.vision.objects import ObjectReader, Objects
+
+# An assignment of more takes seconds, and what gives so many is hardly a detector's last word.
+MOST_OBJECTS = 1_000
+_COUNTS = ("missed", "invented", "class_changed", "n_candidate", "n_reference", "borderline")
+_SHIFTS = ("box_shift", "centre_shift", "score_shift", "score_change")
+
+
+class DetectionComparator:
+    """Compares detections.
+
+    Parameters
+    ----------
+    options
+        Where the objects are, and which count.
+    """
+
+    def __init__(self, options: Detection) -> None:
+        self._options = options
+        self._reader = ObjectReader(options)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return which outputs it needs of both sides; empty: the one that the model's configuration tells."""
+        return self._reader.outputs
+
+    def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
+        """Return the divergence of each item.
+
+        Parameters
+        ----------
+        candidate, reference
+            As `models.detection` names them : (items, ...) each. The sides may have room for different numbers of
+            boxes.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: they hold no objects, are of different numbers of items, or an item has more than 1000
+            objects.
+        """
+        ours, theirs = (
+            self._reader.read(outputs, side)
+            for outputs, side in ((candidate, "candidate"), (reference, "reference"))
+        )
+        _check_numbers(ours, theirs)
+        q_finite, p_finite = (np.array([one is not None for one in side]) for side in (ours, theirs))
+        divergence = np.full(len(ours), np.nan)
+        flip = np.where(p_finite, 1.0, np.nan)
+        counts = np.full((len(_COUNTS), len(ours)), None, dtype=object)
+        shifts = np.full((len(_SHIFTS), len(ours)), np.nan)
+        for item, (one, other) in enumerate(zip(ours, theirs, strict=True)):
+            if one is None or other is None:
+                continue
+            found = match(one, other, iou=self._options.iou, score_threshold=self._options.score_threshold)
+            divergence[item] = max(1.0 - found.quality, 0.0)
+            flip[item] = found.missed + found.invented + found.class_changed > 0
+            counts[:, item] = [getattr(found, name) for name in _COUNTS]
+            shifts[:, item] = _shifts(one, other, found)
+        return Divergences(
+            flip=flip,
+            divergence=divergence,
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail=dict(zip((*_COUNTS, *_SHIFTS), (*counts, *shifts), strict=True)),
+        )
+
+
+def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Objects | None]) -> None:
+    if len(candidate) != len(reference):
+        raise uncomparable(
+            f"the candidate's outputs have {len(candidate)} items, the reference's {len(reference)}"
+        )
+    most = max((len(one.scores) for one in (*candidate, *reference) if one is not None), default=0)
+    if most > MOST_OBJECTS:
+        raise uncomparable(
+            f"an item has {most} objects with at least half of `models.detection.score_threshold`, and at most "
+            f"{MOST_OBJECTS} are matched: raise it, or name outputs behind the suppression of double boxes"
+        )
+
+
+def _shifts(candidate: Objects, reference: Objects, found: Matching) -> tuple[float, ...]:
+    """Return the means over the pairs, in the order of their names."""
+    if not len(found.iou):
+        return (float("nan"),) * len(_SHIFTS)
+    scores = candidate.scores[found.candidate] - reference.scores[found.reference]
+    centres = _centre_shifts(candidate, reference, found)
+    return (
+        float(np.mean(1.0 - found.iou)),
+        float(centres.mean()),
+        float(scores.mean()),
+        float(np.abs(scores).mean()),
+    )
+
+
+def _centre_shifts(candidate: Objects, reference: Objects, found: Matching) -> Values:
+    """Return the distance of the centres of each pair : (pairs,), in units of the size of the reference's box."""
+    ours, theirs = candidate.boxes[found.candidate], reference.boxes[found.reference]
+    with np.errstate(over="ignore", invalid="ignore"):  # of boxes larger than float64 holds: undefined
+        apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
+        sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))
+        # Pairs without a size are equal boxes.
+        return np.where(apart > 0, apart / np.where(sizes > 0, sizes, 1.0), 0.0)

@@ -1,0 +1,200 @@
+"""The objects that a detector's outputs hold, whichever way they are laid out."""
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
+from quantdrift.shadow.comparators.numbers import is_empty
+from quantdrift.shadow.comparators.protocol import Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.runtimes.protocol import Array
+
+_MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
+
+
+class Objects(msgspec.Struct, frozen=True, kw_only=True):
+    """Objects of one item.
+
+    Parameters
+    ----------
+    boxes
+        Corners, the smaller coordinates first : (objects, 4), float64, in the unit of the output.
+    scores
+        (objects,), float64.
+    classes
+        (objects,), int64; 0 where the detector has one class.
+    """
+
+    boxes: Values
+    scores: Values
+    classes: npt.NDArray[np.int64]
+
+
+class _Padded(msgspec.Struct, frozen=True, kw_only=True):
+    """What stands in the outputs: boxes (items, boxes, 4), all else (items, boxes)."""
+
+    boxes: Values
+    scores: Values
+    classes: Values
+
+
+class ObjectReader:
+    """Reads outputs.
+
+    Parameters
+    ----------
+    options
+        Where what is.
+    """
+
+    def __init__(self, options: Detection) -> None:
+        self._options = options
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Return which outputs are read; empty: the one that the model's configuration tells."""
+        options = self._options
+        named = (options.detections, options.boxes, options.scores, options.classes, options.count)
+        return tuple(name for name in named if name)
+
+    def read(self, outputs: Outputs, side: str) -> list[Objects | None]:
+        """Return the objects of each item with at least half the score that counts, None where one is not finite.
+
+        Boxes of no score or less, of a negative class, of the background and beyond the count are padding. Outputs
+        without anything in them hold no objects.
+
+        Parameters
+        ----------
+        outputs
+            By name : (items, ...) each.
+        side
+            Whose they are, for messages.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: they hold no such objects.
+        """
+        for name, array in outputs.items():
+            if array.dtype.kind not in "fiu":
+                raise uncomparable(f"the {side}'s `{name}` is {array.dtype.name}: no numbers")
+        options = self._options
+        found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
+        there = ~(found.scores <= 0) & ~(found.classes < 0)  # not a number is no padding
+        if options.background >= 0:
+            there &= found.classes != options.background
+        finite = np.isfinite(found.boxes).all(axis=2) & np.isfinite(found.scores) & np.isfinite(found.classes)
+        whole: Flags = np.asarray((finite | ~there).all(axis=1))
+        kept = there & finite & (found.scores >= options.score_threshold / 2)
+        return [
+            Objects(
+                boxes=_corners(found.boxes[item, kept[item]], options.box_format),
+                scores=found.scores[item, kept[item]],
+                classes=np.minimum(np.rint(found.classes[item, kept[item]]), _MOST_CLASSES).astype(np.int64),
+            )
+            if whole[item]
+            else None
+            for item in range(len(whole))
+        ]
+
+    def _table(self, outputs: Outputs, side: str) -> _Padded:
+        """Read one output with a row for each object."""
+        ((name, table),) = outputs.items()
+        columns = self._options.columns
+        if is_empty(table):
+            table = np.empty((len(table), 0, len(columns)))
+        if table.ndim < 2 or table.shape[-1] != len(columns):
+            raise uncomparable(
+                f"the {side}'s `{name}` is {list(table.shape)}: no [items, objects, {len(columns)}], as "
+                "`models.detection.columns` says"
+            )
+        rows = table.reshape(len(table), -1, len(columns)).astype(np.float64)
+        kinds = np.array(columns)
+        classes = rows[:, :, kinds == Column.CLASS]
+        scores = _activated(rows[:, :, columns.index(Column.SCORE)], self._options.activation)
+        if Column.ITEM in columns:
+            scores = np.where(rows[:, :, columns.index(Column.ITEM)] < 0, 0.0, scores)
+        return _Padded(
+            boxes=rows[:, :, kinds == Column.BOX],
+            scores=scores,
+            classes=classes[:, :, 0] if classes.shape[2] else np.zeros(scores.shape),
+        )
+
+    def _separate(self, outputs: Outputs, side: str) -> _Padded:
+        """Read an output for each of boxes, scores and classes."""
+        options = self._options
+        boxes = outputs[options.boxes]
+        if is_empty(boxes):
+            boxes = np.empty((len(boxes), 0, 4))
+        if boxes.ndim < 2 or boxes.shape[-1] != 4:
+            raise uncomparable(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
+        boxes = boxes.reshape(len(boxes), -1, 4).astype(np.float64)
+        shape = boxes.shape[:2]
+        scores, classes = self._scored(outputs[options.scores], shape, side)
+        if options.classes:
+            classes = _shaped(outputs[options.classes], shape, options.classes, side).astype(np.float64)
+        if options.count:
+            counts = _shaped(outputs[options.count], shape[:1], options.count, side)
+            if np.any((counts < 0) | (counts > shape[1])):
+                raise uncomparable(f"the {side}'s `{options.count}` counts more objects than there are boxes")
+            # Where the count is not a number nothing is padding, and the item is not finite.
+            beyond = np.arange(shape[1]) >= counts[:, np.newaxis]
+            scores = np.where(beyond, 0.0, np.where(np.isnan(counts)[:, np.newaxis], np.nan, scores))
+        return _Padded(boxes=boxes, scores=scores, classes=classes)
+
+    def _scored(self, scores: Array, shape: tuple[int, ...], side: str) -> tuple[Values, Values]:
+        """Return score and class of each box : (items, boxes)."""
+        options = self._options
+        n_boxes = int(np.prod(shape))
+        each = scores.size // n_boxes if n_boxes else 1
+        if options.classes or each == 1:
+            if options.activation is Activation.SOFTMAX and n_boxes:
+                raise uncomparable(f"the {side}'s `{options.scores}` has one class: no softmax can be taken")
+            single = _shaped(scores, shape, options.scores, side).astype(np.float64)
+            return _activated(single, options.activation), np.zeros(shape)
+        of_classes = _shaped(scores, (*shape, each), options.scores, side)
+        chosen = of_classes
+        if 0 <= options.background < each:
+            chosen = np.delete(of_classes, options.background, axis=2)
+        # What is not a number is the largest to numpy, so that it is not lost.
+        classes = chosen.argmax(axis=2)
+        best = np.take_along_axis(chosen, classes[:, :, np.newaxis], axis=2)[:, :, 0].astype(np.float64)
+        if 0 <= options.background < each:
+            classes += classes >= options.background
+        if options.activation is Activation.SOFTMAX:
+            return _share(best, of_classes.astype(np.float64)), classes.astype(np.float64)
+        return _activated(best, options.activation), classes.astype(np.float64)
+
+
+def _shaped(array: Array, shape: tuple[int, ...], name: str, side: str) -> Array:
+    """Return an output in the shape that the boxes ask for; dimensions of one may be missing or too many."""
+    if array.size != np.prod(shape) or len(array) != shape[0]:
+        raise uncomparable(f"the {side}'s `{name}` is {list(array.shape)}, its boxes ask for {list(shape)}")
+    return array.reshape(shape)
+
+
+def _activated(scores: Values, activation: Activation) -> Values:
+    if activation is Activation.NONE:
+        return scores
+    with np.errstate(over="ignore"):
+        sigmoid = 1.0 / (1.0 + np.exp(-scores))
+    return np.where(scores == np.inf, np.inf, sigmoid)  # no score, and told as such
+
+
+def _share(best: Values, logits: Values) -> Values:
+    """Return the softmax of the best of the logits (..., classes); not a number where they overflow, 0 of padding."""
+    with np.errstate(invalid="ignore"):
+        largest = logits.max(axis=-1)
+        total = np.exp(logits - largest[..., np.newaxis]).sum(axis=-1)
+        share: Values = np.exp(best - largest) / total
+    return np.where(np.isneginf(largest), 0.0, share)
+
+
+def _corners(boxes: Values, box_format: BoxFormat) -> Values:
+    if box_format is BoxFormat.XYXY:
+        return boxes
+    begin, size = boxes[:, :2], boxes[:, 2:]
+    with np.errstate(over="ignore"):  # a box without an end overlaps no other
+        if box_format is BoxFormat.CXCYWH:
+            begin = begin - size / 2
+        return np.concatenate([begin, begin + size], axis=1)

@@ -1,0 +1,157 @@
+r"""The comparator for segmentation: a class of each pixel on both sides, per item, in float64.
+
+With the pixels A of a class at the candidate and B at the reference, IoU = |A and B| / |A or B|, over the classes that at
+least one side has:
+
+- `divergence` = 1 - mean of IoU: the loss of mIoU (Jaccard, 1901; as `jaccard_score` of scikit-learn with `macro`), in
+  [0, 1], 0 where the maps are equal and where every pixel is ignored by both.
+- `flip` = 1 where the share of changed pixels is above the tolerance.
+
+In `detail`:
+
+- `changed`: share of the pixels whose class differs, in [0, 1], of those that at least one side does not ignore.
+- `worst_iou`, `worst_class`: the class with the smallest IoU, of equals the first.
+- `boundary_loss` = 1 - mean of F over the same classes, in [0, 1]; `shadow.comparators.boundary` says what F is.
+- `gained`, `lost`: the classes that the candidate alone, the reference alone has, at most 16 of them.
+
+All of it is symmetric, but that `gained` and `lost` change places. A pixel that one side alone ignores is changed, and
+makes the union of the other's class larger: what is ignored hides nothing.
+
+A side is *finite* where the largest score of every pixel is, and there are pixels. Where only the candidate is not, `flip`
+is 1 and all else undefined; where the reference is not, all is.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.models import OutputKind
+from quantdrift.core.config.vision import Segmentation
+from quantdrift.shadow.comparators.numbers import is_empty
+from quantdrift.shadow.comparators.protocol import Divergences, uncomparable
+from quantdrift.shadow.comparators.vision.boundary import boundary_scores
+from quantdrift.shadow.comparators.vision.class_map import ClassMap, MapReader
+from quantdrift.shadow.runtimes.protocol import Array
+
+MOST_LISTED = 16
+
+
+class _Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What is said of one item; None where it is undefined."""
+
+    divergence: float
+    changed: float
+    boundary_loss: float
+    worst_iou: float | None
+    worst_class: int | None
+    gained: list[int]
+    lost: list[int]
+
+
+class SegmentationComparator:
+    """Compares maps of classes.
+
+    Parameters
+    ----------
+    options
+        How they are read and compared.
+    output_kind
+        Whether a score for one class is a logit, above 0 where a pixel has it, or a probability, above 0.5.
+    """
+
+    def __init__(self, options: Segmentation, output_kind: OutputKind) -> None:
+        self._options = options
+        self._reader = MapReader(options, output_kind)
+
+    def compare(self, candidate: Array, reference: Array) -> Divergences:
+        """Return the divergence of each item. Items are gone through one by one: maps are large.
+
+        Parameters
+        ----------
+        candidate, reference
+            Scores (items, classes, rows, columns), the classes where `classes_axis` says; or scores of one class (items,
+            rows, columns), floating point; or class numbers (items, rows, columns), integers. The sides may differ.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `output`: one is none of these, or their items, rows, columns or classes are not as many.
+        """
+        read = [
+            self._readable(array, side)
+            for array, side in ((candidate, "candidate"), (reference, "reference"))
+        ]
+        (n_ours, shape), (n_theirs, other_shape) = (
+            one or other or (0, ()) for one, other in (read, read[::-1])
+        )
+        differ = n_ours > 1 and n_theirs > 1 and n_ours != n_theirs
+        if len(candidate) != len(reference) or shape != other_shape or differ:
+            raise uncomparable(
+                f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: these are "
+                "no maps of the same pixels and classes"
+            )
+        n_items = len(candidate)
+        q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
+        found: list[_Figures | None] = []
+        for item in range(n_items):
+            ours = self._reader.read(candidate[item], n_ours, shape, "candidate") if read[0] else None
+            theirs = self._reader.read(reference[item], n_theirs, shape, "reference") if read[1] else None
+            q_finite[item], p_finite[item] = ours is not None, theirs is not None
+            found.append(None if ours is None or theirs is None else self._figures(ours, theirs))
+        changed = np.array([np.inf if one is None else one.changed for one in found])
+        flip = (changed > self._options.tolerance).astype(np.float64)
+        return Divergences(
+            flip=np.where(p_finite, flip, np.nan),
+            divergence=np.array([np.nan if one is None else one.divergence for one in found]),
+            candidate_finite=q_finite,
+            reference_finite=p_finite,
+            detail=_detail(found),
+        )
+
+    def _readable(self, output: Array, side: str) -> tuple[int, tuple[int, ...]] | None:
+        """Return the layout of a side, None where it holds nothing."""
+        return None if is_empty(output) else self._reader.layout(output, side)
+
+    def _figures(self, candidate: ClassMap, reference: ClassMap) -> _Figures:
+        n_classes = 1 + max(int(candidate.max()), int(reference.max()))
+        equal = candidate == reference
+        n_looked_at = int(np.count_nonzero((candidate >= 0) | (reference >= 0)))
+        if not n_classes:
+            return _Figures(
+                divergence=0.0,
+                changed=0.0,
+                boundary_loss=0.0,
+                worst_iou=None,
+                worst_class=None,
+                gained=[],
+                lost=[],
+            )
+        ours, theirs, both = (
+            np.bincount(labels.ravel() + 1, minlength=n_classes + 1)[1:]
+            for labels in (candidate, reference, candidate[equal])
+        )
+        classes = np.flatnonzero(ours + theirs)
+        ious = both[classes] / (ours + theirs - both)[classes]
+        scores = boundary_scores(candidate, reference, radius=self._options.boundary, n_classes=n_classes)
+        worst = int(ious.argmin())
+        return _Figures(
+            divergence=float(1.0 - ious.mean()),
+            changed=int(np.count_nonzero(~equal)) / n_looked_at,
+            boundary_loss=float(1.0 - scores[classes].mean()),
+            worst_iou=float(ious[worst]),
+            worst_class=int(classes[worst]),
+            gained=classes[theirs[classes] == 0][:MOST_LISTED].tolist(),
+            lost=classes[ours[classes] == 0][:MOST_LISTED].tolist(),
+        )
+
+
+def _detail(found: list[_Figures | None]) -> Mapping[str, Any]:
+    """Return what else is known by name : (items,) each, objects; None where it is undefined."""
+    names = ("changed", "boundary_loss", "worst_iou", "worst_class", "gained", "lost")
+    columns = {name: np.full(len(found), None, dtype=object) for name in names}
+    for item, one in enumerate(found):
+        for name in names if one is not None else ():
+            columns[name][item] = getattr(one, name)
+    return columns

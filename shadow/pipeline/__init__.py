@@ -1,0 +1,1 @@
+"""From the stream to the database: read, validate, batch, replay, assess, store, acknowledge."""

@@ -1,0 +1,88 @@
+"""What becomes of a message: replayed, counted, or set aside."""
+
+from quantdrift.core.errors import QuarantineError, QuarantineReason
+from quantdrift.core.records import Exchange, Protocol
+from quantdrift.core.task import Task
+from quantdrift.shadow.language.from_exchange import embedded, served
+from quantdrift.shadow.pipeline.validate import read_exchange
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.references import References
+from quantdrift.shadow.tensors.codec import fit_inputs
+from quantdrift.storage.rows import Quarantined, Unreferenced, VersionKey
+
+Case = Prepared | Quarantined | Unreferenced
+
+
+def triage(
+    payload: bytes, *, sequence: int, n_delivered: int, max_deliveries: int, references: References
+) -> Case:
+    """Decide on one message.
+
+    Parameters
+    ----------
+    payload
+        The message.
+    sequence
+        Its place in the stream.
+    n_delivered, max_deliveries
+        How often it was delivered, this time included, and how often it may be. Above that it is set aside
+        unread: whatever it does to a worker, it has done it often enough.
+    references
+        Which reference answers for which version.
+    """
+    if n_delivered > max_deliveries:
+        return Quarantined(
+            stream_sequence=sequence,
+            payload=payload,
+            reason=QuarantineReason.POISON,
+            detail=f"delivered {n_delivered - 1} times without ever being finished",
+        )
+    try:
+        exchange = read_exchange(payload)
+    except QuarantineError as error:
+        return Quarantined(
+            stream_sequence=sequence, payload=payload, reason=error.reason, detail=error.detail
+        )
+    judge = references.find(exchange.model, exchange.version)
+    if judge is None:
+        key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
+        return Unreferenced(version=key, captured_at=exchange.captured_at)
+    candidate = None
+    try:
+        if judge.model.task is Task.GENERATION:
+            inputs, candidate = served(
+                exchange,
+                judge.model.generation,
+                copied=judge.is_copied(exchange.version),
+            )
+        else:
+            openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
+            inputs = fit_inputs(
+                embedded(exchange) if openai else exchange.inputs,
+                judge.runtime.inputs,
+                batched=judge.model.batched,
+                mapping=judge.reference.inputs,
+            )
+    except QuarantineError as error:
+        return set_aside(sequence, payload, exchange, error)
+    return Prepared(
+        stream_sequence=sequence,
+        payload=payload,
+        exchange=exchange,
+        judge=judge,
+        inputs=inputs,
+        candidate=candidate,
+    )
+
+
+def set_aside(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:
+    """Return the quarantine's record of an exchange that could be read."""
+    return Quarantined(
+        stream_sequence=sequence,
+        payload=payload,
+        reason=error.reason,
+        detail=error.detail,
+        exchange_id=exchange.id,
+        model=exchange.model,
+        captured_at=exchange.captured_at,
+    )

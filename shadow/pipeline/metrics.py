@@ -1,0 +1,190 @@
+"""What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+
+from quantdrift.core import telemetry
+from quantdrift.core.clock import Clock
+from quantdrift.core.records import Side
+from quantdrift.core.telemetry import Telemetry
+from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.replay import Assembled, Compared, Outcome
+from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome
+from quantdrift.storage.expiries import Expired
+from quantdrift.storage.rows import StoreBatch, VectorRow, Written
+
+READY_S = 30.0
+
+
+class Step(StrEnum):
+    """What is done with a batch, in this order."""
+
+    PULL = "pull"  # fetched from the stream, waiting for messages included
+    DECODE = "decode"
+    WAIT = "wait"  # for the batch to fill, from its first message on, and for its turn
+    ASSEMBLE = "assemble"  # inputs side by side, and their features
+    REPLAY = "replay"
+    NOISE = "noise"  # some of earlier batches, replayed again
+    COMPARE = "compare"
+    SLICES = "slices"  # slices, and the rows to be stored
+    STORE = "store"
+    ACKNOWLEDGE = "acknowledge"
+
+
+class Meters:
+    """Feeds the shadow's instruments.
+
+    Parameters
+    ----------
+    meter
+        The role's telemetry.
+    clock
+        For the age of what is stored.
+    """
+
+    def __init__(self, meter: Telemetry, clock: Clock) -> None:
+        self._clock = clock
+        self._compared = meter.counter(telemetry.COMPARED)
+        self._skipped = meter.counter(telemetry.SKIPPED)
+        self._expired = meter.counter(telemetry.EXPIRED)
+        self._expired_so_far: Counter[tuple[str, str]] = Counter()
+        self._expired_most: Counter[tuple[str, str]] = Counter()
+        self._replay_time = meter.histogram(telemetry.REPLAY_TIME)
+        self._steps = meter.histogram(telemetry.STEP_TIME)
+        self._batch_items = meter.histogram(telemetry.BATCH_ITEMS)
+        self._staleness = meter.histogram(telemetry.STALENESS)
+        self._store_errors = meter.counter(telemetry.STORE_ERRORS)
+        self._overflow = meter.counter(telemetry.SLICE_OVERFLOW)
+        self._canaries = meter.counter(telemetry.CANARIES)
+        self._vectors = meter.counter(telemetry.VECTORS)
+        self._overflown: dict[str, int] = {}
+        self._over_cap: dict[str, int] = {}
+        self._own = meter.counter(telemetry.OWN_ANSWERS)
+        self._noise_items = meter.counter(telemetry.NOISE_ITEMS)
+        self._measured: Mapping[tuple[str, Side, str], int] = {}
+        self._doubts = meter.counter(telemetry.DOUBTS)
+        self._doubted: set[tuple[str, str]] = set()
+
+    def took(self, step: Step, duration_s: float) -> None:
+        """Note how long a batch, or a fetch, was in a step."""
+        self._steps.record(duration_s, {"step": step.value})
+
+    def replayed(self, assembled: Assembled, duration_s: float) -> None:
+        """Note a replay."""
+        labels = {"model": assembled.batch[0].exchange.model}
+        self._replay_time.record(duration_s, labels)
+        self._batch_items.record(assembled.n_items, labels)
+
+    def assessed(self, overflow: dict[str, int], over_cap: dict[str, int]) -> None:
+        """Note what slices and samples did not hold.
+
+        Parameters
+        ----------
+        overflow
+            Per model how many items went to `other`, from the start.
+        over_cap
+            Per model how many vectors a cap kept from the sample, from the start.
+        """
+        for model, count in overflow.items():
+            self._overflow.add(count - self._overflown.get(model, 0), {"model": model})
+        self._overflown = overflow
+        for model, count in over_cap.items():
+            self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
+        self._over_cap = dict(over_cap)
+
+    def compared(self, batch: Sequence[Prepared], outcomes: Sequence[Outcome]) -> None:
+        """Note what became of answers that references were to give themselves."""
+        found: Counter[tuple[str, str]] = Counter()
+        for entry, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Compared) and "own" in outcome.everything.detail:
+                of_items = outcome.everything.detail["own"][outcome.rows.start : outcome.rows.stop]
+                found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
+        for (model, own), count in found.items():
+            self._own.add(count, {"model": model, "outcome": own})
+
+    def stored(self, batch: StoreBatch, written: Written) -> None:
+        """Note a transaction that has committed."""
+        now = self._clock.now()
+        stored: Counter[str] = Counter()
+        skipped: Counter[tuple[str, str]] = Counter()
+        for index, compared in enumerate(batch.compared):
+            exchange = compared.exchange
+            if (unplaced := written.unplaced.get(index)) is not None:
+                skipped[exchange.model, unplaced.value] += 1
+                continue
+            stored[exchange.model] += 1
+            self._staleness.record(
+                max((now - exchange.captured_at).total_seconds(), 0.0), {"model": exchange.model}
+            )
+        for model, count in stored.items():
+            self._compared.add(count, {"model": model})
+        skipped.update((case.model, case.reason.value) for case in batch.quarantined)
+        skipped.update((case.version.model, "no_reference") for case in batch.unreferenced)
+        for (model, reason), count in skipped.items():
+            self._skipped.add(count, {"model": model, "reason": reason})
+
+    def expired(self, found: Iterable[Expired]) -> None:
+        """Note what expired in the stream. What a worker was done with after all is made up for before more is counted."""
+        for one in found:
+            key = one.model, one.stratum
+            self._expired_so_far[key] += one.n
+            if (more := self._expired_so_far[key] - self._expired_most[key]) > 0:
+                self._expired.add(more, {"model": one.model, "stratum": one.stratum})
+                self._expired_most[key] = self._expired_so_far[key]
+
+    def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
+        """Note vectors that were stored, or that could not be."""
+        for model, count in Counter(row.model for row in vectors).items():
+            self._vectors.add(count, {"model": model, "outcome": "stored" if stored else "failed"})
+
+    def canaries_checked(self, model: str, outcome: CanaryOutcome) -> None:
+        """Note that a reference was held to its canaries; called from any thread."""
+        self._canaries.add(1, {"model": model, "outcome": outcome.value})
+
+    def measured(self, counts: Mapping[tuple[str, Side, str], int]) -> None:
+        """Note items that were to be computed again, by model, side and outcome; they are counted from the start."""
+        now = dict(counts)
+        for (model, side, outcome), count in now.items():
+            labels = {"model": model, "side": side.value, "outcome": outcome}
+            if more := count - self._measured.get((model, side, outcome), 0):
+                self._noise_items.add(more, labels)
+        self._measured = now
+
+    def doubted(self, found: Iterable[tuple[str, str]]) -> None:
+        """Note what seems to be configured wrongly, by model and option; from the start."""
+        for model, option in set(found) - self._doubted:
+            self._doubts.add(1, {"model": model, "option": option})
+            self._doubted.add((model, option))
+
+    def store_failed(self) -> None:
+        """Note a transaction that will be tried again."""
+        self._store_errors.add(1)
+
+
+class Health:
+    """When the servers were last heard of.
+
+    Parameters
+    ----------
+    clock
+        Monotonic time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._stream_s: float | None = None
+        self._record_s: float | None = None
+
+    def stream_answered(self) -> None:
+        """Note that the stream gave an answer."""
+        self._stream_s = self._clock.monotonic_s()
+
+    def record_answered(self) -> None:
+        """Note that Postgres gave an answer."""
+        self._record_s = self._clock.monotonic_s()
+
+    def ready(self) -> bool:
+        """Return whether both were heard of within the last `READY_S` seconds."""
+        now_s = self._clock.monotonic_s()
+        return all(at is not None and now_s - at <= READY_S for at in (self._stream_s, self._record_s))

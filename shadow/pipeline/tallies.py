@@ -1,0 +1,101 @@
+"""Takes tallies from their stream into the record."""
+
+import logging
+
+from quantdrift.core.consumer import Consumer
+from quantdrift.core.delivery import Delivery
+from quantdrift.core.errors import QuarantineError, RetryError
+from quantdrift.core.process import Stop
+from quantdrift.core.records import Tally
+from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
+from quantdrift.shadow.pipeline.metrics import Meters
+from quantdrift.shadow.pipeline.store import until_stored
+from quantdrift.shadow.pipeline.validate import read_tally
+from quantdrift.storage.writer import Writer
+
+_LOG = logging.getLogger(__name__)
+_FETCH = 64
+_FETCH_S = 1.0
+_PAUSE_S = 0.5
+
+
+class TallyIntake:
+    """Stores tallies. One task calls it, with a writer of its own.
+
+    A tally is cumulative: one that cannot be read, or was tried too often, is dropped with a warning, and the
+    next one of its sidecar makes up for it.
+
+    Parameters
+    ----------
+    consumer
+        Of the stream of tallies.
+    writer
+        Stores.
+    worker
+        Name of this worker in the record.
+    meters
+        Counts failed transactions.
+    stop
+        Whether the process is to end.
+    max_deliveries, fetch_bytes, store_limit_s
+        Tries per tally, bytes per fetch, and the longest transaction.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: Consumer,
+        writer: Writer,
+        worker: str,
+        meters: Meters,
+        stop: Stop,
+        max_deliveries: int,
+        fetch_bytes: int,
+        store_limit_s: float,
+    ) -> None:
+        self._consumer = consumer
+        self._writer = writer
+        self._worker = worker
+        self._meters = meters
+        self._stop = stop
+        self._max_deliveries = max_deliveries
+        self._fetch_bytes = fetch_bytes
+        self._store_limit_s = store_limit_s
+
+    async def take_once(self) -> None:
+        """Fetch once and store what came; what was delivered before is stored one by one."""
+        try:
+            deliveries = await self._consumer.fetch(_FETCH, max_bytes=self._fetch_bytes, timeout_s=_FETCH_S)
+        except RetryError as error:
+            _LOG.debug("%s", error)
+            await self._stop.wait(_PAUSE_S)
+            return
+        await self._store([delivery for delivery in deliveries if delivery.n_delivered == 1])
+        for delivery in deliveries:
+            if delivery.n_delivered > 1:
+                await self._store([delivery])
+
+    async def _store(self, deliveries: list[Delivery]) -> None:
+        read = [(tally, one.streamed_at) for one in deliveries if (tally := self._read(one)) is not None]
+        if read:
+            tallies, streamed_at = zip(*read, strict=True)
+            written = await until_stored(
+                lambda: self._writer.store_tallies(self._worker, tallies, streamed_at),
+                self._stop,
+                limit_s=self._store_limit_s,
+                failed=self._meters.store_failed,
+            )
+            if written is None:
+                await give_back(deliveries)
+                return
+        await acknowledge(deliveries)
+
+    def _read(self, delivery: Delivery) -> Tally | None:
+        if delivery.n_delivered > self._max_deliveries:
+            _LOG.warning("dropped a tally that could not be stored %d times", delivery.n_delivered - 1)
+            return None
+        try:
+            return read_tally(delivery.data)
+        except QuarantineError as error:
+            _LOG.warning("dropped a tally: %s", error)
+            return None

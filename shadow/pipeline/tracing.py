@@ -1,0 +1,126 @@
+"""Spans of the replay, linked to the production traces that they replay.
+
+Whoever looks at a production trace finds there that, and when, it was replayed. A span may be dropped: nothing waits
+for a collector.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Protocol, Self
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
+
+from quantdrift.core.config import Secrets
+from quantdrift.core.config.schema import Telemetry
+from quantdrift.core.telemetry import grpc_headers
+from quantdrift.shadow.replay.exchange import Prepared
+
+NAME = "quantdrift.replay"
+MOST_LINKS = 128  # of a span, by the SDK's own bound
+_TIMEOUT_S = 5.0
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+
+
+class Spans(Protocol):
+    """Takes note of replays. It never waits, and never raises."""
+
+    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+        """Take note of a batch, replayed between two times in nanoseconds since 1970."""
+
+    def close(self) -> None:
+        """Send what waits, for a few seconds at most."""
+
+
+class NoSpans:
+    """There is no collector."""
+
+    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class OtlpSpans:
+    """Sends a span for each model of a batch to an OpenTelemetry collector over gRPC.
+
+    Parameters
+    ----------
+    provider
+        Makes the spans.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("quantdrift")
+
+    @classmethod
+    def to(cls, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> Self:
+        """Return spans that go to the configured collector.
+
+        Parameters
+        ----------
+        telemetry
+            Where the collector is.
+        secrets
+            Headers (tokens) for it.
+        resource
+            Who sends.
+        """
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415 - an extra
+            OTLPSpanExporter,
+        )
+
+        exporter = OTLPSpanExporter(
+            endpoint=telemetry.otlp_endpoint, headers=grpc_headers(secrets), timeout=_TIMEOUT_S
+        )
+        provider = TracerProvider(resource=resource, sampler=ALWAYS_ON, shutdown_on_exit=False)
+        provider.add_span_processor(
+            BatchSpanProcessor(exporter, max_queue_size=256, max_export_batch_size=64)
+        )
+        return cls(provider)
+
+    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+        """Make a span for each candidate version in the batch, linked to the traces of its exchanges."""
+        versions = dict.fromkeys((one.exchange.model, one.exchange.version) for one in prepared)
+        for model, version in versions:
+            mine = [one for one in prepared if (one.exchange.model, one.exchange.version) == (model, version)]
+            span = self._tracer.start_span(
+                NAME,
+                kind=SpanKind.CONSUMER,
+                links=list(_links(mine)),
+                start_time=begin_ns,
+                attributes={
+                    "quantdrift.model": model,
+                    "quantdrift.version": version,
+                    "quantdrift.exchanges": len(mine),
+                    "quantdrift.items": sum(one.n_items for one in mine),
+                },
+            )
+            span.end(end_ns)
+
+    def close(self) -> None:
+        """Send what waits, for a few seconds at most."""
+        self._provider.force_flush(int(_TIMEOUT_S * 1000))
+        self._provider.shutdown()
+
+
+def _links(prepared: Iterable[Prepared]) -> Iterable[Link]:
+    n_links = 0
+    for one in prepared:
+        found = _TRACEPARENT.fullmatch(one.exchange.trace)
+        if found is None or n_links == MOST_LINKS:
+            continue
+        context = SpanContext(
+            trace_id=int(found[1], 16),
+            span_id=int(found[2], 16),
+            is_remote=True,
+            trace_flags=TraceFlags(int(found[3], 16)),
+        )
+        if context.is_valid:
+            n_links += 1
+            yield Link(context, {"quantdrift.exchange": one.exchange.id})

@@ -1,0 +1,1 @@
+"""The replay of captured exchanges: references, pairing of outputs, rows, noise."""

@@ -1,0 +1,143 @@
+"""Which outputs of candidate and reference are compared, and how each side's are read."""
+
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.config.schema import Reference
+from quantdrift.core.errors import QuarantineError
+from quantdrift.core.records import Tensor
+from quantdrift.shadow.comparators.protocol import Outputs, uncomparable
+from quantdrift.shadow.replay.exchange import Answer, Prepared
+from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.codec import decode
+from quantdrift.shadow.tensors.items import item_columns, itemised
+from quantdrift.shadow.tensors.mapping import dequantised
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """The outputs of both sides that are compared.
+
+    Parameters
+    ----------
+    judge, n_items
+        Of the exchange.
+    names
+        Of the outputs, and what the reference calls them.
+    candidate, reference
+        By name : (items, ...) each. They may be views of those of a whole batch.
+    embedding
+        As in `Compared`.
+    """
+
+    judge: Judge
+    n_items: int
+    names: Mapping[str, str]
+    candidate: Outputs
+    reference: Outputs
+    embedding: Array | None
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        """What pairs must share to be compared together: types and shapes."""
+        arrays = (*self.candidate.values(), *self.reference.values())
+        return tuple((array.dtype.str, array.shape[1:]) for array in arrays)
+
+
+def pair_of(
+    entry: Prepared, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
+) -> Pair | QuarantineError:
+    """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
+    if isinstance(outputs, QuarantineError):
+        return outputs
+    given = tuple(tensor.name for tensor in entry.exchange.outputs)
+    key = (id(entry.judge), *given)
+    try:
+        names = {name: name for name in entry.judge.comparator.outputs}
+        if not names:
+            if key not in chosen:
+                chosen[key] = _output_names(entry)
+            names = dict([chosen[key]])
+        candidate = entry.candidate or {name: captured_of(entry, name) for name in names}
+        reference = {name: replayed_of(entry, outputs, own) for name, own in names.items()}
+    except QuarantineError as error:
+        return uncomparable(error.detail)
+    embedding = outputs.get(entry.judge.runtime.embedding)
+    if embedding is not None and not entry.batched:
+        embedding = _one_row(embedding)
+    return Pair(
+        judge=entry.judge,
+        n_items=entry.n_items,
+        names=names,
+        candidate=candidate,
+        reference=reference,
+        embedding=embedding,
+    )
+
+
+def captured_of(entry: Prepared, name: str) -> Array:
+    """Return what the candidate gave : (items, ...)."""
+    tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
+    if tensor is None:
+        given = [tensor.name for tensor in entry.exchange.outputs]
+        raise uncomparable(f"the candidate's outputs are {given}: `{name}` is not among them")
+    candidate = _dequantised(tensor, entry.judge.reference)
+    if not entry.judge.model.batched:
+        candidate = candidate[np.newaxis]
+    column = item_columns(entry.judge.model).get(name)
+    if not candidate.size and len(candidate) != entry.n_items:
+        # A list without anything in it is nothing of each item, however it is written.
+        candidate = np.empty((entry.n_items, 0), candidate.dtype)
+    elif column is not None:
+        candidate = itemised(candidate, column, entry.n_items)
+    if candidate.shape[:1] != (entry.n_items,):
+        raise uncomparable(
+            f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"
+        )
+    return candidate if entry.judge.model.batched else _one_row(candidate)
+
+
+def replayed_of(entry: Prepared, outputs: Mapping[str, Array], name: str) -> Array:
+    """Return what the reference gave : (items, ...)."""
+    if name not in outputs:
+        raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
+    return outputs[name] if entry.batched else _one_row(outputs[name])
+
+
+def _one_row(output: Array) -> Array:
+    """Return the output of a single item : (1, ...), without a first dimension of 1 of its own."""
+    return output[0] if output.ndim > 2 and output.shape[1] == 1 else output
+
+
+def _dequantised(captured: Tensor, reference: Reference) -> Array:
+    candidate = decode(captured)
+    if not reference.output_scale:
+        return candidate
+    if candidate.dtype.kind not in "iu":
+        raise uncomparable(
+            f"the candidate's `{captured.name}` is {captured.datatype}, and `models.references.output_scale` says that "
+            "it holds quantised integers"
+        )
+    return dequantised(candidate, reference.output_scale, reference.output_zero_point)
+
+
+def _output_names(entry: Prepared) -> tuple[str, str]:
+    """Return the names of the compared output: the candidate's and the reference's."""
+    given = [tensor.name for tensor in entry.exchange.outputs]
+    embedding = entry.judge.runtime.embedding
+    wanted = entry.judge.model.output
+    # What is an embedding is compared only where nothing else can be.
+    known = sorted((spec.name for spec in entry.judge.runtime.outputs), key=lambda name: name == embedding)
+    pairs = [(name, name) for name in known if wanted in ("", name)]
+    if entry.judge.reference.output:
+        pairs = [(wanted, entry.judge.reference.output)]
+    common = [pair for pair in pairs if pair[0] in given]
+    if not common:
+        asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
+        raise uncomparable(
+            f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
+            "see `models.output` and `models.references.output`"
+        )
+    return common[0]

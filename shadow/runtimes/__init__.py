@@ -1,0 +1,1 @@
+"""Reference runtimes: one protocol, a registry, and what all of them share."""

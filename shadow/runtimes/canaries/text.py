@@ -1,0 +1,158 @@
+"""Canaries of language models: prompts with answers, as tokens, and the log-probability of each token of the answers.
+
+They are held as tokens, so that no date that a chat template puts into a prompt, and no tokenizer that a server has not,
+comes into it. Of a set : (canaries, longest), filled up with -1; log-probabilities are filled up with 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import OperatorError, QuarantineError
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Asked, ScoringRuntime, objects
+from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec, check_given
+
+LOGPROBS: Final = "logprobs"
+_PROMPTS: Final = "prompt_ids"
+_ANSWERS: Final = "answer_ids"
+_SPECS: Final = tuple(
+    TensorSpec(name=name, dtype=np.dtype(np.int64), shape=(None, None)) for name in (_PROMPTS, _ANSWERS)
+)
+_NO_TOKEN: Final = -1
+_SHORTEST, _LONGEST = 6, 16  # words of a text that is drawn
+_WORDS: Final = tuple(
+    """
+    the a of to and in is that it for on was with as by at from which not are this be have an or but one all had
+    their when there been who will more no if out so said what up its about into than them can only other new some
+    could time these two may then do first any my now such like our over man me even most made after also did many
+    before must through back years where much your way well down should because each just those people how too
+    water river light morning between against nothing house question answer number zero 7 12 1984 3.14 100% (see
+    below), however; "quoted" don't naïve Größe élan Москва 東京 def return x = y + 1 { } [ ] https://example.com
+    """.split()  # noqa: SIM905 - a list of so many words would be a page
+)
+
+
+class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    prompt: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    prompt_ids: tuple[int, ...] | None = None
+    answer: str | None = None
+    answer_ids: tuple[int, ...] | None = None
+
+
+def is_of_text(runtime: ReferenceRuntime) -> bool:
+    """Return whether a reference scores served tokens."""
+    return any(spec.name == ASKED for spec in runtime.inputs)
+
+
+def drawn_texts(*, n_items: int, seed: int) -> list[Asked]:
+    """Return prompts and answers of random words; `seed` gives the same again."""
+    rng = np.random.default_rng(seed)
+
+    def text() -> str:
+        return " ".join(rng.choice(_WORDS, rng.integers(_SHORTEST, _LONGEST + 1)).tolist())
+
+    return [Asked(prompt=text(), served=f" {text()}") for _ in range(n_items)]
+
+
+def read_texts(path: Path) -> list[Asked]:
+    """Return the prompts and answers of a file of JSON lines.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be read, or a line is no prompt with its answer.
+    """
+    try:
+        lines = msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
+    except OSError as error:
+        raise OperatorError(f"{path} cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise OperatorError(f"{path} holds no prompts and answers: {error}") from error
+    if not lines:
+        raise OperatorError(f"{path} holds no prompts and answers: it is empty")
+    return [_asked(path, number, line) for number, line in enumerate(lines, start=1)]
+
+
+def tokens_of(runtime: ReferenceRuntime, asked: Sequence[Asked]) -> dict[str, Array]:
+    """Return prompts and answers as a set holds them, by the tokens that the reference makes of them.
+
+    Raises
+    ------
+    OperatorError
+        It makes none of one of them.
+    RetryError
+        What computes is away for now.
+    """
+    if not isinstance(runtime, ScoringRuntime):
+        raise OperatorError("the reference takes no text")
+    rows = []
+    for number, one in enumerate(asked, start=1):
+        try:
+            row = runtime.row(one)
+        except QuarantineError as error:
+            raise OperatorError(f"the reference does not take canary {number}: {error.detail}") from error
+        if row is None:
+            raise OperatorError(f"canary {number} has an answer without a token")
+        rows.append(row)
+    return {
+        _PROMPTS: _filled([row.prompt for row in rows]),
+        _ANSWERS: _filled([row.served for row in rows]),
+    }
+
+
+def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return `logprobs` : (canaries, longest answer), float64, not a number where the reference scores a token no more.
+
+    Raises
+    ------
+    QuarantineError
+        Reason `replay`: these are no prompts and answers, or it does not compute them.
+    RetryError
+        What computes is away for now.
+    """
+    check_given(inputs, _SPECS)
+    prompts, answers = inputs[_PROMPTS], inputs[_ANSWERS]
+    asked = [
+        Asked(prompt_ids=_tokens(prompt), served_ids=_tokens(answer))
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
+    nothing = objects([""] * len(asked))
+    found = runtime.run({PROMPT: nothing, ANSWER: nothing, ASKED: objects(asked)})[SCORES].tolist()
+    logprobs = np.where(answers == _NO_TOKEN, 0.0, np.nan)
+    for row, scores in zip(logprobs, found, strict=True):
+        row[: len(scores.logprobs)] = scores.logprobs
+    return {LOGPROBS: logprobs}
+
+
+def _asked(path: Path, number: int, line: _Line) -> Asked:
+    prompts = (line.prompt, line.messages, line.prompt_ids)
+    answers = (line.answer, line.answer_ids)
+    if [sum(one is not None for one in side) for side in (prompts, answers)] != [1, 1]:
+        raise OperatorError(
+            f"{path}, line {number}: give one of `prompt`, `messages` and `prompt_ids`, and one of `answer` and `answer_ids`"
+        )
+    return Asked(
+        prompt=line.prompt or "",
+        messages=line.messages or (),
+        tools=line.tools,
+        prompt_ids=line.prompt_ids,
+        served=line.answer,
+        served_ids=line.answer_ids,
+    )
+
+
+def _filled(rows: Sequence[tuple[int, ...]]) -> Array:
+    """Return rows of tokens side by side : (rows, longest)."""
+    filled = np.full((len(rows), max(map(len, rows))), _NO_TOKEN, dtype=np.int64)
+    for index, row in enumerate(rows):
+        filled[index, : len(row)] = row
+    return filled
+
+
+def _tokens(row: Array) -> tuple[int, ...]:
+    return tuple(row[row != _NO_TOKEN].tolist())

@@ -1,0 +1,244 @@
+"""References on ONNX Runtime: strictly FP32, on the device that was asked for, or not at all."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from google.protobuf.message import DecodeError
+
+from quantdrift.core.config.schema import Provider
+from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_output
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
+from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
+from quantdrift.shadow.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
+from quantdrift.shadow.runtimes.protocol import (
+    Array,
+    Artefact,
+    Provenance,
+    TensorSpec,
+    check_pin,
+    digest_of,
+    said_by,
+)
+from quantdrift.shadow.runtimes.registry import Opening
+
+_LOG = logging.getLogger(__name__)
+_SHOWN = 3
+_DTYPES: dict[str, type[Any]] = {
+    "tensor(float)": np.float32,
+    "tensor(double)": np.float64,
+    "tensor(float16)": np.float16,
+    "tensor(int8)": np.int8,
+    "tensor(int16)": np.int16,
+    "tensor(int32)": np.int32,
+    "tensor(int64)": np.int64,
+    "tensor(uint8)": np.uint8,
+    "tensor(uint16)": np.uint16,
+    "tensor(uint32)": np.uint32,
+    "tensor(uint64)": np.uint64,
+    "tensor(bool)": np.bool_,
+    "tensor(string)": np.object_,
+}
+
+
+class OnnxRuntime:
+    """A reference in an ONNX file.
+
+    Parameters
+    ----------
+    path
+        The file; external data lies beside it.
+    provider
+        `cuda` and `tensorrt` refuse to start without, `auto` says in the log what it got.
+    threads
+        CPU threads, 0 for one per core.
+    allow_reduced_precision
+        Element types accepted in the graph by name.
+    embedding
+        Output or layer whose vectors make learned slices; an inner tensor becomes a further output. Then the
+        graph cannot be fused across it, and other outputs may change in their last bit. Empty: none.
+    gpu_bytes, engine_cache, allow_fallback
+        As of `Engine`.
+
+    Raises
+    ------
+    OperatorError
+        The file is missing or no valid graph, is itself quantised or of reduced precision, has types that
+        cannot be fed, has no such embedding, or the device is not there.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        provider: Provider = Provider.AUTO,
+        threads: int = 0,
+        allow_reduced_precision: tuple[str, ...] = (),
+        embedding: str = "",
+        gpu_bytes: int = 0,
+        engine_cache: str = "",
+        allow_fallback: bool = False,
+    ) -> None:
+        model = _read(path)
+        self.artefact = _artefact(path, model, allow_reduced_precision)
+        self.embedding, graph = _embedding(path, model, embedding)
+        engine = Engine(
+            provider=provider,
+            threads=threads,
+            gpu_bytes=gpu_bytes,
+            engine_cache=engine_cache,
+            allow_fallback=allow_fallback,
+        )
+        self._session = open_session(path, graph, engine, few_shapes=_has_few_shapes(model))
+        taken = self._session.get_providers()[0]
+        devices = cuda_devices() if taken in ON_GPU else ()
+        self.provenance = Provenance(
+            runtime="onnxruntime",
+            version=onnxruntime.__version__,
+            provider=taken,
+            device=devices[0] if devices else "cpu",
+            driver=driver_version() if devices else "",
+        )
+        self.inputs = tuple(_spec(path, node) for node in self._session.get_inputs())
+        self.outputs = tuple(_spec(path, node) for node in self._session.get_outputs())
+        for spec in self.outputs:
+            if spec.name == self.embedding:
+                check_spec(spec)
+        # Text cannot lie on a GPU.
+        self._bound = bool(devices) and all(spec.dtype != np.dtype(object) for spec in self.inputs)
+        _LOG.info("reference %s: %s on %s, TF32 off", path.name, taken, self.provenance.device)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return every output by name.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: ONNX Runtime failed on these inputs.
+        """
+        names = [spec.name for spec in self.outputs]
+        try:
+            if self._bound:
+                results = run_bound(
+                    self._session, inputs, {spec.name: spec.dtype for spec in self.outputs}, "cuda"
+                )
+            else:
+                results = self._session.run(names, inputs)
+        except ERRORS as error:
+            said = said_by(error)
+        else:
+            return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
+        # Only now, and not as its cause: with the error goes what was bound on the device, and what is tried next has its
+        # room.
+        raise QuarantineError(QuarantineReason.REPLAY, said)
+
+    def close(self) -> None:
+        """Let go of the session."""
+        self._session = None
+
+
+def open_reference(opening: Opening) -> OnnxRuntime:
+    """Return the reference of an ONNX file; errors as of `OnnxRuntime`, and where it is not the pinned one."""
+    reference = opening.reference
+    path = Path(reference.path)
+    if reference.digest:
+        check_pin(path, inspect(path, reference.allow_reduced_precision).digest, reference.digest)
+    return OnnxRuntime(
+        path,
+        provider=opening.provider,
+        threads=opening.threads,
+        allow_reduced_precision=reference.allow_reduced_precision,
+        embedding=opening.embedding,
+        gpu_bytes=opening.gpu_bytes,
+        engine_cache=opening.engine_cache,
+        allow_fallback=opening.allow_fallback,
+    )
+
+
+def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
+    """Return what an ONNX file is, having checked that it may be a reference.
+
+    Raises
+    ------
+    OperatorError
+        It is missing, not ONNX, lacks external data, or is of reduced precision beyond `allowed`.
+    """
+    return _artefact(path, _read(path), allowed)
+
+
+def _read(path: Path) -> onnx.ModelProto:
+    """Return a graph without the data that lies beside it."""
+    try:
+        return onnx.load(path, load_external_data=False)
+    except DecodeError as error:
+        raise OperatorError(f"the reference {path} is not an ONNX model") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> OperatorError:
+    return OperatorError(
+        f"the reference {error.filename or path} cannot be read ({error.strerror}): "
+        "check `models.references.path`"
+    )
+
+
+def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> Artefact:
+    try:
+        digest = digest_of(path, external_files(model))
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if unfit := findings(model, allowed):
+        shown = "; ".join(f"{finding.where} is {finding.precision}" for finding in unfit[:_SHOWN])
+        more = f" and {len(unfit) - _SHOWN} more" if len(unfit) > _SHOWN else ""
+        raise OperatorError(
+            f"the reference {path} is not full precision: {shown}{more}. Configure the FP32 model that the "
+            "candidate was made from, or name the types in `models.references.allow_reduced_precision`"
+        )
+    reduced = sorted({finding.precision for finding in findings(model)})
+    opset = max((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), default=0)
+    return Artefact(
+        path=str(path),
+        digest=digest,
+        precision="+".join(["float32", *reduced]),
+        opset=opset,
+        producer=f"{model.producer_name} {model.producer_version}".strip(),
+    )
+
+
+def _has_few_shapes(model: onnx.ModelProto) -> bool:
+    """Return whether nothing but the number of items differs from batch to batch."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    inputs = [node for node in model.graph.input if node.name not in weights]
+    return all(
+        dim.HasField("dim_value") for node in inputs for dim in node.type.tensor_type.shape.dim[1:]
+    ) and all(node.type.tensor_type.HasField("shape") for node in inputs)
+
+
+def _embedding(path: Path, model: onnx.ModelProto, wanted: str) -> tuple[str, bytes | None]:
+    """Return the tensor that `wanted` names, and the graph that has it as an output; None where the file's own has."""
+    if not wanted:
+        return "", None
+    try:
+        name = tensor_name(model.graph, wanted)
+    except OperatorError as error:
+        raise OperatorError(f"{path}: {error}") from error
+    widened = with_output(model, name)
+    return name, None if widened is model else widened.SerializeToString()
+
+
+def _spec(path: Path, node: Any) -> TensorSpec:
+    if node.type not in _DTYPES:
+        raise OperatorError(
+            f"the reference {path} has `{node.name}` of type {node.type}, which cannot be exchanged with "
+            "it: export it with float32 inputs and outputs"
+        )
+    return TensorSpec(
+        name=node.name,
+        dtype=np.dtype(_DTYPES[node.type]),
+        shape=tuple(dim if isinstance(dim, int) and dim >= 0 else None for dim in node.shape),
+    )

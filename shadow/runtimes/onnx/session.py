@@ -1,0 +1,222 @@
+"""Sessions of ONNX Runtime: strict FP32 on the provider that was asked for, within the memory that was given."""
+
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
+
+from quantdrift.core.config.schema import Provider
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.runtimes.onnx.device import cuda_devices
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+
+_LOG = logging.getLogger(__name__)
+_FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here
+TENSORRT: Final = "TensorrtExecutionProvider"
+CUDA: Final = "CUDAExecutionProvider"
+CPU: Final = "CPUExecutionProvider"
+ON_GPU: Final = frozenset({TENSORRT, CUDA})
+_ASKED: Final[Mapping[Provider, str]] = MappingProxyType({Provider.CUDA: CUDA, Provider.TENSORRT: TENSORRT})
+_EXTERNAL = "session.model_external_initializers_file_folder_path"
+_OTHERS_MAY_WRITE: Final = 0o022
+# They share no base class but Exception.
+ERRORS: tuple[type[Exception], ...] = (
+    ort_errors.EPFail,
+    ort_errors.EngineError,
+    ort_errors.Fail,
+    ort_errors.InvalidArgument,
+    ort_errors.InvalidGraph,
+    ort_errors.InvalidProtobuf,
+    ort_errors.NoModel,
+    ort_errors.NoSuchFile,
+    ort_errors.NotFound,
+    ort_errors.NotImplemented,
+    ort_errors.RuntimeException,
+    RuntimeError,
+    ValueError,
+    MemoryError,
+)
+
+
+class Engine(msgspec.Struct, frozen=True, kw_only=True):
+    """On what a session runs.
+
+    Parameters
+    ----------
+    provider
+        Which one is asked for.
+    threads
+        CPU threads, 0 for one per core.
+    gpu_bytes
+        Most memory of its arena on the GPU, and of TensorRT's work space; 0 for no limit.
+    engine_cache
+        Directory for TensorRT's engines; empty: they are built at each start.
+    allow_fallback
+        Whether another provider than the one that is asked for will do.
+    """
+
+    provider: Provider = Provider.AUTO
+    threads: int = 0
+    gpu_bytes: int = 0
+    engine_cache: str = ""
+    allow_fallback: bool = False
+
+
+def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool) -> Any:
+    """Load the file, or `graph` with the external data that lies beside the file.
+
+    Parameters
+    ----------
+    path, graph
+        The file, and what is loaded in its place.
+    engine
+        On what it runs.
+    few_shapes
+        Whether its inputs come in so few shapes that a plan of memory may be kept for each.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be loaded, or the provider that is asked for is not there.
+    """
+    onnxruntime.set_default_logger_severity(_FATAL)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = engine.threads
+    options.log_severity_level = _FATAL
+    options.use_deterministic_compute = True
+    # It is kept for good for each combination of lengths that ever came.
+    options.enable_mem_pattern = few_shapes
+    # The worker shares its host: threads that wait must sleep.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if graph is not None:
+        options.add_session_config_entry(_EXTERNAL, str(path.resolve().parent))
+    wanted: list[Any] = [CPU]
+    if engine.provider in _ASKED or (engine.provider is Provider.AUTO and cuda_devices()):
+        if engine.provider is Provider.TENSORRT:
+            refuse_tf32()
+        _preload()
+        wanted = providers(engine)
+    session = _loaded(path, graph, options, wanted, engine)
+    _check_taken(session.get_providers()[0], wanted, engine)
+    return session
+
+
+def providers(engine: Engine) -> list[Any]:
+    """Return what is asked of ONNX Runtime, the first choice first: TF32 off in each, and its memory bounded.
+
+    Raises
+    ------
+    OperatorError
+        Others may write to the engine cache: an engine is code.
+    """
+    # Without a search by timing, which would choose another algorithm on another day.
+    cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
+    if engine.gpu_bytes:
+        cuda |= {"gpu_mem_limit": str(engine.gpu_bytes), "arena_extend_strategy": "kSameAsRequested"}
+    if engine.provider is not Provider.TENSORRT:
+        return [(CUDA, cuda), CPU]
+    # It has no switch for TF32: that is `refuse_tf32`.
+    tensorrt = {"trt_fp16_enable": "0", "trt_bf16_enable": "0", "trt_int8_enable": "0"}
+    if engine.gpu_bytes:
+        tensorrt["trt_max_workspace_size"] = str(engine.gpu_bytes)
+    if engine.engine_cache:
+        tensorrt |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": _own(engine.engine_cache)}
+    return [(TENSORRT, tensorrt), (CUDA, cuda), CPU]
+
+
+def run_bound(
+    session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, np.dtype[Any]], device: str
+) -> list[Array]:
+    """Run with inputs and outputs bound to where they are needed: each is copied once, and nothing in between.
+
+    Parameters
+    ----------
+    session
+        Of ONNX Runtime.
+    inputs
+        By name; numbers alone. They go to the device on which the graph takes them, in the session's own memory: an `OrtValue`
+        that is made on a device lies in an arena of the process, which no limit bounds and nothing ever gives back.
+    outputs
+        Names and types; text stays on the CPU.
+    device
+        `cuda` or `cpu`: where outputs are made.
+
+    Returns
+    -------
+    list
+        The outputs in the order of `outputs`.
+    """
+    binding = session.io_binding()
+    for name, array in inputs.items():
+        binding.bind_cpu_input(name, np.ascontiguousarray(array))
+    for name, dtype in outputs.items():
+        binding.bind_output(name, "cpu" if dtype == np.dtype(object) else device)
+    session.run_with_iobinding(binding)
+    return [np.asarray(array) for array in binding.copy_outputs_to_cpu()]
+
+
+def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any], engine: Engine) -> Any:
+    # Where TensorRT's libraries are missing it raises, and does not take the next one as it does for CUDA's.
+    failed: Exception | None = None
+    further = engine.provider is Provider.TENSORRT and engine.allow_fallback
+    for choice in (wanted, wanted[1:]) if further else (wanted,):
+        try:
+            return onnxruntime.InferenceSession(
+                str(path) if graph is None else graph,
+                sess_options=options,
+                providers=choice,
+                enable_fallback=0,
+            )
+        except ERRORS as error:
+            failed = error
+    raise OperatorError(f"ONNX Runtime cannot load the reference {path}: {failed}".strip()) from failed
+
+
+def _check_taken(taken: str, wanted: list[Any], engine: Engine) -> None:
+    asked = _ASKED.get(engine.provider, taken)
+    if taken != asked:
+        missing = (
+            f"shadow.provider is `{engine.provider}`, but ONNX Runtime took {taken}: no CUDA device, or no fitting driver or "
+            f"library (found: {', '.join(cuda_devices()) or 'none'})"
+        )
+        if not engine.allow_fallback:
+            raise OperatorError(
+                f"{missing}. onnxruntime-gpu {onnxruntime.__version__} needs a driver for CUDA 13; set `auto` or `cpu` to do "
+                "without, or `shadow.allow_fallback`"
+            )
+        _LOG.warning("%s: replaying there, as shadow.allow_fallback says", missing)
+    if engine.provider is Provider.AUTO and taken != CUDA and wanted != [CPU]:
+        _LOG.warning("there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU")
+
+
+def _own(directory: str) -> str:
+    try:
+        status = Path(directory).stat()
+    except OSError as error:
+        raise OperatorError(
+            f"shadow.engine_cache {directory} cannot be used: {error.strerror}. Make the directory"
+        ) from error
+    if status.st_uid not in {0, os.geteuid()} or status.st_mode & _OTHERS_MAY_WRITE:
+        raise OperatorError(
+            f"others may write to shadow.engine_cache {directory}, and an engine is code: chmod 700, as its owner"
+        )
+    return directory
+
+
+def _preload() -> None:
+    """Load CUDA and cuDNN from their wheels; what is missing shows in the provider that is taken."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(OSError, RuntimeError):
+        onnxruntime.preload_dlls()
+    for line in said.getvalue().splitlines():
+        _LOG.debug("%s", line)

@@ -1,0 +1,105 @@
+"""Batches in few sizes: what is compiled, or captured as a CUDA graph, for one size does for all batches of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """Some items of a batch that are computed together.
+
+    Parameters
+    ----------
+    begin, n_items
+        Which ones.
+    size
+        How many are computed: the last item stands in for those that are missing.
+    """
+
+    begin: int
+    n_items: int
+    size: int
+
+
+def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
+    """Yield steps that hold every item once, in order.
+
+    Each is the smallest bucket that holds what is left, unless more than half of it would be computed for nothing and a
+    smaller one can be filled first.
+
+    Parameters
+    ----------
+    n_items
+        At least 1.
+    buckets
+        Sizes, rising.
+    """
+    begin = 0
+    while begin < n_items:
+        left = n_items - begin
+        size = next((bucket for bucket in buckets if bucket >= left), buckets[-1])
+        full = [bucket for bucket in buckets if bucket <= left]
+        if full and 2 * left < size:
+            size = full[-1]
+        step = Step(begin=begin, n_items=min(left, size), size=size)
+        yield step
+        begin += step.n_items
+
+
+def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
+    """Return the inputs of a step : (size, ...)."""
+    rows = np.minimum(np.arange(step.size), step.n_items - 1) + step.begin
+    if step.size == step.n_items:
+        return {name: array[step.begin : step.begin + step.size] for name, array in inputs.items()}
+    return {name: array[rows] for name, array in inputs.items()}
+
+
+def joined(steps: Sequence[Step], found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Return the outputs of all steps, items along the first dimension; one that does not hold items as the first gave it.
+
+    Parameters
+    ----------
+    steps, found
+        Each step with what came of it.
+    """
+    whole: dict[str, Array] = {}
+    for name, first in found[0].items():
+        pairs = list(zip(steps, (outputs[name] for outputs in found), strict=True))
+        if all(array.shape[:1] == (step.size,) for step, array in pairs):
+            whole[name] = np.concatenate([array[: step.n_items] for step, array in pairs])
+        else:
+            whole[name] = first
+    return whole
+
+
+def check_buckets(path: str, inputs: Sequence[TensorSpec], *, graphs: bool) -> None:
+    """Check that a reference takes batches of several sizes.
+
+    Parameters
+    ----------
+    path
+        Of the reference.
+    inputs
+        What it takes.
+    graphs
+        Whether CUDA graphs are captured, for which nothing else may vary.
+
+    Raises
+    ------
+    OperatorError
+        An input has a first dimension that does not vary, or, with graphs, another one that does.
+    """
+    for spec in inputs:
+        if not spec.shape or spec.shape[0] is not None:
+            raise OperatorError(
+                f"models.references.buckets: the reference {path} takes {spec}, whose first dimension does not vary"
+            )
+        if graphs and None in spec.shape[1:]:
+            raise OperatorError(
+                f"models.references.cuda_graphs: the reference {path} takes {spec}: a graph is captured for each bucket, "
+                "and no other dimension may vary"
+            )

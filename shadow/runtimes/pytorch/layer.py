@@ -1,0 +1,80 @@
+"""A layer of a PyTorch module whose output makes learned slices."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.runtimes.embedding import unknown
+
+_TAP: Final = "quantdrift_layer"
+
+
+class Layer:
+    """Keeps what a layer gave in the last call.
+
+    Parameters
+    ----------
+    module
+        The layer.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._taken: torch.Tensor | None = None
+        module.register_forward_hook(self._take)
+
+    def taken(self) -> torch.Tensor:
+        """Return what the layer gave, and keep it no longer.
+
+        Raises
+        ------
+        OperatorError
+            It was not called, or gave no tensor.
+        """
+        taken, self._taken = self._taken, None
+        if taken is None:
+            raise OperatorError("the layer that `models.embedding` names gives no tensor in a replay")
+        return taken
+
+    def _take(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, list | tuple) and output else output
+        self._taken = first if isinstance(first, torch.Tensor) else None
+
+
+def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> Layer:
+    """Return the layer `wanted`: a submodule by its path; of an exported program also a node of its graph.
+
+    Raises
+    ------
+    OperatorError
+        There is no such layer, or the module is TorchScript, which shows its outputs alone.
+    """
+    if isinstance(module, torch.jit.ScriptModule):
+        raise OperatorError(
+            f"{unknown(wanted, list(outputs))}. TorchScript shows no layers: export the model"
+        )
+    if isinstance(module, torch.fx.GraphModule):
+        return Layer(_tapped(module, wanted, outputs))
+    layers = {name: one for name, one in module.named_modules() if name}
+    if wanted not in layers:
+        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+    return Layer(layers[wanted])
+
+
+def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -> torch.nn.Module:
+    """Return a further module in the graph, which is called with what the layer gives."""
+    nodes = [node for node in module.graph.nodes if node.op == "call_function"]
+    # The last node of a submodule gives its output.
+    layers = {
+        path: node for node in nodes for path, _ in (node.meta.get("nn_module_stack") or {}).values() if path
+    }
+    layers |= {node.name: node for node in nodes}
+    if wanted not in layers:
+        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+    tap = torch.nn.Identity()
+    module.add_submodule(_TAP, tap)
+    with module.graph.inserting_after(layers[wanted]):
+        module.graph.call_module(_TAP, (layers[wanted],))
+    module.recompile()
+    return tap

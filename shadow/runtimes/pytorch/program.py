@@ -1,0 +1,270 @@
+"""The three forms of a PyTorch reference, each loaded as a module that can be called with named arrays.
+
+An exported program and TorchScript are code, and so is a factory. Of an exported program that is more than the pickles
+it may hold: the expressions for its shapes are evaluated as Python, and its operators are looked up as attributes of
+`torch`. So blocking unpickling would not make one safe, and what is loaded must be pinned by its digest.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import warnings
+import zipfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO, Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch.export.passes import move_to_device_pass
+from torch.utils import _pytree as pytree
+
+from quantdrift.core.config.schema import Model, Reference
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.runtimes.protocol import TensorSpec, check_pin, digest_of, digest_of_parts, require_pin
+from quantdrift.shadow.tensors.codec import specs_of
+
+_INDEX: Final = ".safetensors.index.json"
+_COMPILED: Final = "/data/aotinductor/"
+_SHOWN: Final = 3
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """A loaded reference.
+
+    Parameters
+    ----------
+    module
+        What computes, on its device.
+    arguments
+        Puts tensors, in the order of `inputs`, into the arguments of a call.
+    inputs
+        What it takes.
+    stored
+        Parameters, buffers and constants as they were in the artefact.
+    digest
+        The identity of the artefact.
+    producer
+        What made it.
+    """
+
+    module: torch.nn.Module
+    arguments: Callable[[list[torch.Tensor]], Arguments]
+    inputs: tuple[TensorSpec, ...]
+    stored: dict[str, torch.Tensor]
+    digest: str
+    producer: str
+
+
+def load_program(model: Model, reference: Reference, device: torch.device) -> Program:
+    """Return the reference on `device`.
+
+    Raises
+    ------
+    OperatorError
+        The artefact cannot be read or is not the one that is pinned; a factory cannot be imported or fails; weights do
+        not fit the module; an input is not a tensor that can be given.
+    """
+    path = Path(reference.path)
+    try:
+        if reference.factory:
+            return _made(model, reference, path, device)
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            file.seek(0)
+            if reference.torchscript:
+                require_pin(path, digest, reference.digest, "TorchScript, which is code")
+                return _scripted(model, path, file, digest, device)
+            require_pin(path, digest, reference.digest, "an exported program, which is code")
+            return _exported(path, file, digest, device)
+    except OSError as error:
+        raise OperatorError(
+            f"the reference {error.filename or path} cannot be read ({error.strerror}): "
+            "check `models.references.path`"
+        ) from error
+
+
+def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
+    """Return the element type of arrays, None where numpy has none."""
+    try:
+        return torch.empty(0, dtype=dtype).numpy().dtype
+    except (TypeError, RuntimeError):
+        return None
+
+
+def _exported(path: Path, file: IO[bytes], digest: str, device: torch.device) -> Program:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            compiled = any(_COMPILED in f"/{name}" for name in archive.namelist())
+        file.seek(0)
+        program = None if compiled else torch.export.load(file)
+    except Exception as error:
+        raise OperatorError(
+            f"PyTorch {torch.__version__} cannot load the exported program {path}: {error!r}"
+        ) from error
+    if program is None:
+        raise OperatorError(
+            f"the reference {path} holds compiled code, of which nothing can be proven: save it with torch.export.save"
+        )
+    if device.type != "cpu":
+        program = move_to_device_pass(program, device)
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes if node.op == "placeholder"}
+    names = program.graph_signature.user_inputs
+    shape = program.call_spec.in_spec
+    assert shape is not None
+
+    def arguments(tensors: list[torch.Tensor]) -> Arguments:
+        args, kwargs = pytree.tree_unflatten(tensors, shape)
+        return tuple(args), dict(kwargs)
+
+    return Program(
+        module=program.module(),
+        arguments=arguments,
+        inputs=tuple(
+            _told(path, name, values.get(name) if isinstance(name, str) else None) for name in names
+        ),
+        stored={
+            **program.state_dict,
+            **{name: one for name, one in program.constants.items() if isinstance(one, torch.Tensor)},
+        },
+        digest=digest,
+        producer="torch.export",
+    )
+
+
+def _told(path: Path, name: object, value: object) -> TensorSpec:
+    if not isinstance(value, torch.Tensor):
+        raise OperatorError(
+            f"the reference {path} has the input {name!r}, which is no tensor: export it with tensors alone"
+        )
+    dtype = numpy_dtype(value.dtype)
+    if dtype is None:
+        raise OperatorError(
+            f"the reference {path} takes `{name}` of type {value.dtype}, which cannot be given: export it with float32 "
+            "inputs"
+        )
+    sizes: tuple[Any, ...] = tuple(value.shape)  # some of them symbols
+    dims = tuple(size if isinstance(size, int) else None for size in sizes)
+    return TensorSpec(name=str(name), dtype=dtype, shape=dims)
+
+
+def _scripted(model: Model, path: Path, file: IO[bytes], digest: str, device: torch.device) -> Program:
+    try:
+        with warnings.catch_warnings():
+            # Of TorchScript itself, which was asked for by name.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            module = torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]
+    except Exception as error:
+        raise OperatorError(
+            f"PyTorch {torch.__version__} cannot load TorchScript from {path}: {error!r}"
+        ) from error
+    module.eval()
+    names = [argument.name for argument in module.forward.schema.arguments[1:]]
+    return Program(
+        module=module,
+        arguments=_calling(names, model),
+        inputs=specs_of(model.inputs),
+        stored=dict(module.state_dict()),
+        digest=digest,
+        producer="TorchScript",
+    )
+
+
+def _made(model: Model, reference: Reference, path: Path, device: torch.device) -> Program:
+    weights_digest = digest_of(path, _parts(path))
+    module_name, _, function = reference.factory.partition(":")
+    source_digest = digest_of(_source_of(module_name))
+    digest = digest_of_parts([(path.name, weights_digest), (reference.factory, source_digest)])
+    check_pin(path, digest, reference.digest)
+    try:
+        module = getattr(importlib.import_module(module_name), function)()
+    except Exception as error:
+        raise OperatorError(f"models.references.factory `{reference.factory}` fails: {error!r}") from error
+    if not isinstance(module, torch.nn.Module):
+        raise OperatorError(
+            f"models.references.factory `{reference.factory}` returned {type(module).__name__}, not a torch.nn.Module"
+        )
+    weights = _weights(path)
+    _fill(module, weights, reference.factory, path)
+    module.eval().requires_grad_(requires_grad=False)
+    return Program(
+        module=module.to(device),
+        arguments=_calling(list(inspect.signature(module.forward).parameters), model),
+        inputs=specs_of(model.inputs),
+        # As stored, and as the factory made the rest: a half that was cast up is still a half.
+        stored={**module.state_dict(), **dict(module.named_buffers()), **weights},
+        digest=digest,
+        producer=reference.factory,
+    )
+
+
+def _source_of(module: str) -> Path:
+    """Return the file of a module without running it; the packages around it are imported."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError) as error:
+        raise OperatorError(f"models.references.factory: `{module}` cannot be imported: {error!r}") from error
+    if spec is None or not spec.has_location or spec.origin is None:
+        raise OperatorError(
+            f"models.references.factory: there is no module `{module}`: put its directory on PYTHONPATH, or install it"
+        )
+    return Path(spec.origin)
+
+
+def _parts(path: Path) -> tuple[str, ...]:
+    """Return the files that an index names; none where `path` is the file itself."""
+    if not path.name.endswith(_INDEX):
+        return ()
+    try:
+        named = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise OperatorError(f"{path} is no index of safetensors: it has no `weight_map`") from error
+    if any(Path(name).name != name for name in named):
+        raise OperatorError(f"{path} names files outside of its directory")
+    return tuple(named)
+
+
+def _weights(path: Path) -> dict[str, torch.Tensor]:
+    weights: dict[str, torch.Tensor] = {}
+    for file in [path.parent / name for name in _parts(path)] or [path]:
+        try:
+            weights |= load_file(file)
+        except SafetensorError as error:
+            raise OperatorError(f"{file} cannot be read as safetensors: {error}") from error
+    return weights
+
+
+def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], factory: str, path: Path) -> None:
+    try:
+        missing, unexpected = module.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise OperatorError(f"the weights in {path} do not fit what `{factory}` returns: {error}") from error
+    own = module.state_dict()
+    # Tensors that are shared are stored once.
+    filled = {own[name].data_ptr() for name in weights if name in own}
+    missing = [name for name in missing if own[name].data_ptr() not in filled]
+    if missing or unexpected:
+        raise OperatorError(
+            f"the weights in {path} do not fit what `{factory}` returns: missing {_some(missing)}, unexpected "
+            f"{_some(unexpected)}"
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:_SHOWN]) or "none"
+    return shown + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _calling(parameters: Sequence[str], model: Model) -> Callable[[list[torch.Tensor]], Arguments]:
+    """Return how a module is called: by name where it has arguments of all these names, else in order."""
+    names = [tensor.name for tensor in model.inputs]
+    if set(names) <= set(parameters):
+        return lambda tensors: ((), dict(zip(names, tensors, strict=True)))
+    return lambda tensors: (tuple(tensors), {})

@@ -1,0 +1,267 @@
+"""References on PyTorch: strictly FP32, on the device that was asked for, or not at all."""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from quantdrift.core.config.schema import Model, Reference
+from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
+from quantdrift.shadow.runtimes.embedding import check_spec
+from quantdrift.shadow.runtimes.onnx.device import driver_version
+from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, TensorSpec, check_given, said_by
+from quantdrift.shadow.runtimes.pytorch.buckets import check_buckets, filled, joined, steps_of
+from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle, settle_compiler
+from quantdrift.shadow.runtimes.pytorch.errors import ERRORS, computed
+from quantdrift.shadow.runtimes.pytorch.gpu import Graphs, Staging, Tensors
+from quantdrift.shadow.runtimes.pytorch.layer import Layer, layer_of
+from quantdrift.shadow.runtimes.pytorch.precision import Finding, Witness, precision_of, stored_findings
+from quantdrift.shadow.runtimes.pytorch.program import Program, load_program, numpy_dtype
+from quantdrift.shadow.runtimes.registry import Opening
+
+_LOG = logging.getLogger(__name__)
+# Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
+_SIZES: Final = (2, 3)
+
+
+class TorchRuntime:
+    """A reference in PyTorch: an exported program, a factory's module with safetensors weights, or TorchScript.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, gives
+        outputs without names or no arrays, has no such embedding, or the device is not there.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        model, reference = opening.model, opening.reference
+        settle(opening.threads)
+        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
+        limit_memory(self._device, opening.gpu_bytes)
+        self._path = reference.path
+        program = load_program(model, reference, self._device)
+        self._program: Program | None = program
+        self._batched = model.batched
+        self._names = tuple(tensor.name for tensor in model.outputs)
+        self._layer: Layer | None = None
+        self._buckets: tuple[int, ...] = ()
+        self._graphs: Graphs | None = None
+        self._staging = Staging(self._device, self._on_device) if self._device.type == "cuda" else None
+        self.inputs = program.inputs
+        self.embedding = ""
+        with Witness() as witness:
+            self.outputs = self._probed()
+        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *witness.findings]
+        self.artefact = Artefact(
+            path=reference.path,
+            digest=program.digest,
+            precision=precision_of(reference.path, findings, reference.allow_reduced_precision),
+            opset=0,
+            producer=program.producer,
+        )
+        # What was in the file may be there a second time: it is as large as the reference.
+        self._program = msgspec.structs.replace(program, stored={})
+        if opening.embedding:
+            self._embed(model, program, opening.embedding)
+        how = self._prepare(reference)
+        on_gpu = self._device.type == "cuda"
+        self.provenance = Provenance(
+            runtime="torch",
+            version=str(torch.__version__),  # it is a type of PyTorch's own, which the record does not take
+            provider=" ".join([self._device.type, *how]),
+            device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
+            driver=driver_version() if on_gpu else "",
+        )
+        _LOG.info("reference %s: PyTorch on %s, TF32 off", reference.path, self.provenance.device)
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return every output by name.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: an input is not what the reference takes, or PyTorch failed on it.
+        """
+        check_given(inputs, self.inputs)
+        return computed(lambda: self._split(inputs))
+
+    def close(self) -> None:
+        """Let go of the module and of what PyTorch keeps on the device."""
+        self._program = None
+        self._layer = None
+        self._graphs = None
+        self._staging = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _split(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        if not self._buckets:
+            return self._computed([inputs])[0]
+        steps = list(steps_of(len(next(iter(inputs.values()))), self._buckets))
+        return joined(steps, self._computed([filled(inputs, step) for step in steps]))
+
+    def _computed(self, steps: Sequence[Mapping[str, Array]]) -> list[dict[str, Array]]:
+        given = [[_tensor(inputs[spec.name]) for spec in self.inputs] for inputs in steps]
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+            run = self._staging.run if self._staging is not None else partial(map, self._module)
+            return [{name: tensor.detach().numpy() for name, tensor in found.items()} for found in run(given)]
+
+    def _on_device(self, tensors: list[torch.Tensor]) -> Tensors:
+        return self._module(tensors) if self._graphs is None else self._graphs.run(tensors)
+
+    def _module(self, tensors: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+        program = self._program
+        if program is None:
+            raise QuarantineError(QuarantineReason.REPLAY, "the reference is closed")
+        args, kwargs = program.arguments(tensors)
+        found = dict(_named(program.module(*args, **kwargs), self._names))
+        if self._layer is not None:
+            found[self.embedding] = self._layer.taken()
+        return {name: _known(tensor) for name, tensor in found.items()}
+
+    def _prepare(self, reference: Reference) -> list[str]:
+        """Compile and capture, and return what was done; what cannot be is said now, and not with the first batch."""
+        done = []
+        graphs = reference.cuda_graphs and self._device.type == "cuda"
+        if reference.buckets:
+            check_buckets(self._path, self.inputs, graphs=graphs)
+        others_vary = any(None in spec.shape[1:] for spec in self.inputs)
+        if reference.compile and self._program is not None:
+            settle_compiler()
+            self._program.module.compile(dynamic=others_vary or not reference.buckets)
+            self._compile(reference.buckets or _SIZES)
+            done.append("compiled")
+        self._buckets = reference.buckets
+        if graphs:
+            self._capture(reference.buckets)
+            done.append("graphs")
+        return done
+
+    def _compile(self, sizes: Sequence[int]) -> None:
+        try:
+            self._tried(sizes, apart=self._batched)
+        except (OperatorError, QuarantineError) as error:
+            # It computed these before: what fails is the compiler, which quotes all of its input.
+            said = said_by(error.__cause__ or error, n_lines=2)
+            raise OperatorError(
+                f"the reference {self._path} cannot be compiled ({said}): for a CPU that takes a C++ compiler such as g++; "
+                "or take `compile` away"
+            ) from error
+
+    def _capture(self, sizes: Sequence[int]) -> None:
+        captured = Graphs(self._device, self._module)
+        try:
+            with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+                for size in reversed(sizes):  # the largest first: one that does not fit is found at once
+                    zeros = [_tensor(_zeros(spec, size)).to(self._device) for spec in self.inputs]
+                    captured.capture(zeros)
+        except ERRORS as error:
+            raise OperatorError(
+                f"the reference {self._path} cannot be captured as a CUDA graph ({said_by(error)}): take `cuda_graphs` away"
+            ) from error
+        self._graphs = captured
+
+    def _probed(self) -> tuple[TensorSpec, ...]:
+        """Compute zeros of two sizes, and return what comes of them."""
+        first, second = self._tried(_SIZES)
+        return tuple(
+            TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
+            for name, one in first.items()
+        )
+
+    def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
+        """Compute zeros of some numbers of items.
+
+        Parameters
+        ----------
+        sizes
+            Of every dimension that varies.
+        apart
+            Only of the first: others are 2 long, or 3. What is compiled for equal lengths does for no others.
+        """
+        try:
+            return [
+                self._computed([{spec.name: _zeros(spec, size, apart=apart) for spec in self.inputs}])[0]
+                for size in sizes
+            ]
+        except (OperatorError, QuarantineError):
+            raise
+        except Exception as error:
+            raise OperatorError(
+                f"the reference {self._path} does not compute zeros of the shapes that it is to take "
+                f"({', '.join(map(str, self.inputs))}): {said_by(error, n_lines=2)}"
+            ) from error
+
+    def _embed(self, model: Model, program: Program, wanted: str) -> None:
+        self.embedding = wanted
+        if wanted not in {spec.name for spec in self.outputs}:
+            self._layer = layer_of(program.module, wanted, [spec.name for spec in self.outputs])
+            self.outputs = self._probed()
+        for spec in self.outputs:
+            if spec.name == wanted:
+                check_spec(spec)
+
+
+def open_reference(opening: Opening) -> TorchRuntime:
+    """Return the reference; errors as of `TorchRuntime`."""
+    return TorchRuntime(opening)
+
+
+def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """Return the tensors of what a module returned: by their keys, else by the configured names, in order."""
+    if hasattr(result, "_asdict"):
+        result = result._asdict()
+    if isinstance(result, Mapping):
+        tensors = {str(name): one for name, one in result.items() if isinstance(one, torch.Tensor)}
+        if tensors:
+            yield from tensors.items()
+            return
+    found = [result] if isinstance(result, torch.Tensor) else result
+    if not isinstance(found, list | tuple) or not all(isinstance(one, torch.Tensor) for one in found):
+        raise OperatorError(
+            f"the reference returns {type(result).__name__}: it must return a tensor, a tuple of tensors, or tensors by name"
+        )
+    if len(found) != len(names):
+        raise OperatorError(
+            f"the reference returns {len(found)} tensors without names, and [[models.outputs]] names "
+            f"{list(names)}: name each of them, in order"
+        )
+    yield from zip(names, found, strict=True)
+
+
+def _reduced_inputs(specs: Sequence[TensorSpec]) -> Iterator[Finding]:
+    for spec in specs:
+        if spec.dtype == np.dtype(np.float16):
+            yield f"input `{spec.name}`", spec.dtype.name
+
+
+def _zeros(spec: TensorSpec, size: int, *, apart: bool = False) -> Array:
+    other = next(one for one in _SIZES if one != size) if apart else size
+    lengths = (size, *[other] * (len(spec.shape) - 1))
+    shape = [length if dim is None else dim for length, dim in zip(lengths, spec.shape, strict=False)]
+    return np.zeros(shape, dtype=spec.dtype)
+
+
+def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, ...]:
+    return tuple(a if a == b else None for a, b in zip(one, other, strict=True))
+
+
+def _tensor(array: Array) -> torch.Tensor:
+    """Return an array as a tensor; PyTorch shares memory only with what may be written to."""
+    own = np.ascontiguousarray(array)
+    return torch.from_numpy(own if own.flags.writeable else own.copy())
+
+
+def _known(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of a type that numpy has: float32 holds bfloat16 and narrower, where they are allowed."""
+    return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)

@@ -1,0 +1,130 @@
+"""Which runtime opens a reference. Only that one is imported: torch alone is 200 MB and two seconds."""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
+
+from quantdrift.core.clustering import space_of
+from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+
+# Each module has an `open_reference(opening)`.
+_MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
+    {
+        Runtime.ONNX: "quantdrift.shadow.runtimes.onnx.runtime",
+        Runtime.TORCH: "quantdrift.shadow.runtimes.pytorch.runtime",
+        Runtime.OIP_HTTP: "quantdrift.shadow.runtimes.remote.oip_http",
+        Runtime.OIP_GRPC: "quantdrift.shadow.runtimes.remote.oip_grpc",
+        Runtime.TRANSFORMERS: "quantdrift.shadow.runtimes.text.transformers",
+        Runtime.OPENAI: "quantdrift.shadow.runtimes.text.openai",
+    }
+)
+
+_PYTORCH: Final = frozenset({Runtime.TORCH, Runtime.TRANSFORMERS})
+
+
+class Opening(msgspec.Struct, frozen=True, kw_only=True):
+    """What a runtime is told of a reference.
+
+    Parameters
+    ----------
+    model, reference
+        As configured.
+    provider
+        Where it is to run.
+    threads
+        CPU threads, 0 for one per core.
+    embedding
+        Output or layer whose vectors make learned slices; empty: none.
+    gpu_bytes
+        Most GPU memory of this reference, and of all references in PyTorch together; 0 for no limit.
+    engine_cache, allow_fallback
+        As configured.
+    token
+        Bearer token for a server, where `reference.token_file` names none.
+    headers
+        More headers of every request to a server, in small letters.
+    is_copy
+        Whether it is no reference but a copy of the candidate, which may be quantised.
+    """
+
+    model: Model
+    reference: Reference
+    provider: Provider = Provider.AUTO
+    threads: int = 0
+    embedding: str = ""
+    gpu_bytes: int = 0
+    engine_cache: str = ""
+    allow_fallback: bool = False
+    token: str = ""
+    headers: Mapping[str, str] = MappingProxyType({})
+    is_copy: bool = False
+
+    def __repr__(self) -> str:
+        return f"Opening({self.reference.where(self.model.name)})"
+
+
+def opening_of(config: Config, model: Model, reference: Reference, token: str = "") -> Opening:
+    """Return what `config` says of a reference of `model`, with the token for its server."""
+    space, columns = space_of(config, model)
+    return Opening(
+        model=model,
+        reference=reference,
+        provider=config.shadow.provider,
+        threads=config.shadow.threads,
+        embedding="" if columns else space,
+        gpu_bytes=gpu_share(config, reference),
+        engine_cache=config.shadow.engine_cache,
+        allow_fallback=config.shadow.allow_fallback,
+        token=token,
+    )
+
+
+def gpu_share(config: Config, reference: Reference) -> int:
+    """Return how much of `shadow.gpu_bytes` a reference may take; PyTorch's are given theirs together, as one process.
+
+    Parameters
+    ----------
+    config
+        Names every reference that this worker opens.
+    reference
+        One of them.
+    """
+    here = [
+        (model.name, one.runtime, one.path)
+        for model in config.models
+        for one in model.references
+        if not one.url
+    ]
+    here += [
+        (model.name, Runtime.TRANSFORMERS, one.copy.path)
+        for model in config.models
+        for one in model.references
+        if one.copy.path
+    ]
+    together = 1
+    if reference.runtime in _PYTORCH:
+        together = sum(runtime in _PYTORCH for _, runtime, _ in here)
+    return config.shadow.gpu_bytes * together // max(len(here), 1)
+
+
+def open_reference(opening: Opening) -> ReferenceRuntime:
+    """Load a reference with its runtime.
+
+    Raises
+    ------
+    OperatorError
+        It cannot be loaded, is no reference, or is not the one that is pinned.
+    RetryError
+        The server that holds it is away, or not ready.
+    """
+    if opening.provider is Provider.TENSORRT and not opening.reference.url:
+        refuse_tf32()  # before PyTorch, which may stand beside it, loads the libraries that are told so
+    runtime: ReferenceRuntime = importlib.import_module(_MODULES[opening.reference.runtime]).open_reference(
+        opening
+    )
+    return runtime

@@ -1,0 +1,1 @@
+"""References at an Open Inference server."""

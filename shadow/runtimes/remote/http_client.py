@@ -1,0 +1,118 @@
+"""One server over HTTP/1.1: a connection that is kept, and what its refusals mean."""
+
+import contextlib
+import http.client
+import json
+import ssl
+from typing import Final
+from urllib.parse import urlsplit
+
+from quantdrift.core.errors import RetryError
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError, Token
+
+_AWAY: Final = frozenset({429, 502, 503, 504})
+_ACCESS: Final = frozenset({401, 403, 404, 407})
+_SAID: Final = 200
+_BROKEN_OFF: Final = (
+    OSError,
+    http.client.HTTPException,
+)  # no route any more, or what TLS cannot read, among them
+
+
+class HttpServer:
+    """Asks a server.
+
+    Parameters
+    ----------
+    opening
+        Address, token and time limit.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        reference = opening.reference
+        address = urlsplit(reference.url)
+        self._where = reference.url
+        self._base = address.path.rstrip("/")
+        self._token = Token(opening)
+        host, timeout_s = address.netloc, reference.timeout_s
+        self._connection = (
+            http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())
+            if address.scheme == "https"
+            else http.client.HTTPConnection(host, timeout=timeout_s)
+        )
+
+    def ask(
+        self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        """Return status, headers and body; a kept connection that the server has closed meanwhile is opened anew.
+
+        Raises
+        ------
+        RetryError
+            The server is away.
+        TimeoutError
+            It takes too long.
+        """
+        kept = self._connection.sock is not None
+        everything = {**(headers or {}), **self._token.headers()}
+        try:
+            return self._once(method, path, body, everything)
+        except TimeoutError:
+            raise
+        except _BROKEN_OFF as error:
+            if not kept:
+                raise RetryError(f"{self._where} is away: {error!r}") from error
+        try:
+            return self._once(method, path, body, everything)
+        except TimeoutError:
+            raise
+        except _BROKEN_OFF as error:
+            raise RetryError(f"{self._where} is away: {error!r}") from error
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
+
+    def _once(
+        self, method: str, path: str, body: bytes, headers: dict[str, str]
+    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+        connection = self._connection
+        try:
+            if connection.sock is None:
+                self._connect()
+            connection.request(method, self._base + path, body or None, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except BaseException:
+            connection.close()
+            raise
+        if response.status in _AWAY:
+            raise RetryError(f"{self._where} answers {response.status}")
+        return response.status, response.headers, answer
+
+    def _connect(self) -> None:
+        try:
+            self._connection.connect()
+        except OSError as error:  # refused, no such name, no route, no handshake, and no answer at all
+            raise RetryError(f"{self._where} is away: {error!r}") from error
+
+
+def refuse(status: int, body: bytes) -> None:
+    """Raise where an answer is none.
+
+    Raises
+    ------
+    RefusedError
+        The server refused, or failed.
+    """
+    if status == http.HTTPStatus.OK:
+        return
+    said = body.decode(errors="replace")
+    with contextlib.suppress(ValueError, AttributeError):
+        document = json.loads(body)
+        said = document.get("error", document.get("message", said))
+        said = str(said.get("message", said) if isinstance(said, dict) else said)
+    kind = Refusal.ACCESS if status in _ACCESS else Refusal.FAILURE if status >= 500 else Refusal.INPUT
+    brief = f"HTTP {status}"
+    raise RefusedError(f"{brief}: {''.join(said.splitlines()[:1])[:_SAID]}", kind, brief)

@@ -1,0 +1,182 @@
+"""The Open Inference Protocol v2 over gRPC, with tensors as bytes."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import grpc
+import numpy as np
+from google.protobuf.message import Message
+
+from quantdrift.core import open_inference_pb2 as wire
+from quantdrift.core.errors import RetryError
+from quantdrift.core.records import Tensor
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.protocol import (
+    Metadata,
+    Refusal,
+    RefusedError,
+    RemoteRuntime,
+    ServerMetadata,
+    Token,
+    Told,
+)
+from quantdrift.shadow.tensors.codec import encode
+
+_SERVICE: Final = "/inference.GRPCInferenceService/"
+# Tensors are as large as they are; both ends bound a message by 4 MiB unless told otherwise.
+_OPTIONS: Final = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
+_SAID: Final = 200
+_KINDS: Final[Mapping[grpc.StatusCode, Refusal]] = MappingProxyType(
+    {
+        grpc.StatusCode.UNAUTHENTICATED: Refusal.ACCESS,
+        grpc.StatusCode.PERMISSION_DENIED: Refusal.ACCESS,
+        grpc.StatusCode.NOT_FOUND: Refusal.ACCESS,
+        grpc.StatusCode.UNIMPLEMENTED: Refusal.ACCESS,
+        grpc.StatusCode.INVALID_ARGUMENT: Refusal.INPUT,
+        grpc.StatusCode.FAILED_PRECONDITION: Refusal.INPUT,
+        grpc.StatusCode.OUT_OF_RANGE: Refusal.INPUT,
+    }
+)
+# Where a server writes typed contents although it was asked in bytes.
+_FIELDS: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "BOOL": "bool_contents",
+        "INT8": "int_contents",
+        "INT16": "int_contents",
+        "INT32": "int_contents",
+        "INT64": "int64_contents",
+        "UINT8": "uint_contents",
+        "UINT16": "uint_contents",
+        "UINT32": "uint_contents",
+        "UINT64": "uint64_contents",
+        "FP32": "fp32_contents",
+        "FP64": "fp64_contents",
+        "BYTES": "bytes_contents",
+    }
+)
+
+Answer = TypeVar("Answer", bound=Message)
+
+
+class OipGrpc:
+    """Asks over gRPC. The channel connects by itself, again and again.
+
+    Parameters
+    ----------
+    opening
+        Address, model, token and time limit.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        reference = opening.reference
+        address = urlsplit(reference.url)
+        self._where = reference.url
+        self._model = {"name": reference.model or opening.model.name, "version": reference.model_version}
+        self._timeout_s = reference.timeout_s
+        self._token = Token(opening)
+        self._channel = (
+            grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), _OPTIONS)
+            if address.scheme == "grpcs"
+            else grpc.insecure_channel(address.netloc, _OPTIONS)
+        )
+
+    def server(self) -> ServerMetadata:
+        """Return what `ServerMetadata` answers."""
+        answer = self._ask("ServerMetadata", wire.ServerMetadataRequest(), wire.ServerMetadataResponse)
+        return ServerMetadata(name=answer.name, version=answer.version)
+
+    def ready(self) -> bool:
+        """Return what `ModelReady` answers."""
+        return self._ask("ModelReady", wire.ModelReadyRequest(**self._model), wire.ModelReadyResponse).ready
+
+    def metadata(self) -> Metadata:
+        """Return what `ModelMetadata` answers."""
+        answer = self._ask(
+            "ModelMetadata", wire.ModelMetadataRequest(**self._model), wire.ModelMetadataResponse
+        )
+        inputs, outputs = (
+            tuple(Told(name=one.name, datatype=one.datatype, shape=tuple(one.shape)) for one in tensors)
+            for tensors in (answer.inputs, answer.outputs)
+        )
+        return Metadata(
+            name=answer.name,
+            versions=tuple(answer.versions),
+            platform=answer.platform,
+            inputs=inputs,
+            outputs=outputs,
+        )
+
+    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+        """Return the outputs."""
+        request = wire.InferRequest(
+            model_name=self._model["name"],
+            model_version=self._model["version"],
+            id=uuid.uuid4().hex,  # optional, and yet some servers fail without it
+            inputs=[wire.Tensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in inputs],
+            outputs=[wire.RequestedOutput(name=name) for name in outputs],
+            raw_input_contents=[one.data for one in inputs],
+        )
+        answer = self._ask("ModelInfer", request, wire.InferResponse)
+        raw = answer.raw_output_contents
+        if raw and len(raw) != len(answer.outputs):
+            raise RefusedError(
+                "an answer that is not the protocol: contents that are not those of the tensors",
+                Refusal.INPUT,
+            )
+        return [
+            Tensor(name=one.name, datatype=one.datatype, shape=tuple(one.shape), data=raw[index])
+            if raw
+            else _typed(one)
+            for index, one in enumerate(answer.outputs)
+        ]
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def _ask(self, method: str, request: Message, kind: type[Answer]) -> Answer:
+        call: Any = self._channel.unary_unary(
+            _SERVICE + method,
+            request_serializer=type(request).SerializeToString,
+            response_deserializer=kind.FromString,
+        )
+        try:
+            answer: Answer = call(
+                request, timeout=self._timeout_s, metadata=tuple(self._token.headers().items())
+            )
+        except grpc.RpcError as error:
+            code, details = error.code(), "".join((error.details() or "").splitlines()[:1])[:_SAID]
+            if code is grpc.StatusCode.UNAVAILABLE:
+                raise RetryError(f"{self._where} is away: {details}") from error
+            if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from error
+            raise RefusedError(f"{code.name}: {details}", _KINDS.get(code, Refusal.FAILURE)) from error
+        return answer
+
+
+def open_reference(opening: Opening) -> RemoteRuntime:
+    """Return the reference at a server; errors as of `RemoteRuntime`."""
+    transport = OipGrpc(opening)
+    try:
+        return RemoteRuntime(opening, transport)
+    except BaseException:
+        transport.close()
+        raise
+
+
+def _typed(tensor: wire.Tensor) -> Tensor:
+    field = _FIELDS.get(tensor.datatype)
+    if field is None:
+        raise RefusedError(
+            f"an answer that is not the protocol: {tensor.datatype} comes only as bytes", Refusal.INPUT
+        )
+    values = np.array(list(getattr(tensor.contents, field)), dtype=object)
+    try:
+        return encode(tensor.name, tensor.datatype, values.reshape(tuple(tensor.shape)))
+    except (ValueError, OverflowError, TypeError) as error:
+        raise RefusedError(
+            "an answer that is not the protocol: contents do not fill the shape", Refusal.INPUT
+        ) from error

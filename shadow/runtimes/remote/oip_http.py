@@ -1,0 +1,143 @@
+"""The Open Inference Protocol v2 over HTTP/1.1, with tensors as bytes; one connection that is kept."""
+
+import http
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.datatype import DTYPES
+from quantdrift.core.records import Tensor
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
+from quantdrift.shadow.runtimes.remote.protocol import (
+    Metadata,
+    Refusal,
+    RefusedError,
+    RemoteRuntime,
+    ServerMetadata,
+)
+from quantdrift.shadow.tensors.codec import encode
+
+_JSON_LENGTH: Final = "Inference-Header-Content-Length"
+
+Found = TypeVar("Found")
+
+
+class _Output(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: dict[str, Any] | None = None
+    data: list[Any] | None = None
+
+
+class _Answer(msgspec.Struct, frozen=True, kw_only=True):
+    outputs: tuple[_Output, ...]
+
+
+class OipHttp:
+    """Asks over HTTP.
+
+    Parameters
+    ----------
+    opening
+        Address, model, token and time limit.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        reference = opening.reference
+        model = f"/v2/models/{quote(reference.model or opening.model.name, safe='')}"
+        version = quote(reference.model_version, safe="")
+        self._model = model + (f"/versions/{version}" if version else "")
+        self._server = HttpServer(opening)
+
+    def server(self) -> ServerMetadata:
+        """Return what `GET /v2` answers."""
+        return self._read("/v2", ServerMetadata)
+
+    def ready(self) -> bool:
+        """Return whether the model's `/ready` answers 200."""
+        status, _, _ = self._server.ask("GET", f"{self._model}/ready")
+        return status == http.HTTPStatus.OK
+
+    def metadata(self) -> Metadata:
+        """Return what `GET /v2/models/MODEL` answers."""
+        return self._read(self._model, Metadata)
+
+    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+        """Return the outputs."""
+        document = {
+            "id": uuid.uuid4().hex,  # optional, and yet some servers fail without it
+            "parameters": {"binary_data_output": True},  # for servers that look here, and not at each output
+            "inputs": [
+                {
+                    "name": tensor.name,
+                    "datatype": tensor.datatype,
+                    "shape": tensor.shape,
+                    "parameters": {"binary_data_size": len(tensor.data)},
+                }
+                for tensor in inputs
+            ],
+            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
+        }
+        head = msgspec.json.encode(document)
+        headers = {"Content-Type": "application/octet-stream", _JSON_LENGTH: str(len(head))}
+        body = b"".join([head, *(tensor.data for tensor in inputs)])
+        status, told, answer = self._server.ask("POST", f"{self._model}/infer", body, headers)
+        refuse(status, answer)
+        return _tensors(told.get(_JSON_LENGTH), answer)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._server.close()
+
+    def _read(self, path: str, kind: type[Found]) -> Found:
+        status, _, body = self._server.ask("GET", path)
+        refuse(status, body)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.DecodeError as error:
+            raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
+
+
+def open_reference(opening: Opening) -> RemoteRuntime:
+    """Return the reference at a server; errors as of `RemoteRuntime`."""
+    transport = OipHttp(opening)
+    try:
+        return RemoteRuntime(opening, transport)
+    except BaseException:
+        transport.close()
+        raise
+
+
+def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
+    """Return the tensors of an answer, as bytes or as JSON, each as the server likes."""
+    length = int(json_length) if json_length and json_length.isdecimal() else len(body)
+    tail, found = memoryview(body)[length:], []
+    try:
+        for output in msgspec.json.decode(body[:length], type=_Answer).outputs:
+            size = (output.parameters or {}).get("binary_data_size")
+            if output.data is None and isinstance(size, int) and 0 <= size <= len(tail):
+                data = bytes(tail[:size])
+                tail = tail[size:]
+                found.append(
+                    Tensor(name=output.name, datatype=output.datatype, shape=output.shape, data=data)
+                )
+            else:
+                found.append(_from_json(output))
+    except (msgspec.DecodeError, ValueError, TypeError, OverflowError) as error:
+        raise RefusedError(
+            f"an answer that is not the protocol: {type(error).__name__}", Refusal.INPUT
+        ) from error
+    return found
+
+
+def _from_json(output: _Output) -> Tensor:
+    if output.datatype == "BYTES":
+        return encode(output.name, "BYTES", np.array(output.data, dtype=object).reshape(output.shape))
+    values = np.array(output.data, dtype=DTYPES.get(output.datatype)).reshape(output.shape)
+    return encode(output.name, output.datatype, values)

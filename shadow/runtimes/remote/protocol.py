@@ -1,0 +1,319 @@
+"""References that a server holds, asked by the Open Inference Protocol v2.
+
+Nothing can be proven of such a reference: it is recorded as `unverified`. What is checked is that its tensors are those
+of the exchange. A server that is away is waited for; a server that refuses an input, or fails on it while it says that
+the model is ready, has been given a bad input.
+"""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from enum import Enum, auto
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import msgspec
+
+from quantdrift.core.config.schema import ModelTensor, Reference
+from quantdrift.core.datatype import DTYPES
+from quantdrift.core.errors import (
+    OperatorError,
+    QuantdriftError,
+    QuarantineError,
+    QuarantineReason,
+    RetryError,
+)
+from quantdrift.core.records import Tensor
+from quantdrift.shadow.runtimes.embedding import check_spec, unknown
+from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, check_given
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.tensors.codec import decode, encode, specs_of
+
+_LOG = logging.getLogger(__name__)
+UNVERIFIED: Final = "unverified"
+_REDUCED: Final[Mapping[str, str]] = MappingProxyType({"FP16": "float16", "BF16": "bfloat16"})
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of a tensor; unknown fields are let be."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...] = ()
+
+
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of a model, as in the protocol."""
+
+    name: str = ""
+    versions: tuple[str, ...] | None = None
+    platform: str = ""
+    inputs: tuple[Told, ...] | None = None
+    outputs: tuple[Told, ...] | None = None
+
+
+class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server says of itself."""
+
+    name: str = ""
+    version: str = ""
+
+
+class Refusal(Enum):
+    """Why a server did not answer as it was asked."""
+
+    INPUT = auto()  # it finds fault with the request
+    ACCESS = auto()  # it does not know the model, or us
+    FAILURE = auto()  # it failed: whose fault that is depends on whether the model is ready
+
+
+class RefusedError(QuantdriftError):
+    """A server refused or failed.
+
+    Parameters
+    ----------
+    detail
+        What it said.
+    kind
+        Why.
+    brief
+        The same without the server's own words, which may quote what it was asked; empty: there are none in it.
+
+    Attributes
+    ----------
+    kind, brief
+        As above.
+    """
+
+    def __init__(self, detail: str, kind: Refusal, brief: str = "") -> None:
+        super().__init__(detail)
+        self.kind = kind
+        self.brief = brief or detail
+
+
+class Transport(Protocol):
+    """How a server is asked for one model.
+
+    Every call raises `RetryError` where the server is away, `RefusedError` where it refuses, and `TimeoutError` where
+    it takes too long.
+    """
+
+    def server(self) -> ServerMetadata:
+        """Ask the server who it is."""
+        ...
+
+    def ready(self) -> bool:
+        """Ask whether the model is ready."""
+        ...
+
+    def metadata(self) -> Metadata:
+        """Ask what the model takes and gives."""
+        ...
+
+    def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
+        """Ask for outputs, by name; all that there are where none is named."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+class Token:
+    """The headers of every request: what was asked for, and a bearer token, read anew since tokens that are mounted change.
+
+    Parameters
+    ----------
+    opening
+        Names the file, or holds the token.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        self._file = opening.reference.token_file
+        self._token = opening.token
+        self._headers = dict(opening.headers)
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers of a request, in small letters.
+
+        Raises
+        ------
+        OperatorError
+            The file cannot be read.
+        """
+        try:
+            token = Path(self._file).read_text(encoding="utf-8").strip() if self._file else self._token
+        except OSError as error:
+            raise OperatorError(
+                f"models.references.token_file {self._file} cannot be read: {error.strerror}"
+            ) from error
+        return {**self._headers, "authorization": f"Bearer {token}"} if token else self._headers
+
+
+class RemoteRuntime:
+    """A reference at a server.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+    transport
+        How it is asked.
+
+    Raises
+    ------
+    OperatorError
+        The server does not know the model, or us; the model's tensors are not told, cannot be given, or are of a reduced
+        precision that is not declared; `embedding` is none of its outputs.
+    RetryError
+        The server is away, or the model is not ready.
+    """
+
+    def __init__(self, opening: Opening, transport: Transport) -> None:
+        reference = opening.reference
+        self._where = reference.where(opening.model.name)
+        self._transport = transport
+        self._timeout_s = reference.timeout_s
+        try:
+            server, metadata = self._asked()
+        except TimeoutError as error:
+            raise RetryError(f"{self._where} does not answer within {self._timeout_s:g} s") from error
+        except RefusedError as error:
+            raise OperatorError(
+                f"the server of the reference {self._where} refuses: {error}. Check `url`, `model`, `model_version` and "
+                "the token in [[models.references]]"
+            ) from error
+        told = self._known(metadata.inputs, "inputs") or opening.model.inputs
+        if not told:
+            raise OperatorError(
+                f"the server of {self._where} tells nothing of its inputs: give them in [[models.inputs]]"
+            )
+        for tensor in told:
+            if tensor.datatype == "BF16":
+                raise OperatorError(
+                    f"the reference {self._where} takes `{tensor.name}` as BF16, which cannot be given"
+                )
+        self._check_declared(reference, metadata)
+        self._datatypes = {tensor.name: tensor.datatype for tensor in told}
+        self.inputs = specs_of(told)
+        self.outputs = specs_of(self._known(metadata.outputs, "outputs") or opening.model.outputs)
+        if not self.outputs:
+            raise OperatorError(
+                f"the server of {self._where} tells nothing of its outputs: give them in [[models.outputs]]"
+            )
+        self.embedding = opening.embedding
+        if self.embedding:
+            self._check_embedding()
+        self.artefact = Artefact(
+            path=self._where,
+            digest=reference.digest.rpartition(":")[2] or _digest(metadata),
+            precision="+".join([UNVERIFIED, *sorted(reference.allow_reduced_precision)]),
+            opset=0,
+            producer=metadata.platform,
+        )
+        self.provenance = Provenance(
+            runtime=reference.runtime.value,
+            version=f"{server.name} {server.version}".strip(),
+            provider="remote",
+            device=UNVERIFIED,
+        )
+        _LOG.log(
+            logging.INFO if reference.canaries else logging.WARNING,
+            "reference %s: at %s, unverified, %s",
+            self._where,
+            self.provenance.version or "a server without a name",
+            "held to its canaries"
+            if reference.canaries
+            else "and without canaries: nothing would tell whether it is the model that you mean",
+        )
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return every output by name.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: an input is not what the reference takes; the server refuses it, fails on it though the model
+            is ready, or does not answer in time; or what it answers cannot be read.
+        RetryError
+            The server is away, does not let us in, or the model is not ready.
+        """
+        check_given(inputs, self.inputs)
+        names = [spec.name for spec in self.outputs]
+        tensors = [encode(spec.name, self._datatypes[spec.name], inputs[spec.name]) for spec in self.inputs]
+        try:
+            answer = self._transport.infer(tensors, names)
+        except TimeoutError as error:
+            # A smaller batch may be quicker; where the server hangs altogether, ProvenRuntime finds that out and waits.
+            raise _replay(f"no answer within {self._timeout_s:g} s") from error
+        except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
+            raise RetryError(f"{self._where}: {error}") from error
+        except RefusedError as error:
+            if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self._is_ready()):
+                raise RetryError(f"{self._where}: {error}") from error
+            raise _replay(str(error)) from error
+        try:
+            found = {tensor.name: decode(tensor) for tensor in answer}
+        except QuarantineError as error:
+            raise _replay(f"the server's answer: {error.detail}") from error
+        if missing := [name for name in names if name not in found]:
+            raise _replay(f"the server answers {sorted(found)}, without {missing}")
+        return {name: found[name] for name in names}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._transport.close()
+
+    def _asked(self) -> tuple[ServerMetadata, Metadata]:
+        metadata = self._transport.metadata()
+        if not self._transport.ready():
+            raise RetryError(f"{self._where} is not ready")
+        try:
+            return self._transport.server(), metadata
+        except RefusedError:
+            return ServerMetadata(), metadata  # not every server says who it is
+
+    def _is_ready(self) -> bool:
+        try:
+            return self._transport.ready()
+        except (RefusedError, TimeoutError):
+            return False
+
+    def _known(self, told: Sequence[Told] | None, what: str) -> tuple[ModelTensor, ...]:
+        told = told or ()
+        for tensor in told:
+            if tensor.datatype not in {"BF16", "BYTES", *DTYPES}:
+                raise OperatorError(
+                    f"the reference {self._where} has `{tensor.name}` among its {what}, of the unknown datatype "
+                    f"{tensor.datatype!r}"
+                )
+        return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in told)
+
+    def _check_declared(self, reference: Reference, metadata: Metadata) -> None:
+        """Check that what the server does tell of precision is declared."""
+        for tensor in (*(metadata.inputs or ()), *(metadata.outputs or ())):
+            precision = _REDUCED.get(tensor.datatype)
+            if precision and precision not in reference.allow_reduced_precision:
+                raise OperatorError(
+                    f"the reference {self._where} has `{tensor.name}` as {tensor.datatype}: serve it in FP32, or declare that "
+                    f'it is of reduced precision: allow_reduced_precision = ["{precision}"]'
+                )
+
+    def _check_embedding(self) -> None:
+        for spec in self.outputs:
+            if spec.name == self.embedding:
+                check_spec(spec)
+                return
+        raise OperatorError(
+            f"{unknown(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
+        )
+
+
+def _replay(detail: str) -> QuarantineError:
+    return QuarantineError(QuarantineReason.REPLAY, detail[:300])
+
+
+def _digest(metadata: Metadata) -> str:
+    """Return what stands for the digest of an artefact that nobody can see: of all that the server says of it."""
+    return hashlib.sha256(msgspec.json.encode(metadata)).hexdigest()

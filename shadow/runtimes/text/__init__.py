@@ -1,0 +1,1 @@
+"""References that are language models, here or at an OpenAI-compatible server."""

@@ -1,0 +1,139 @@
+"""Own answers of a language model in a folder: what a client asked for, in the words of `transformers`, one at a time."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch
+from transformers import GenerationConfig
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.request_options import constraints, forces_tool, json_asked
+from quantdrift.shadow.language.scoring import refused
+
+_KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
+_OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})
+# What servers take from the model's generation_config.json where a client names nothing, and else, as vLLM does.
+_NEUTRAL: Final[Mapping[str, float]] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "typical_p": 1.0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+}
+
+
+def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[int, ...]:
+    """Return the tokens that end an answer: those that are configured, or as the folder tells.
+
+    Raises
+    ------
+    OperatorError
+        One that is configured is none of the model's `n_tokens`.
+    """
+    if strange := [one for one in configured if not 0 <= one < n_tokens]:
+        raise OperatorError(
+            f"models.generation.end_ids names {strange}, which are none of the reference's {n_tokens} tokens"
+        )
+    told = getattr(model, "generation_config", None) or model.config
+    ids = getattr(told, "eos_token_id", None)
+    of_folder = (ids,) if isinstance(ids, int) else tuple(ids or ())
+    return configured or tuple(one for one in of_folder if 0 <= one < n_tokens)
+
+
+def is_able(options: Mapping[str, Any]) -> bool:
+    """Return whether all that was asked for is known here, but for the grammar of JSON."""
+    known = _KNOWN | _OF_JSON if json_asked(options)[0] else _KNOWN
+    return constraints(options) <= known and not forces_tool(options)
+
+
+def answered(
+    *,
+    model: Any,
+    tokenizer: Any,
+    prompt: Sequence[int],
+    wanted: Wanted,
+    end_ids: tuple[int, ...],
+    within_s: float,
+) -> Own:
+    """Return what a model answers; it has as many tokens as it could say within the time, and is late if they are too few.
+
+    Parameters
+    ----------
+    model, tokenizer
+        Of `transformers`.
+    prompt
+        Tokens.
+    wanted
+        How it is to answer.
+    end_ids
+        Tokens that end it.
+    within_s
+        Longest time. What reads the prompt is not broken off.
+    """
+    if wanted.max_tokens < 1:
+        raise refused("the prompt leaves no room for an answer")
+    options = wanted.options
+    ends = (*end_ids, *(one for one in options.get("stop_token_ids") or () if type(one) is int))
+    stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())
+    ids = torch.tensor([list(prompt)], device=model.device)
+    with (
+        torch.inference_mode(),
+        torch.autocast(model.device.type, enabled=False),
+        torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
+    ):
+        torch.manual_seed(options["seed"] if type(options.get("seed")) is int else wanted.seed)
+        found = model.generate(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids),
+            generation_config=_settings(model, wanted, ends, stops, within_s),
+            tokenizer=tokenizer if stops else None,
+        )
+    tokens = found[0, len(prompt) :].tolist()
+    text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+    stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
+    is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
+    if not is_ended and len(tokens) < wanted.max_tokens:
+        return Own(outcome=OwnOutcome.LATE)
+    return Own(
+        outcome=OwnOutcome.UNFORCED if json_asked(options)[0] else OwnOutcome.DONE,
+        text=text[:stopped] if stopped >= 0 else text,
+        finish_reason="stop" if is_ended else "length",
+        n_tokens=len(tokens),
+        max_tokens=wanted.max_tokens,
+        is_capped=wanted.is_capped,
+    )
+
+
+def _settings(
+    model: Any, wanted: Wanted, ends: Sequence[int], stops: Sequence[str], within_s: float
+) -> GenerationConfig:
+    options = wanted.options
+    folder = getattr(model, "generation_config", None)
+
+    def told(name: str) -> Any:
+        for value in (options.get(name), getattr(folder, name, None)):
+            if isinstance(value, int | float):
+                return value
+        return _NEUTRAL[name]
+
+    sampled = told("temperature") > 0 and told("top_k") != 1
+    sampling = {}
+    if sampled:
+        sampling = {name: told(name) for name in ("temperature", "top_p", "min_p", "typical_p")}
+        sampling["top_k"] = max(told("top_k"), 0)  # -1 is all of them, to servers
+    return GenerationConfig(
+        max_new_tokens=wanted.max_tokens,
+        max_time=within_s,
+        min_new_tokens=options.get("min_tokens") or None,
+        do_sample=sampled,
+        repetition_penalty=told("repetition_penalty"),
+        no_repeat_ngram_size=told("no_repeat_ngram_size"),
+        eos_token_id=list(ends) or None,
+        pad_token_id=ends[0] if ends else 0,
+        stop_strings=list(stops) or None,
+        num_beams=1,
+        **sampling,
+    )

@@ -1,0 +1,297 @@
+"""Language models at an OpenAI-compatible server, asked for the log-probabilities of a prompt that ends in the answer.
+
+Two ways are known, and the first that the server takes is used:
+
+- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k likeliest at each place, with ids and ranks;
+- what OpenAI's completions had, `echo` with `logprobs` and no token generated: no ids, and ranks only of what is listed.
+
+Prompts and answers go there as ids of tokens. What the candidate did not tell as ids, `/tokenize` makes into tokens: with
+the server's own tokenizer and chat template. Nothing can be proven of such a reference: it is `unverified`.
+"""
+
+import http
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.task import Task
+from quantdrift.shadow.language.free_running_answer import Own, Wanted
+from quantdrift.shadow.language.request_options import object_of
+from quantdrift.shadow.language.scoring import UNTOLD, Asked, Row, Scores, ScoringRuntime
+from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError
+from quantdrift.shadow.runtimes.text.openai_answers import OpenAIAnswers
+from quantdrift.shadow.runtimes.text.openai_embeddings import EmbeddingsRuntime
+from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
+
+_PROBE: Final = (0, 0)
+
+
+class _Tokens(msgspec.Struct):
+    tokens: list[Annotated[int, Meta(ge=0)]]
+
+
+class _Likely(msgspec.Struct):
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class _Echoed(msgspec.Struct):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    prompt_logprobs: list[dict[str, _Likely] | None] | None = None
+    logprobs: _Echoed | None = None
+
+
+class _Completion(msgspec.Struct):
+    choices: list[_Choice]
+
+
+class OpenAILanguage:
+    """A language model at a server.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+    server
+        Where it is.
+
+    Raises
+    ------
+    OperatorError
+        The server does not know the model, or us, or tells no log-probabilities of prompts.
+    RetryError
+        The server is away, or does not answer.
+    """
+
+    def __init__(self, opening: Opening, server: OpenAIServer) -> None:
+        self._where = opening.reference.where(opening.model.name)
+        self._top = opening.model.generation.top
+        self._server = server
+        self._answers = OpenAIAnswers(opening)
+        self.end_ids = opening.model.generation.end_ids
+        self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
+        # One token is generated with each: there must be room for it.
+        self.longest = None if longest is None else longest - 1
+
+    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+        """Return the tokens of a chat, by the server's chat template."""
+        question = {"messages": asked.messages, **asked.template}
+        if documents := question.pop(
+            "documents", None
+        ):  # /tokenize reads them only beside what else a template takes
+            more = {"documents": documents, **object_of(question.get("chat_template_kwargs"))}
+            question["chat_template_kwargs"] = more
+        if asked.tools:
+            question["tools"] = asked.tools
+        return self._tokens(question)
+
+    def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text."""
+        return self._tokens({"prompt": text, "add_special_tokens": add_special_tokens})
+
+    def score(self, rows: Sequence[Row]) -> list[Scores]:
+        """Return the scores of the answer of each row, asked for together.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, does not answer in time, or answers what cannot be read.
+        RetryError
+            The server is away, fails, or does not let us in.
+        """
+        if not rows:
+            return []
+        return self._server.guarded(lambda: self._ask(rows))
+
+    def answer(
+        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
+    ) -> Own:
+        """Return the server's own answer; `prompt` and `within_s`, which its connection keeps to, are not needed here.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+        RetryError
+            It is away.
+        """
+        return self._answers.answer(asked, wanted)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._answers.close()
+        self._server.close()
+
+    def _way(self) -> Callable[[Sequence[Row]], list[Scores]]:
+        """Return how the server is asked: what it takes of the two ways."""
+        # An end that the server does not know would have it refuse answers later.
+        row = Row(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
+        said = []
+        for way in (self._by_prompt_logprobs, self._by_echo):
+            try:
+                way([row])
+            except RefusedError as error:
+                if error.kind is Refusal.ACCESS:
+                    raise
+                said.append(str(error))
+            else:
+                return way
+        ends = f", of models.generation.end_ids {list(self.end_ids)} among it" if self.end_ids else ""
+        raise OperatorError(
+            f"the server of the reference {self._where} tells no log-probabilities of a prompt{ends} ({'; '.join(said)}): serve the "
+            "reference with vLLM, or score it here with runtime `transformers`"
+        )
+
+    def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
+        return self._server.guarded(lambda: self._tokenized({"model": self._server.name, **question}))
+
+    def _tokenized(self, question: Mapping[str, Any]) -> tuple[int, ...]:
+        try:
+            return tuple(self._server.ask("POST", "/tokenize", _Tokens, question).tokens)
+        except RefusedError as error:
+            if (
+                not str(error).startswith(f"HTTP {http.HTTPStatus.NOT_FOUND:d}")
+                or not self._server.is_ready()
+            ):
+                raise
+            raise RefusedError(
+                "the server has no /tokenize: have clients ask for `return_token_ids`", Refusal.INPUT
+            ) from error
+
+    def _by_prompt_logprobs(self, rows: Sequence[Row]) -> list[Scores]:
+        choices = self._completed(rows, {"max_tokens": 1, "prompt_logprobs": self._top})
+        return [
+            self._of_prompt(row, choice.prompt_logprobs) for row, choice in zip(rows, choices, strict=True)
+        ]
+
+    def _by_echo(self, rows: Sequence[Row]) -> list[Scores]:
+        choices = self._completed(rows, {"max_tokens": 0, "echo": True, "logprobs": self._top})
+        return [
+            _of_echo(row, choice.logprobs, self._top, self.end_ids)
+            for row, choice in zip(rows, choices, strict=True)
+        ]
+
+    def _completed(self, rows: Sequence[Row], question: Mapping[str, Any]) -> list[_Choice]:
+        body = {
+            "model": self._server.name,
+            "prompt": [(*row.prompt, *row.served) for row in rows],
+            "temperature": 0,
+            **question,
+        }
+        choices = self._server.ask("POST", "/v1/completions", _Completion, body).choices
+        choices.sort(key=lambda choice: choice.index)
+        if len(choices) != len(rows):
+            raise unreadable(f"{len(choices)} choices for {len(rows)} prompts")
+        return choices
+
+    def _of_prompt(self, row: Row, told: Sequence[dict[str, _Likely] | None] | None) -> Scores:
+        n_prompt = len(row.prompt)
+        if told is None or len(told) != n_prompt + len(row.served):
+            raise unreadable("no log-probabilities of the prompt, or not of each token")
+        try:
+            places = [
+                {int(token): likely for token, likely in (place or {}).items()} for place in told[n_prompt:]
+            ]
+            own = [place[token] for token, place in zip(row.served, places, strict=True)]
+        except (ValueError, KeyError) as error:
+            raise unreadable("a served token without its log-probability") from error
+        k = max(map(len, places))
+        rows = [sorted(place.items(), key=lambda one: (-one[1].logprob, one[0])) for place in places]
+        filled = [[*one, *([(-1, _Likely(logprob=math.nan))] * (k - len(one)))] for one in rows]
+        ends, ends_upper = _ends(places, self.end_ids, self._top)
+        return Scores(
+            tokens=tuple(_spelt(one) for one in own),
+            ids=row.served,
+            logprobs=np.array([one.logprob for one in own], dtype=np.float64),
+            ranks=np.array([_rank(one, place) for one, place in zip(own, places, strict=True)]),
+            top_tokens=tuple(tuple(_spelt(likely) for _, likely in one) for one in filled),
+            top_ids=np.array([[token for token, _ in one] for one in filled], dtype=np.int64),
+            top_logprobs=np.array(
+                [[likely.logprob for _, likely in one] for one in filled], dtype=np.float64
+            ),
+            ends=ends,
+            ends_upper=ends_upper,
+        )
+
+
+def open_reference(opening: Opening) -> ReferenceRuntime:
+    """Return the reference at a server; errors as of `OpenAILanguage` or `EmbeddingsRuntime`."""
+    server = OpenAIServer(opening)
+    try:
+        if opening.model.task is Task.EMBEDDING:
+            return EmbeddingsRuntime(opening, server)
+        return ScoringRuntime(opening, OpenAILanguage(opening, server))
+    except BaseException:
+        server.close()
+        raise
+
+
+def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int) -> tuple[Array, Array]:
+    """Return how likely the end is at each place, at least and at most.
+
+    What is not listed has at most what the least likely of the list has, and all of it together what the list leaves.
+    """
+    if not end_ids:
+        return UNTOLD, UNTOLD
+    least = np.zeros(len(places))
+    more = np.zeros(len(places))
+    for index, place in enumerate(places):
+        listed = sorted((math.exp(one.logprob) for one in place.values()), reverse=True)
+        least[index] = sum(math.exp(place[one].logprob) for one in end_ids if one in place)
+        n_hidden = sum(one not in place for one in end_ids)
+        more[index] = min(n_hidden * listed[:top][-1], max(1.0 - sum(listed), 0.0))
+    return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
+
+
+def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
+    n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
+    if told is None or min(len(told.tokens), len(told.token_logprobs)) < n_tokens:
+        raise unreadable("no log-probabilities of what is echoed, or not of each token")
+    tops = [one or {} for one in (told.top_logprobs or [])[n_prompt:n_tokens]]
+    tops += [{}] * (len(row.served) - len(tops))
+    own = np.array(
+        [math.nan if one is None else one for one in told.token_logprobs[n_prompt:n_tokens]], dtype=np.float64
+    )
+    k = max(map(len, tops))
+    filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
+    top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
+    above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
+    # Lists have no ids: of an end it is known alone that was asked about.
+    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNTOLD
+    return Scores(
+        tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
+        ids=row.served,
+        logprobs=own,
+        # What is not listed has as many above it as are listed, or more.
+        ranks=np.where(above < min(top, k), above + 1.0, np.nan),
+        top_tokens=tuple(tuple(name.encode() for name, _ in one) for one in filled),
+        top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
+        top_logprobs=top_logprobs,
+        ends=ends,
+        ends_upper=ends,
+    )
+
+
+def _rank(own: _Likely, place: Mapping[int, _Likely]) -> float:
+    """Return the rank as the server tells it; vLLM counts those that are at least as likely."""
+    if own.rank is not None:
+        return float(own.rank)
+    return 1.0 + sum(one.logprob > own.logprob for one in place.values())
+
+
+def _spelt(likely: _Likely) -> bytes:
+    return (likely.decoded_token or "").encode()

@@ -1,0 +1,120 @@
+"""Own answers of a language model at an OpenAI-compatible server, asked for as the client asked the candidate."""
+
+from typing import Any, Final
+
+import msgspec
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.language.answer import Call
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.request_options import changes_prompt
+from quantdrift.shadow.language.scoring import Asked, refused
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.protocol import RefusedError
+from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
+
+# What is not passed on: it asks for more answers, or for more to be told, or it makes a prompt that is known as tokens.
+_LEFT: Final = frozenset(
+    """
+    best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
+    return_tokens_as_token_ids stream stream_options suffix top_logprobs truncate_prompt_tokens
+    """.split()  # noqa: SIM905 - a list of so many words would be a page
+)
+
+
+class _Function(msgspec.Struct):
+    name: str = ""
+    arguments: str = ""
+
+
+class _Called(msgspec.Struct):
+    function: _Function = msgspec.field(default_factory=_Function)
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    tool_calls: list[_Called] | None = None
+
+
+class _Choice(msgspec.Struct):
+    message: _Message | None = None
+    text: str = ""
+    finish_reason: str | None = None
+
+
+class _Usage(msgspec.Struct):
+    completion_tokens: int | None = None
+
+
+class _Answered(msgspec.Struct):
+    choices: list[_Choice]
+    usage: _Usage | None = None
+
+
+class OpenAIAnswers:
+    """Asks a server for answers, over a connection of its own: what is broken off there disturbs nothing else.
+
+    Parameters
+    ----------
+    opening
+        What is configured; no answer is waited for longer than `models.generation.own_s`.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        longest_s = min(opening.reference.timeout_s, opening.model.generation.own_s)
+        reference = msgspec.structs.replace(opening.reference, timeout_s=longest_s)
+        self._server = OpenAIServer(msgspec.structs.replace(opening, reference=reference))
+
+    def answer(self, asked: Asked, wanted: Wanted) -> Own:
+        """Return the server's answer, late where it takes too long.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+        RetryError
+            It is away.
+        """
+        question: dict[str, Any] = {
+            **{name: value for name, value in wanted.options.items() if name not in _LEFT},
+            "model": self._server.name,
+            "max_tokens": wanted.max_tokens,
+        }
+        path = "/v1/completions"
+        if asked.messages and not (asked.prompt_ids and changes_prompt(wanted.options)):
+            path = "/v1/chat/completions"
+            question["messages"] = asked.messages
+            if asked.tools:
+                question["tools"] = asked.tools
+        else:
+            question["prompt"] = asked.prompt if asked.prompt_ids is None else asked.prompt_ids
+        try:
+            found = self._server.ask("POST", path, _Answered, question)
+            return _own(found, wanted)
+        except TimeoutError:
+            return Own(outcome=OwnOutcome.LATE)
+        except (RefusedError, OperatorError) as error:
+            raise refused(f"no answer of its own: {type(error).__name__}") from error
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._server.close()
+
+
+def _own(found: _Answered, wanted: Wanted) -> Own:
+    if not found.choices:
+        raise unreadable("no choice")
+    choice = found.choices[0]
+    message = choice.message or _Message(content=choice.text)
+    return Own(
+        outcome=OwnOutcome.DONE,
+        text=message.content or "",
+        calls=tuple(
+            Call(name=call.function.name, arguments=call.function.arguments)
+            for call in message.tool_calls or ()
+        ),
+        finish_reason=choice.finish_reason or "",
+        n_tokens=(found.usage.completion_tokens if found.usage else None) or None,
+        max_tokens=wanted.max_tokens,
+        is_capped=wanted.is_capped,
+    )

@@ -1,0 +1,76 @@
+"""Embeddings of texts by an OpenAI-compatible server."""
+
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.runtimes.embedding import unknown
+from quantdrift.shadow.runtimes.protocol import Array, TensorSpec, check_given
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
+
+_INPUT: Final = "input"
+_EMBEDDING: Final = "embedding"
+_PROBE: Final = "text"
+
+
+class _Vector(msgspec.Struct):
+    index: Annotated[int, Meta(ge=0)]
+    embedding: list[float]
+
+
+class _Vectors(msgspec.Struct):
+    data: list[_Vector]
+
+
+class EmbeddingsRuntime:
+    """A reference that makes vectors of texts.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+    server
+        Where it is.
+
+    Raises
+    ------
+    OperatorError
+        The server does not know the model, or us, or makes no embeddings; `models.embedding` is another output.
+    RetryError
+        The server is away, or does not answer.
+    """
+
+    def __init__(self, opening: Opening, server: OpenAIServer) -> None:
+        if opening.embedding not in {"", _EMBEDDING}:
+            raise OperatorError(unknown(opening.embedding, [_EMBEDDING]))
+        self._server = server
+        probed, self.artefact, self.provenance, _ = server.opened(lambda: self._asked([_PROBE]))
+        self.inputs = (TensorSpec(name=_INPUT, dtype=np.dtype(object), shape=(None,)),)
+        self.outputs = (
+            TensorSpec(name=_EMBEDDING, dtype=np.dtype(np.float32), shape=(None, probed.shape[1])),
+        )
+        self.embedding = opening.embedding
+
+    def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
+        """Return `embedding` : (items, dimensions) of `input` : (items,), texts; errors as of `OpenAIServer.guarded`."""
+        check_given(inputs, self.inputs)
+        texts = inputs[_INPUT].tolist()
+        return {_EMBEDDING: self._server.guarded(lambda: self._asked(texts))}
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        self._server.close()
+
+    def _asked(self, texts: list[str]) -> Array:
+        question = {"model": self._server.name, "input": texts, "encoding_format": "float"}
+        found = self._server.ask("POST", "/v1/embeddings", _Vectors, question).data
+        found.sort(key=lambda one: one.index)
+        if [one.index for one in found] != list(range(len(texts))):
+            raise unreadable("not one vector for each text")
+        if len({len(one.embedding) for one in found}) != 1 or not found[0].embedding:
+            raise unreadable("vectors of different lengths, or of none")
+        return np.array([one.embedding for one in found], dtype=np.float32)

@@ -1,0 +1,390 @@
+"""Causal language models in a folder, through `transformers`: strictly FP32, from safetensors, without their own code."""
+
+import importlib.metadata
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.scoring import UNTOLD, Asked, Row, Scores, ScoringRuntime, refused
+from quantdrift.shadow.runtimes.onnx.device import driver_version
+from quantdrift.shadow.runtimes.protocol import (
+    Artefact,
+    Provenance,
+    check_pin,
+    digest_of,
+    digest_of_parts,
+    said_by,
+)
+from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle
+from quantdrift.shadow.runtimes.pytorch.errors import computed
+from quantdrift.shadow.runtimes.pytorch.precision import Finding, Witness, precision_of
+from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.remote.protocol import UNVERIFIED
+
+try:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils.logging import disable_progress_bar
+
+    from quantdrift.shadow.runtimes.text.generate import answered, ending_ids, is_able
+except ImportError as error:
+    raise OperatorError(
+        "runtime `transformers` needs the extra `text`: pip install 'quantdrift[text]'"
+    ) from error
+
+_LOG = logging.getLogger(__name__)
+_READ: Final = (".json", ".jinja", ".model", ".safetensors", ".txt")
+_PICKLED: Final = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack")
+_FULL: Final = frozenset({"F32", "F64", "I64", "I32", "BOOL"})
+_TYPES: Final[Mapping[str, str]] = {
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I8": "int8",
+    "U8": "uint8",
+}
+_TEMPLATE: Final = frozenset({"add_generation_prompt", "continue_final_message", "documents"})
+_LOGITS_BYTES: Final = 512 * 2**20
+_TOKENS: Final = 16_384
+_PLACES: Final = 256
+
+
+class TransformersLanguage:
+    """A causal language model with its tokenizer.
+
+    Parameters
+    ----------
+    opening
+        What is configured.
+
+    Raises
+    ------
+    OperatorError
+        The folder cannot be read, holds no safetensors, wants code of its own, is quantised or of reduced precision and
+        no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        reference = opening.reference
+        settle(opening.threads)
+        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
+        limit_memory(self._device, opening.gpu_bytes)
+        self._top = opening.model.generation.top
+        folder = Path(reference.path)
+        digest = _digest(folder)
+        check_pin(folder, digest, reference.digest)
+        config = _checked(folder, is_copy=opening.is_copy)
+        stored = [] if opening.is_copy else list(_stored(folder))
+        disable_progress_bar()
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype="auto" if opening.is_copy else torch.float32,
+                output_loading_info=True,
+            )
+        except Exception as error:
+            raise OperatorError(
+                f"transformers cannot load the reference {folder}: {said_by(error)}"
+            ) from error
+        if lacking := sorted(loading["missing_keys"]) or sorted(map(str, loading["mismatched_keys"])):
+            raise OperatorError(
+                f"the weights in {folder} do not fit its config.json: {', '.join(lacking[:3])} would be made up"
+            )
+        self._model: Any = model.eval().requires_grad_(requires_grad=False).to(self._device)
+        self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self.longest = _longest(model.config)
+        self._spellings: dict[int, bytes] = {}
+        self.end_ids: tuple[int, ...] = ()
+        with Witness() as witness:
+            self._n_logits = self._logits([Row(prompt=(0,), served=(0,))])[0].shape[-1]
+        self.end_ids = ending_ids(model, opening.model.generation.end_ids, self._n_logits)
+        self.artefact = Artefact(
+            path=reference.path,
+            digest=digest,
+            precision=UNVERIFIED
+            if opening.is_copy
+            else precision_of(folder, [*stored, *witness.findings], reference.allow_reduced_precision),
+            opset=0,
+            producer=f"transformers {config.get('transformers_version', '')}".strip(),
+        )
+        on_gpu = self._device.type == "cuda"
+        self.provenance = Provenance(
+            runtime="transformers",
+            version=f"{importlib.metadata.version('transformers')}, torch {torch.__version__}",
+            provider=self._device.type,
+            device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
+            driver=driver_version() if on_gpu else "",
+        )
+        _LOG.info("reference %s: transformers on %s, TF32 off", folder, self.provenance.device)
+
+    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+        """Return the tokens of a chat, by the tokenizer's own chat template."""
+        given = dict(asked.template)
+        more = given.pop("chat_template_kwargs", None) or {}
+        settings = {"add_generation_prompt": True, **given, **more}
+        ours = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
+        if taken := sorted(ours & settings.keys()):
+            raise refused(f"the client gives {taken} to the chat template: it cannot be told from ours")
+        messages = [_message(one) for one in asked.messages]
+        try:
+            ids = self._tokenizer.apply_chat_template(
+                messages,
+                tools=list(asked.tools) or None,
+                tokenize=True,
+                return_dict=False,
+                **settings,
+            )
+        except Exception as error:  # a template is a program, and raises what it likes
+            raise refused(f"the chat template fails: {type(error).__name__}") from error
+        return tuple(ids)
+
+    def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+        """Return the tokens of a text."""
+        return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
+
+    def score(self, rows: Sequence[Row]) -> list[Scores]:
+        """Return the scores of the answer of each row.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: a token is none of the model's, or PyTorch failed.
+        """
+        if self._model is None:
+            raise refused("the reference is closed")
+        n_tokens = int(self._model.get_input_embeddings().num_embeddings)
+        if any(not 0 <= one < n_tokens for row in rows for one in (*row.prompt, *row.served)):
+            raise refused(
+                f"a token is none of the reference's {n_tokens}: candidate and reference differ in tokens"
+            )
+        # Rows of like length together: little is computed for nothing.
+        order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
+        parts = self._parts([rows[index] for index in order])
+        scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
+        found = dict(zip(order, scores, strict=True))
+        return [found[index] for index in range(len(rows))]
+
+    def answer(
+        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
+    ) -> Own:
+        """Return its own answer.
+
+        Raises
+        ------
+        QuarantineError
+            Reason `replay`: the prompt is none, leaves no room, or PyTorch failed.
+        """
+        if self._model is None:
+            raise refused("the reference is closed")
+        if not is_able(wanted.options):
+            return Own(outcome=OwnOutcome.UNABLE)
+
+        def compute() -> Own:
+            ids = prompt()
+            room = wanted.max_tokens if self.longest is None else self.longest - len(ids)
+            return answered(
+                model=self._model,
+                tokenizer=self._tokenizer,
+                prompt=ids,
+                wanted=msgspec.structs.replace(wanted, max_tokens=min(wanted.max_tokens, room)),
+                end_ids=self.end_ids,
+                within_s=within_s,
+            )
+
+        return computed(compute)
+
+    def close(self) -> None:
+        """Let go of the model and of what PyTorch keeps on the device."""
+        self._model = None
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _parts(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+        """Yield rows that are computed together, so many that neither layers nor logits fill the memory."""
+        part: list[Row] = []
+        for row in rows:
+            more = [*part, row]
+            length = max(map(_length, more))
+            n_logits = len(more) * (_kept(more) if self._keeps else length) * self._n_logits
+            if part and (n_logits * 4 > _LOGITS_BYTES or len(more) * length > _TOKENS):
+                yield part
+                part = []
+            part.append(row)
+        if part:
+            yield part
+
+    def _scored(self, rows: Sequence[Row]) -> Iterator[Scores]:
+        logits, first = self._logits(rows)
+        for index, row in enumerate(rows):
+            begin = len(row.prompt) - 1 - first
+            yield self._told(row.served, logits[index, begin : begin + len(row.served)])
+
+    def _logits(self, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
+        """Return logits : (rows, places, tokens), and the place that the first of them is of.
+
+        Rows are filled up behind their end. No token sees those behind it, so that nothing depends on them.
+        """
+        length = max(_length(row) for row in rows)
+        ids = torch.zeros((len(rows), length), dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, row in enumerate(rows):
+            ids[index, : _length(row)] = torch.tensor((*row.prompt, *row.served[:-1]))
+            mask[index, : _length(row)] = 1
+        more: dict[str, Any] = {}
+        first = 0
+        if self._keeps:
+            first = min(len(row.prompt) for row in rows) - 1
+            more["logits_to_keep"] = length - first
+        with torch.inference_mode(), torch.autocast(self._device.type, enabled=False):
+            found = self._model(
+                input_ids=ids.to(self._device),
+                attention_mask=mask.to(self._device),
+                use_cache=False,
+                **more,
+            )
+        return found.logits, first
+
+    def _told(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
+        """Return the scores of `served` : (places,), of `logits` : (places, tokens)."""
+        k = min(self._top, logits.shape[-1])
+        columns: list[tuple[torch.Tensor, ...]] = []
+        with torch.inference_mode():
+            targets = torch.tensor(served, device=logits.device)[:, None]
+            ending = torch.tensor(self.end_ids, dtype=torch.long, device=logits.device)
+            for begin in range(0, len(served), _PLACES):
+                part = slice(begin, begin + _PLACES)
+                logprobs = torch.log_softmax(logits[part].double(), dim=-1)
+                own = logprobs.gather(1, targets[part])
+                top = logprobs.topk(k, dim=-1)
+                ends = logprobs[:, ending].exp().sum(dim=-1)
+                columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
+        joined = [torch.cat(one).cpu().numpy() for one in zip(*columns, strict=True)]
+        of_served, ranks, top_ids, top_logprobs, ends_p = joined
+        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNTOLD
+        return Scores(
+            tokens=tuple(map(self._spelt, served)),
+            ids=served,
+            logprobs=of_served,
+            ranks=ranks.astype(np.float64),
+            top_tokens=tuple(tuple(map(self._spelt, row)) for row in top_ids.tolist()),
+            top_ids=top_ids,
+            top_logprobs=top_logprobs,
+            ends=ends_p,
+            ends_upper=ends_p,
+        )
+
+    def _spelt(self, token: int) -> bytes:
+        """Return a token's text, as servers of the OpenAI protocol tell it."""
+        spelling = self._spellings.get(token)
+        if spelling is None:
+            text = self._tokenizer.decode(
+                [token], skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+            spelling = self._spellings[token] = text.encode()
+        return spelling
+
+
+def open_reference(opening: Opening) -> ScoringRuntime:
+    """Return the reference; errors as of `TransformersLanguage`."""
+    return ScoringRuntime(opening, TransformersLanguage(opening))
+
+
+def _length(row: Row) -> int:
+    """Return how many tokens the model reads: the last one that was served is not read, only scored."""
+    return len(row.prompt) + len(row.served) - 1
+
+
+def _kept(rows: Sequence[Row]) -> int:
+    return max(_length(row) for row in rows) - min(len(row.prompt) for row in rows) + 1
+
+
+def _digest(folder: Path) -> str:
+    """Return the digest over all files that are read: config, tokenizer, template and weights."""
+    try:
+        names = sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.suffix in _READ)
+        return digest_of_parts([(name, digest_of(folder / name)) for name in names])
+    except OSError as error:
+        raise OperatorError(f"the reference {folder} cannot be read: {error.strerror}") from error
+
+
+def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
+    """Return what config.json holds, having checked that nothing but data would be loaded."""
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise OperatorError(
+            f"the reference {folder} is no folder with a config.json: give `path` the folder that save_pretrained wrote"
+        ) from error
+    if not any(folder.glob("*.safetensors")):
+        pickled = sorted(one.name for one in folder.iterdir() if one.suffix in _PICKLED)
+        raise OperatorError(
+            f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: write it "
+            "anew with save_pretrained"
+        )
+    if "auto_map" in config:
+        raise OperatorError(f"the reference {folder} wants code of its own (`auto_map`): it is not run here")
+    if "quantization_config" in config and not is_copy:
+        raise OperatorError(
+            f"the reference {folder} is itself quantised: configure the model that the candidate was made from"
+        )
+    return config
+
+
+def _stored(folder: Path) -> Iterator[Finding]:
+    """Yield the stored tensors that are not full precision."""
+    for path in sorted(folder.glob("*.safetensors")):
+        try:
+            with safe_open(path, framework="pt") as file:
+                kinds = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
+        except (SafetensorError, OSError) as error:
+            raise OperatorError(f"{path} cannot be read as safetensors: {error}") from error
+        for name, kind in kinds.items():
+            if kind not in _FULL:
+                yield f"stored tensor `{name}`", _TYPES.get(kind, kind.lower())
+
+
+def _longest(config: Any) -> int | None:
+    longest = getattr(config, "max_position_embeddings", None)
+    return longest if isinstance(longest, int) and longest > 0 else None
+
+
+def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message as templates take it: parts of text as one text, arguments of calls as objects."""
+    content = message.get("content")
+    if isinstance(content, list):
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            raise refused("a message holds parts that are no text")
+        content = "\n".join(str(part.get("text", "")) for part in content)
+    made = {**message, "content": content}
+    calls = message.get("tool_calls")
+    if isinstance(calls, list):
+        made["tool_calls"] = [_call(call) for call in calls]
+    return made
+
+
+def _call(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

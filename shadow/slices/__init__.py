@@ -1,0 +1,1 @@
+"""The slices of a replayed item: clusters, discovered slices, and their refresh."""

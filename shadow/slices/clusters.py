@@ -1,0 +1,201 @@
+"""Learned slices and novelty of a batch, and which of its vectors are kept for the next fit."""
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.clustering import (
+    MOST_WIDTH,
+    OTHER_ID,
+    Clustering,
+    cluster_slice,
+    novel_input,
+    novel_value,
+    space_of,
+)
+from quantdrift.core.config.schema import Config, Model
+from quantdrift.core.records import Exchange
+from quantdrift.core.slices import SliceKey, attribute_key
+from quantdrift.shadow.runtimes.embedding import vectors_of
+from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.storage.rows import VectorRow
+
+_HOUR_S: Final = 3600.0
+_U64: Final = 2.0**64
+
+
+class Learned(msgspec.Struct, frozen=True, kw_only=True):
+    """What is learned of an exchange.
+
+    Parameters
+    ----------
+    slices
+        Learned and novel slices of each item.
+    version
+        The clustering that says so; 0 where there is none yet.
+    vectors
+        Those that are to be stored.
+    """
+
+    slices: tuple[tuple[SliceKey, ...], ...]
+    version: int
+    vectors: tuple[VectorRow, ...]
+
+
+class LearnedSlices:
+    """Puts items into learned slices. `put_in_force` may be called from another thread than the rest.
+
+    Vectors are kept by a hash of exchange and item, which knows nothing of their content, and never more than
+    `clusters.most_vectors` of a model in an hour.
+
+    Parameters
+    ----------
+    config
+        Models, slices and the section `clusters`.
+
+    Attributes
+    ----------
+    overflow
+        Per model how many items went to the slice of the clusters without an id.
+    n_over_cap
+        Per model how many vectors were not kept because of the cap.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._clusters = config.clusters
+        self._spaces: dict[str, tuple[str, tuple[str, ...]]] = {}
+        self._in_force: Mapping[tuple[str, str, str], Clustering] = {}
+        self._hour = 0
+        self._n_kept: dict[str, int] = {}
+        self.overflow: dict[str, int] = {}
+        self.n_over_cap: dict[str, int] = {}
+
+    def put_in_force(self, clusterings: Iterable[Clustering]) -> None:
+        """Use these clusterings from the next batch on, and no others."""
+        self._in_force = {(one.model, one.reference_digest, one.space): one for one in clusterings}
+
+    def learn(
+        self,
+        *,
+        model: Model,
+        exchange: Exchange,
+        digest: str,
+        embedding: Array | None,
+        features: Sequence[Mapping[str, float]],
+        at: datetime,
+    ) -> Learned:
+        """Return the learned slices of an exchange's items.
+
+        Parameters
+        ----------
+        model
+            Its configuration.
+        exchange
+            As captured.
+        digest
+            Of the reference that replayed it.
+        embedding : (items, ...)
+            The reference's, or None where it gives none.
+        features
+            Of each item, keyed by `feature_key`.
+        at
+            Now: the cap is per hour.
+        """
+        if model.name not in self._spaces:
+            self._spaces[model.name] = space_of(self._config, model)
+        space, columns = self._spaces[model.name]
+        none: tuple[tuple[SliceKey, ...], ...] = ((),) * len(features)
+        if columns:
+            vectors = _feature_vectors(columns, features)
+        elif not space or embedding is None or embedding.ndim == 0 or len(embedding) != len(features):
+            return Learned(slices=none, version=0, vectors=())
+        else:
+            vectors = vectors_of(embedding)
+        if not 0 < vectors.shape[1] <= MOST_WIDTH:
+            return Learned(slices=none, version=0, vectors=())
+        key = (model.name, digest, space)
+        kept = self._kept(key, exchange, vectors, at)
+        clustering = self._in_force.get(key)
+        if clustering is None or clustering.width != vectors.shape[1]:
+            return Learned(slices=none, version=0, vectors=kept)
+        slices = self._assigned(model.name, exchange, clustering, vectors)
+        return Learned(slices=slices, version=clustering.version, vectors=kept)
+
+    def _assigned(
+        self, model: str, exchange: Exchange, clustering: Clustering, vectors: npt.NDArray[np.float32]
+    ) -> tuple[tuple[SliceKey, ...], ...]:
+        unseen = clustering.unseen(exchange.attributes)
+        values = [novel_value(model, name, key) for key in unseen if (name := self._rule(model, key))]
+        ids, novel = clustering.assign(vectors)
+        found = []
+        for one, is_novel in zip(ids.tolist(), novel.tolist(), strict=True):
+            own = [novel_input(model)] if is_novel else [cluster_slice(model, one)] if one >= 0 else []
+            found.append((*own, *values))
+        if n_other := int((ids == OTHER_ID).sum()):
+            self.overflow[model] = self.overflow.get(model, 0) + n_other
+        return tuple(found)
+
+    def _rule(self, model: str, attribute: str) -> str:
+        """Return the name of the first rule that slices by `attribute`, empty where none does any more."""
+        for rule in self._config.slices:
+            if (
+                not (rule.feature or rule.cross)
+                and rule.model in {"", model}
+                and attribute_key(rule) == attribute
+            ):
+                return rule.name
+        return ""
+
+    def _kept(
+        self,
+        key: tuple[str, str, str],
+        exchange: Exchange,
+        vectors: npt.NDArray[np.float32],
+        at: datetime,
+    ) -> tuple[VectorRow, ...]:
+        model, digest, space = key
+        chosen = [
+            item for item in range(len(vectors)) if _draw(exchange.id, item) < self._clusters.sample_share
+        ]
+        hour = int(at.timestamp() // _HOUR_S)
+        if hour != self._hour:
+            self._hour, self._n_kept = hour, {}
+        room = max(self._clusters.most_vectors - self._n_kept.get(model, 0), 0)
+        if len(chosen) > room:
+            self.n_over_cap[model] = self.n_over_cap.get(model, 0) + len(chosen) - room
+            chosen = chosen[:room]
+        self._n_kept[model] = self._n_kept.get(model, 0) + len(chosen)
+        return tuple(
+            VectorRow(
+                captured_at=exchange.captured_at,
+                exchange_id=exchange.id,
+                item=item,
+                model=model,
+                reference_digest=digest,
+                space=space,
+                pi=exchange.sampling.pi,
+                vector=vectors[item].astype("<f4").tobytes(),
+            )
+            for item in chosen
+        )
+
+
+def _feature_vectors(
+    columns: Sequence[str], features: Sequence[Mapping[str, float]]
+) -> npt.NDArray[np.float32]:
+    """Return the features as vectors : (items, columns); what is absent is not a number."""
+    rows = [[of_item.get(column, np.nan) for column in columns] for of_item in features]
+    with np.errstate(over="ignore"):  # beyond float32 it is infinite, which no clustering takes for a place
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(columns)).astype(np.float32)
+
+
+def _draw(exchange_id: str, item: int) -> float:
+    """Return a number in [0, 1) that is the same each time an item is replayed."""
+    digest = hashlib.blake2b(f"{exchange_id}/{item}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") / _U64

@@ -1,0 +1,71 @@
+"""The clusterings that a worker uses: the newest ones of the record, read at the start and about once a minute."""
+
+import logging
+from typing import Final
+
+from quantdrift.core.clustering import Clustering
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process import Stop
+from quantdrift.shadow.slices.clusters import LearnedSlices
+from quantdrift.storage.clustering import newest_clusterings, newest_id
+from quantdrift.storage.database import Database
+
+_EVERY_S: Final = 60.0
+_LOG = logging.getLogger(__name__)
+
+
+class InForce:
+    """Puts the newest clusterings in force. A record that is away leaves those there are, a damaged one its own.
+
+    Parameters
+    ----------
+    database
+        Where they are.
+    learned
+        What uses them.
+    stop
+        Ends the waiting.
+    every_s
+        Time between two looks.
+    """
+
+    def __init__(
+        self, database: Database, learned: LearnedSlices, stop: Stop, *, every_s: float = _EVERY_S
+    ) -> None:
+        self._database = database
+        self._learned = learned
+        self._stop = stop
+        self._every_s = every_s
+        self._newest = 0
+        self._now: dict[tuple[str, str, str], Clustering] = {}
+
+    async def turn(self) -> None:
+        """Look once, then wait."""
+        await self.look()
+        await self._stop.wait(self._every_s)
+
+    async def look(self) -> None:
+        """Put what is new in force."""
+        try:
+            newest = await newest_id(self._database)
+            if newest == self._newest:
+                return
+            stored = await newest_clusterings(self._database, unreadable=_stays)
+        except (RetryError, OperatorError) as error:
+            _LOG.warning("learned slices stay as they are: %s", error)
+            return
+        found = [one.clustering for one in stored]
+        self._now |= {(one.model, one.reference_digest, one.space): one for one in found}
+        self._learned.put_in_force(self._now.values())
+        self._newest = newest
+        for clustering in found:
+            _LOG.info(
+                "learned slices of %s: version %d, %d clusters",
+                clustering.model,
+                clustering.version,
+                len(clustering.ids),
+            )
+
+
+def _stays(which: str, error: OperatorError) -> None:
+    _LOG.warning("learned slices of %s stay as they are: %s", which, error)

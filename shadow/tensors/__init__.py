@@ -1,0 +1,1 @@
+"""Tensors of an exchange: decoding, mapping to the reference, features."""
