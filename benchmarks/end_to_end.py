@@ -43,8 +43,8 @@ from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Sampling, Tensor
+from quantdrift.core.sampling.rates import policy_of
 from quantdrift.drift.delay import Allowance, flips, simulate
-from quantdrift.sidecar.policy import policy_of
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"
 _ARCHIVE = "scanner=archive"

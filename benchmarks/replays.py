@@ -36,10 +36,10 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import run
 from quantdrift.core.records import Exchange, Sampling, Tensor
+from quantdrift.core.sampling.rates import policy_of
 from quantdrift.shadow.runtimes import malloc
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
-from quantdrift.sidecar.policy import policy_of
 
 READY_S: Final = 120.0
 # After it the server has forgotten what a worker that is stopped had asked for, and sends it nothing that is lost.

@@ -1,6 +1,8 @@
 """The sidecar's first process: owns the port, the counts and the children, and serves the admin port.
 
 It is not on the serving path: relay workers accept from the listening socket themselves. It ends last.
+
+What a way in needs beside a base install.
 """
 
 import asyncio
@@ -14,6 +16,7 @@ import socket
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,20 +25,26 @@ import msgspec
 from quantdrift.core.admin import Admin
 from quantdrift.core.child import Child
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.config import Config, Secrets
+from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import Address, read_address
-from quantdrift.core.config.schema import MIB
+from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
-from quantdrift.sidecar.counters import MOST_ROWS, Counters, Gauge
-from quantdrift.sidecar.drain import Deadlines
-from quantdrift.sidecar.instruments import observe
-from quantdrift.sidecar.intake.extra import lacking
-from quantdrift.sidecar.reload import Watch, follow
-from quantdrift.sidecar.settled import Settled, settle
-from quantdrift.sidecar.switch import Switch
-from quantdrift.sidecar.symptoms import Symptoms
+from quantdrift.sidecar.state.config import Settled, Watch, follow, settle
+from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.metrics import observe
+from quantdrift.sidecar.state.pause import Switch
+from quantdrift.sidecar.state.shutdown import Deadlines
+from quantdrift.sidecar.state.traffic_warnings import Symptoms
+
+
+def lacking(config: Config) -> list[str]:
+    """Return what is not installed here and the configuration asks for, each as a sentence that says how to mend it."""
+    if config.intake.ext_proc and find_spec("grpc") is None:
+        return ["intake.ext_proc needs grpcio, which is not installed: pip install 'quantdrift[ext-proc]'"]
+    return []
+
 
 _LOG = logging.getLogger(__name__)
 # By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to

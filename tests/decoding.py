@@ -10,8 +10,8 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.decoder import Adapter, Decoder, Query, Reply, Wire
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 from hpack import Encoder
 
-from quantdrift.sidecar.relay.frames import PREFACE
+from quantdrift.sidecar.relay.http2.frames import PREFACE
 
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 

@@ -11,7 +11,7 @@ from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 
 DEADLINE_S = 60.0
 

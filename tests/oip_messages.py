@@ -2,7 +2,7 @@
 
 from quantdrift.core.config.schema import Model
 from quantdrift.sidecar.protocols.decoder import MAX_JSON_VALUES, Query, Reply, Wire
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.oip import OipRest
 
 

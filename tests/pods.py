@@ -10,12 +10,11 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.directive import Directive
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from quantdrift.sidecar.capture.follower import Follower
-from quantdrift.sidecar.counters import Counters, Slot
-from quantdrift.sidecar.directives import Directives
-from quantdrift.sidecar.notice import Notice
-from quantdrift.sidecar.policy import policy_at
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
+from quantdrift.core.sampling.rates import policy_at
+from quantdrift.sidecar.capture.policy_watch import Follower
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.state.counters import Counters, Slot
+from quantdrift.sidecar.state.policy import Directives, Notice
 
 
 class Pod:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from quantdrift.sidecar.handoff import RawMeta
+from quantdrift.sidecar.handoff.frame import RawMeta
 
 ID = "0123456789abcdef0123456789abcdef"
 REQUEST = {"inputs": [{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": [1.0, 2.0]}]}

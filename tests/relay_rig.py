@@ -15,13 +15,13 @@ import uvloop
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Sampling, Sidecar
 from quantdrift.core.records import Loss, Protocol
-from quantdrift.sidecar.counters import Count, Counters, Gauge, Slot
-from quantdrift.sidecar.handoff import HEAD_BYTES, RawMeta, lengths, parse
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.relay.connection import Relay
-from quantdrift.sidecar.relay.door import Door
-from quantdrift.sidecar.relay.holding import Offer, Scope
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
-from quantdrift.sidecar.routes import Routes
+from quantdrift.sidecar.relay.listener import Door
+from quantdrift.sidecar.relay.observing.observer import Offer, Scope
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Slot
+from quantdrift.sidecar.state.routes import Routes
 
 INFER = b"/v2/models/digits/infer"
 DEADLINE_S = 20.0

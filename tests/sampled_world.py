@@ -9,7 +9,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.drift.allocation import Demand, Recent
 from quantdrift.drift.block import FloatArray, IntArray
 from quantdrift.drift.boosts import Layout
-from quantdrift.sidecar.capture.thinning import Thinning
+from quantdrift.sidecar.sampling.second_phase import Thinning
 
 HEADERS = (
     HeaderStratum(name="a is 1", rate=1.0, headers={"x-a": "1"}),

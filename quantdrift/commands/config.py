@@ -45,8 +45,8 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
       quantdrift config check --requests-per-s 300 --references
     """
     from quantdrift.core.config.explain import explain
-    from quantdrift.sidecar.intake.extra import lacking
     from quantdrift.sidecar.protocols.adapters import load_adapter
+    from quantdrift.sidecar.supervisor import lacking
 
     config = load(config_path)
     for model in config.models:

@@ -107,8 +107,8 @@ def plan(
       quantdrift plan --rps 300 --slice scanner=faint=0.5% --gpu-ms-per-replay 8 --gpu-share 0.1 --allocate
       quantdrift plan --from-record --days 14 --data .quantdrift
     """
+    from quantdrift.core.sampling.rates import policy_of
     from quantdrift.monitor.forecast import Question, forecast
-    from quantdrift.sidecar.policy import policy_of
 
     numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
     if not all(math.isfinite(number) for number in numbers if number is not None):

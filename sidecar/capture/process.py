@@ -19,14 +19,14 @@ from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.desk import Office
+from quantdrift.sidecar.capture.pipeline import Office
 from quantdrift.sidecar.capture.recorder import Origin
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters
-from quantdrift.sidecar.drain import Deadlines
-from quantdrift.sidecar.notice import NAME, Notice
-from quantdrift.sidecar.pauses import Pauses
-from quantdrift.sidecar.settled import Settlement
+from quantdrift.sidecar.state.config import Settlement
+from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters
+from quantdrift.sidecar.state.pause import Pauses
+from quantdrift.sidecar.state.policy import NAME, Notice
+from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
 _TELL_S = 0.25

@@ -15,8 +15,8 @@ from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
 from quantdrift.core.numbering import Numbered
 from quantdrift.core.process import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
-from quantdrift.sidecar.capture.caps import Caps
-from quantdrift.sidecar.counters import Count, Gauge, Slot
+from quantdrift.sidecar.capture.rate_limits import Caps
+from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)
 

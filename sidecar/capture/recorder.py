@@ -11,17 +11,17 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.inclusion import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
 from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
-from quantdrift.sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
-from quantdrift.sidecar.counters import Row
-from quantdrift.sidecar.directives import Directives
-from quantdrift.sidecar.handoff import RawMeta
+from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.decoder import Wire
-from quantdrift.sidecar.protocols.lost import LostError, UnknownModelError
-from quantdrift.sidecar.protocols.message import Head, parse_head, read_body
-from quantdrift.sidecar.routes import Route, Routes
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
+from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
+from quantdrift.sidecar.sampling.second_phase import Thinning, candidate_margin, phase_salt
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Row
+from quantdrift.sidecar.state.policy import Directives
+from quantdrift.sidecar.state.routes import Route, Routes
 
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128

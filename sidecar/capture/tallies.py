@@ -9,7 +9,7 @@ from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Tally
-from quantdrift.sidecar.counters import Counters, Gauge, Row
+from quantdrift.sidecar.state.counters import Counters, Gauge, Row
 
 _LOG = logging.getLogger(__name__)
 

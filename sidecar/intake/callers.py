@@ -3,8 +3,8 @@
 import hmac
 import logging
 
-from quantdrift.sidecar.counters import Denial
-from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.state.counters import Denial
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = {

@@ -19,13 +19,13 @@ from aiohttp.web import RequestPayloadError
 from quantdrift.core.config import Config
 from quantdrift.core.http_port import HttpPort, Limits
 from quantdrift.core.process import Stop, supervise
-from quantdrift.sidecar.counters import Denial
+from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
 from quantdrift.sidecar.intake.callers import Callers
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.intake.events import METADATA_BYTES
-from quantdrift.sidecar.intake.exchanges import Batch, BatchError, read_batch
-from quantdrift.sidecar.intake.logger import Logger
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
+from quantdrift.sidecar.intake.kserve_logger import Logger
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Denial
 
 _JSON = "application/json"
 _TICK_S = 1.0

@@ -2,15 +2,19 @@
 
 The supervisor starts it as `python -m quantdrift.sidecar.intake.process` where a way in is configured. Whatever happens to it,
 no request waits for it: those who tell of exchanges have been answered before, or are answered at once.
+
+The ways in that are configured.
 """
 
 import argparse
 import asyncio
 import os
 import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Protocol, Self
 
 import msgspec
 
@@ -19,16 +23,67 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
-from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge
-from quantdrift.sidecar.drain import Deadlines
-from quantdrift.sidecar.gate import Gate
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.intake.ways import Sockets, Way, ways
-from quantdrift.sidecar.policy import epoch_salt
-from quantdrift.sidecar.relay.handout import Handout
-from quantdrift.sidecar.relay.phase import Phase
-from quantdrift.sidecar.settled import Settlement
+from quantdrift.core.sampling.rates import epoch_salt
+from quantdrift.sidecar.handoff.sender import Handout
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.http import HttpWay
+from quantdrift.sidecar.intake.tap_server import Taps
+from quantdrift.sidecar.relay.observing.live_scope import Phase
+from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.state.config import Settled, Settlement
+from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.tap.wire import Rates
+
+
+class Sockets(NamedTuple):
+    """What listens already: the HTTP ways' port and the taps' Unix socket, or None where there is none."""
+
+    http: socket.socket | None
+    tap: socket.socket | None
+
+
+class Way(Protocol):
+    """One way in: entered, it takes exchanges in."""
+
+    async def __aenter__(self) -> Self:
+        """Begin."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Take no more in, and end."""
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to another configuration's bounds."""
+
+
+def ways(
+    settled: Settled, secrets: Secrets, entrance: Entrance, sockets: Sockets, rates: Callable[[], Rates]
+) -> Iterator[Way]:
+    """Return each way in that the configuration asks for.
+
+    Parameters
+    ----------
+    settled, secrets
+        Of the sidecar.
+    entrance
+        Where exchanges go.
+    sockets
+        What listens.
+    rates
+        Returns what holds now, for those who draw themselves.
+    """
+    config = settled.config
+    if sockets.http is not None:
+        yield HttpWay(config, secrets.intake_token, entrance, sockets.http)
+    if sockets.tap is not None:
+        yield Taps(entrance, sockets.tap, rates, settled)
+    if config.intake.ext_proc:
+        from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
+
+        yield ExtProc(config, secrets.intake_token, entrance)
+
 
 _TICK_S = 1.0
 

@@ -12,14 +12,14 @@ from typing import Any
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.decoder import Adapter, Part, Wire
-from quantdrift.sidecar.protocols.document import pack_values, read_json, text_tensor
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.json_tensors import pack_values, read_json, text_tensor
 from quantdrift.sidecar.protocols.kserve_v1 import (
     named_tensors,
     output_name,
     request_tensors,
     response_tensors,
 )
-from quantdrift.sidecar.protocols.lost import LostError
 
 _MAX_SCORES = 100_000
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.errors import LostError
 
 _LENGTH = struct.Struct("<I")
 _MAX_RANK = 32

@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Tensor
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.http_message import Head
 
 # A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
 MAX_JSON_VALUES = 2_000_000

@@ -4,8 +4,8 @@ import struct
 from collections.abc import Mapping
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head, expand
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head, expand
 
 _PREFIX = struct.Struct("!?I")  # whether it is compressed, and its length
 # A field of two bytes on the wire takes up to 50 in memory: a message's length alone bounds nothing.

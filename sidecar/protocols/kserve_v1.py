@@ -10,9 +10,9 @@ from typing import Any
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
-from quantdrift.sidecar.protocols.document import is_bytes, read_document, untyped_tensor
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.protocols.json_tensors import is_bytes, read_document, untyped_tensor
 
 _REQUEST = {"instances": True, "inputs": False}
 _RESPONSE = {"predictions": True, "outputs": False}

@@ -22,9 +22,9 @@ from quantdrift.sidecar.protocols.content import (
     refuse_shared_memory,
 )
 from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
-from quantdrift.sidecar.protocols.document import convert, pack_values, read_document
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.protocols.json_tensors import convert, pack_values, read_document
 
 _JSON_LENGTH = "inference-header-content-length"
 

@@ -22,9 +22,9 @@ from quantdrift.sidecar.protocols.content import (
     refuse_shared_memory,
 )
 from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.grpc import Nested, check_fields, read_messages
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.http_message import Head
 
 _M = TypeVar("_M", bound=Message)
 

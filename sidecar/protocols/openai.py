@@ -15,10 +15,16 @@ from msgspec import Meta
 
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
-from quantdrift.sidecar.protocols.document import convert, pack_values, read_document, text_tensor, write_json
-from quantdrift.sidecar.protocols.generation import Generation, numbers
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
+from quantdrift.sidecar.protocols.json_tensors import (
+    convert,
+    pack_values,
+    read_document,
+    text_tensor,
+    write_json,
+)
+from quantdrift.sidecar.protocols.openai_choices import Generation, numbers
 from quantdrift.sidecar.protocols.sse import read_events
 
 _DONE = b"[DONE]"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.errors import LostError
 
 _MAX_EVENTS = 200_000
 _MAX_LINES = 4 * _MAX_EVENTS

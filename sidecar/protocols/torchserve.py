@@ -18,8 +18,8 @@ from multipart import (
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.content import check_content, check_shape
 from quantdrift.sidecar.protocols.decoder import Adapter, Part, Query, Reply, Wire
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
 
 _MAX_FIELDS = 1000
 _FORM = "multipart/form-data"

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import Gauge
-from quantdrift.sidecar.relay.holding import Holder, Scope
-from quantdrift.sidecar.relay.opening import Opening
-from quantdrift.sidecar.relay.side import Side, ignore, skip
-from quantdrift.sidecar.relay.waiting import Waiting
-from quantdrift.sidecar.symptoms import cause
+from quantdrift.sidecar.relay.backpressure import Waiting
+from quantdrift.sidecar.relay.connection_end import Side, ignore, skip
+from quantdrift.sidecar.relay.observing.observer import Holder, Scope
+from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.state.counters import Gauge
+from quantdrift.sidecar.state.traffic_warnings import cause
 
 _LOG = logging.getLogger(__name__)
 

@@ -18,15 +18,15 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process import Stop, run, supervise
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge
-from quantdrift.sidecar.drain import Deadlines
-from quantdrift.sidecar.gate import Gate
+from quantdrift.sidecar.handoff.sender import Handout
 from quantdrift.sidecar.relay.connection import Connection, Relay
-from quantdrift.sidecar.relay.door import Door
-from quantdrift.sidecar.relay.handout import Handout
-from quantdrift.sidecar.relay.phase import Phase
+from quantdrift.sidecar.relay.listener import Door
+from quantdrift.sidecar.relay.observing.live_scope import Phase
 from quantdrift.sidecar.relay.watchdog import Watchdog
-from quantdrift.sidecar.settled import Settlement
+from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.state.config import Settlement
+from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
 _LAST_S = 0.2  # for the first request of those who have come in last

@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.composed import request_head, response_head
-from quantdrift.sidecar.handoff import RawMeta, frame
-from quantdrift.sidecar.tap.chooser import Chooser, Chosen
-from quantdrift.sidecar.tap.sender import Sender
+from quantdrift.sidecar.handoff.frame import RawMeta, frame
+from quantdrift.sidecar.handoff.http_head import request_head, response_head
+from quantdrift.sidecar.tap.client import Sender
+from quantdrift.sidecar.tap.sampler import Chooser, Chosen
 from quantdrift.sidecar.tap.tensors import TensorError, write
 from quantdrift.sidecar.tap.wire import Rates
 

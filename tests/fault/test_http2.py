@@ -14,13 +14,14 @@ import tritonclient.grpc as triton
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay import holding, http2
-from quantdrift.sidecar.relay.blocks import Blocks
-from quantdrift.sidecar.relay.frames import Frames
-from quantdrift.sidecar.relay.http2 import Http2Observer
-from quantdrift.sidecar.relay.opening import Opening
-from quantdrift.sidecar.relay.sampler import Sampler
+from quantdrift.sidecar.relay.http2 import observer as http2
+from quantdrift.sidecar.relay.http2.frames import Frames
+from quantdrift.sidecar.relay.http2.hpack import Blocks
+from quantdrift.sidecar.relay.http2.observer import Http2Observer
+from quantdrift.sidecar.relay.observing import observer
+from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.sampling.first_phase import Sampler
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.failing import failing
 from tests.grpc_backend import Doubling, running_grpc
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers, reset, settings
@@ -57,7 +58,7 @@ POINTS: list[tuple[Any, str]] = [
     (Sampler, "locate"),
     (Sampler, "take"),
     (http2, "request_head"),
-    (holding, "frame"),
+    (observer, "frame"),
 ]
 
 

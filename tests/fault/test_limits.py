@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from quantdrift.core.config.explain import WAITING_BYTES
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay import waiting
+from quantdrift.sidecar.relay import backpressure
 from quantdrift.sidecar.relay.connection import Connection, Relay
-from quantdrift.sidecar.relay.door import Door
-from quantdrift.sidecar.relay.frames import PREFACE
-from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http2.frames import PREFACE
+from quantdrift.sidecar.relay.listener import Door
 from quantdrift.sidecar.relay.watchdog import Watchdog
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.http2_wire import headers, settings
 from tests.relay_rig import DEADLINE_S, Bench, Rig, answer, end, on_both_loops, post, rig, until
 
@@ -202,9 +202,9 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
             else:
                 writer.write(answer(await reader.readexactly(5)))
 
-    monkeypatch.setattr(waiting, "MOST_FULL", FEW)
-    monkeypatch.setattr(waiting, "ROOMY", FEW)
-    bound = FEW * (2 * waiting.HIGH_WATER_BYTES + waiting.READ_BYTES) + waiting.WIDE_BYTES
+    monkeypatch.setattr(backpressure, "MOST_FULL", FEW)
+    monkeypatch.setattr(backpressure, "ROOMY", FEW)
+    bound = FEW * (2 * backpressure.HIGH_WATER_BYTES + backpressure.READ_BYTES) + backpressure.WIDE_BYTES
     bench = Bench(max_held_bytes=KIB)
     async with rig(bench, serve) as at, Slow(at, N_SLOW) as clients:
         most = 0
@@ -221,7 +221,7 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
                 before = waits()
                 await asyncio.sleep(0.1)
         assert bench.slot.gauge(Gauge.SLOW) > FEW
-        assert most <= bound + N_SLOW * 2 * waiting.NARROW_BYTES
+        assert most <= bound + N_SLOW * 2 * backpressure.NARROW_BYTES
         quick = await at.client()
         await asks(quick, b"quick")
         await end(quick[1])
@@ -247,13 +247,13 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
 
 def test_config_check_reckons_with_what_may_wait() -> None:
     """The figure is stated twice, since configuration must not import the relay."""
-    assert waiting.WAITING_BYTES == WAITING_BYTES
-    room = waiting.Waiting(lambda: (), Bench().slot)
-    most = 2 * waiting.ROOMY * waiting.HIGH_WATER_BYTES
-    while len(room.room) > waiting.NARROW_BYTES:
+    assert backpressure.WAITING_BYTES == WAITING_BYTES
+    room = backpressure.Waiting(lambda: (), Bench().slot)
+    most = 2 * backpressure.ROOMY * backpressure.HIGH_WATER_BYTES
+    while len(room.room) > backpressure.NARROW_BYTES:
         most += len(room.room)  # a peer that was just below its mark
         room.filled()
-    assert most == waiting.WAITING_BYTES
+    assert most == backpressure.WAITING_BYTES
 
 
 @on_both_loops
@@ -264,15 +264,17 @@ async def test_many_connections_have_little_room_each_and_few_have_more() -> Non
         one = await at.client()
         await asks(one, b"x")
         room = at.relay.waiting
-        assert room.high_bytes == waiting.HIGH_WATER_BYTES
-        clients = [await at.client() for _ in range(2 * waiting.ROOMY)]
-        await until(lambda: len(at.relay.connections) > 2 * waiting.ROOMY)
-        assert room.high_bytes * len(at.relay.connections) <= waiting.ROOMY * waiting.HIGH_WATER_BYTES
+        assert room.high_bytes == backpressure.HIGH_WATER_BYTES
+        clients = [await at.client() for _ in range(2 * backpressure.ROOMY)]
+        await until(lambda: len(at.relay.connections) > 2 * backpressure.ROOMY)
+        assert (
+            room.high_bytes * len(at.relay.connections) <= backpressure.ROOMY * backpressure.HIGH_WATER_BYTES
+        )
         for _, writer in clients:
             await end(writer)
         await until(lambda: len(at.relay.connections) == 1)
         at.relay.tick()
-        assert room.high_bytes == waiting.HIGH_WATER_BYTES
+        assert room.high_bytes == backpressure.HIGH_WATER_BYTES
         await asks(one, b"y" * 600_000)
         await end(one[1])
 

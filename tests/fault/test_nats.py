@@ -25,7 +25,7 @@ from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Loss, Policy, Tensor
 from quantdrift.core.records import Sampling as Taken
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.counters import Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 
 pytestmark = pytest.mark.fault
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay import holding
-from quantdrift.sidecar.relay import observer as observing
-from quantdrift.sidecar.relay.framing import Delimiter
-from quantdrift.sidecar.relay.holding import Scope
-from quantdrift.sidecar.relay.lines import Habit
-from quantdrift.sidecar.relay.observer import Observer
-from quantdrift.sidecar.relay.sampler import Sampler
+from quantdrift.sidecar.relay.http1 import observer as observing
+from quantdrift.sidecar.relay.http1.framing import Delimiter
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.observing import observer
+from quantdrift.sidecar.relay.observing.head_cache import Habit
+from quantdrift.sidecar.relay.observing.observer import Scope
+from quantdrift.sidecar.sampling.first_phase import Sampler
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.failing import failing
 from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
 
@@ -53,7 +53,7 @@ POINTS: list[tuple[Any, str]] = [
     (Scope, "hold"),
     (observing, "parse_request"),
     (observing, "parse_response"),
-    (holding, "frame"),
+    (observer, "frame"),
 ]
 
 
@@ -86,7 +86,7 @@ async def test_bytes_flow_wherever_the_observer_raises(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "take"), (holding, "frame")],
+    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "take"), (observer, "frame")],
     ids=lambda value: getattr(value, "__name__", value),
 )
 @on_both_loops

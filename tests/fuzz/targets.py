@@ -8,13 +8,13 @@ import msgspec
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Protocol, Tensor
-from quantdrift.sidecar.counters import Gauge
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.content import check_content, check_shape
 from quantdrift.sidecar.protocols.decoder import Query, Wire
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head, parse_head, read_body
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
+from quantdrift.sidecar.state.counters import Gauge
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.property.test_decoders import test_whatever_comes_is_tensors_or_lost as any_document
 from tests.relay_ends import relayed

@@ -21,9 +21,9 @@ from quantdrift.core.config.schema import Stream
 from quantdrift.core.jetstream import Delivery, Queue
 from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Loss, Tally
-from quantdrift.sidecar.counters import MOST_ROWS, Count, Counters, Gauge, Row
-from quantdrift.sidecar.handoff import frame
-from quantdrift.sidecar.settled import Settled, settle
+from quantdrift.sidecar.handoff.frame import frame
+from quantdrift.sidecar.state.config import Settled, settle
+from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge, Row
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration

@@ -17,7 +17,7 @@ import yaml
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.explain import memory_bytes
 from quantdrift.core.config.schema import MIB
-from quantdrift.sidecar.reload import Watch
+from quantdrift.sidecar.state.config import Watch
 from tests.kustomized import Resource, render
 
 pytestmark = pytest.mark.integration

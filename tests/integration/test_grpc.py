@@ -21,10 +21,10 @@ from quantdrift.core.config import Config, Sampling
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Loss, Protocol, Tensor
 from quantdrift.sidecar.capture.recorder import Origin, Recorder
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.relay.connection import QUIET_S, Relay
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.grpc_backend import Doubling, running_grpc
 from tests.relay_process import sidecar, wait
 from tests.relay_rig import DEADLINE_S, Bench, Taken, rig, until

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import Counters, Gauge, Slot
-from quantdrift.sidecar.handoff import HEAD_BYTES, RawMeta, frame, lengths
-from quantdrift.sidecar.relay.handout import Handout
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths
+from quantdrift.sidecar.handoff.sender import Handout
+from quantdrift.sidecar.state.counters import Counters, Gauge, Slot
 from tests.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
 
 pytestmark = pytest.mark.integration

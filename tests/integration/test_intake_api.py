@@ -213,7 +213,7 @@ def test_the_server_of_the_taps_page_can_be_run(intake: Intake) -> None:
 
 def test_the_page_about_reloading_names_what_holds_at_once() -> None:
     """Section by section, as the sidecar does it."""
-    from quantdrift.sidecar.reload import _LIVE, _SECTIONS
+    from quantdrift.sidecar.state.config import _LIVE, _SECTIONS
 
     rows: dict[str, str] = {}
     for line in (PAGES / "reload.md").read_text(encoding="utf-8").splitlines():

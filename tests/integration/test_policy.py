@@ -24,7 +24,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.keyvalue import Entry, KeyValue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
-from quantdrift.sidecar.counters import Gauge
+from quantdrift.sidecar.state.counters import Gauge
 from tests.pods import Pod, following
 from tests.policies import BEGIN, CONFIG, directive
 from tests.raw_exchanges import REQUEST, RESPONSE

@@ -22,7 +22,7 @@ from quantdrift.core.keyvalue import KeyValue
 from quantdrift.core.process import Stop
 from quantdrift.monitor.demands import lowered
 from quantdrift.monitor.lag import LOOK_S
-from quantdrift.sidecar.directives import judged
+from quantdrift.sidecar.state.policy import judged
 from tests.policy_record import (
     BUDGET_PER_S,
     CONFIG,

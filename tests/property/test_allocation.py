@@ -13,7 +13,7 @@ from quantdrift.core.records import Predicate
 from quantdrift.drift.allocation import Budget, Spread, allocate
 from quantdrift.drift.boosts import Boosts
 from quantdrift.drift.stratification import bins_of, falling
-from quantdrift.sidecar.capture.thinning import Thinning
+from quantdrift.sidecar.sampling.second_phase import Thinning
 from tests.sampled_world import EDGES, LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.property

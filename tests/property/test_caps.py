@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets, Sidecar
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.desk import Desk
+from quantdrift.sidecar.capture.pipeline import Desk
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
-from quantdrift.sidecar.counters import Count, Counters, Gauge
-from quantdrift.sidecar.gate import Gate
-from quantdrift.sidecar.pauses import Paused
-from quantdrift.sidecar.relay.observer import Observer
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge
+from quantdrift.sidecar.state.pause import Paused
 from tests.raw_exchanges import raw_exchange
 from tests.relay_rig import Bench, answer, post
 

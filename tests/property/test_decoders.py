@@ -17,9 +17,9 @@ from quantdrift.core.records import Protocol, Tensor
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.decoder import Adapter, Query, Wire
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head, read_body
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head, read_body
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAIEmbeddings
 from tests.decoding import answer, ask, values
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Config
-from quantdrift.sidecar.counters import Gauge
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.intake.ext_proc_stream import Room, Stream
+from quantdrift.sidecar.intake.envoy_stream import Room, Stream
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.state.counters import Gauge
 from tests.envoy_messages import (
     exchange,
     request_body,

@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.relay.heads import (
+from quantdrift.sidecar.relay.observing.head_cache import Habit, Habits, Lines
+from quantdrift.sidecar.relay.observing.heads import (
     FramingError,
     RequestHead,
     ResponseHead,
     parse_request,
     parse_response,
 )
-from quantdrift.sidecar.relay.lines import Habit, Habits, Lines
 
 pytestmark = pytest.mark.property
 

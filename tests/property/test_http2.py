@@ -10,11 +10,11 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.counters import Gauge
-from quantdrift.sidecar.relay.blocks import Blocks, text
-from quantdrift.sidecar.relay.heads import FramingError
-from quantdrift.sidecar.relay.http2 import Http2Observer
-from quantdrift.sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.http2.hpack import Blocks, text
+from quantdrift.sidecar.relay.http2.observer import Http2Observer
+from quantdrift.sidecar.relay.observing.heads import FramingError
+from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.state.counters import Gauge
 from tests.http2_wire import ANSWER, GOAWAY, INFER, OPENING, PING, RST_STREAM, Ends, data, frame, headers
 from tests.relay_ends import relayed
 from tests.relay_rig import Bench

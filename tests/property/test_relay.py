@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Sampling
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay.framing import Delimiter
-from quantdrift.sidecar.relay.heads import parse_request, parse_response
-from quantdrift.sidecar.relay.observer import Observer
-from quantdrift.sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.http1.framing import Delimiter
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.observing.heads import parse_request, parse_response
+from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.relay_ends import relayed
 from tests.relay_rig import INFER, Bench
 

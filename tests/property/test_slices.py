@@ -8,7 +8,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.inclusion import MARGIN, largest_rate, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from quantdrift.sidecar.capture.thinning import Thinning
+from quantdrift.sidecar.sampling.second_phase import Thinning
 
 pytestmark = pytest.mark.property
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
-from quantdrift.sidecar.policy import policy_of
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
-from quantdrift.sidecar.tap.chooser import Chooser
+from quantdrift.core.sampling.rates import policy_of
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.tap.sampler import Chooser
 from quantdrift.sidecar.tap.wire import Rates
 
 pytestmark = pytest.mark.property

@@ -17,7 +17,7 @@ from quantdrift.drift.allocation import Budget, Demand, Recent, Spread, allocate
 from quantdrift.drift.block import STEPS, Block, BoolArray, FloatArray, IntArray
 from quantdrift.drift.boosts import Layout
 from quantdrift.drift.detector import BUDGET
-from quantdrift.sidecar.capture.thinning import Thinning
+from quantdrift.sidecar.sampling.second_phase import Thinning
 
 pytestmark = pytest.mark.statistical
 

@@ -16,7 +16,7 @@ from quantdrift.core.records import Protocol, Tensor
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.decoder import Query
 from quantdrift.sidecar.protocols.decoder import Wire as Told
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.http_message import Head
 
 pytestmark = pytest.mark.unit
 

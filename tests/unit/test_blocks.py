@@ -3,9 +3,9 @@
 import pytest
 from hpack import Encoder
 
-from quantdrift.sidecar.relay.blocks import Block, Blocks, text
-from quantdrift.sidecar.relay.heads import FramingError
-from quantdrift.sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.http2.hpack import Block, Blocks, text
+from quantdrift.sidecar.relay.observing.heads import FramingError
+from quantdrift.sidecar.relay.observing.memory import Parts
 
 pytestmark = pytest.mark.unit
 

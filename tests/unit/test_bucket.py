@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.sidecar.capture.bucket import Bucket
+from quantdrift.sidecar.capture.rate_limits import Bucket
 
 pytestmark = pytest.mark.unit
 

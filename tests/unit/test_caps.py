@@ -9,17 +9,17 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets
 from quantdrift.core.records import BodyStratum, HeaderStratum, Loss, Predicate
-from quantdrift.sidecar.capture.caps import HEADROOM, VALID_S, Caps
-from quantdrift.sidecar.capture.desk import Desk
+from quantdrift.core.sampling.rates import policy_of
+from quantdrift.sidecar.capture.pipeline import Desk
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
+from quantdrift.sidecar.capture.rate_limits import HEADROOM, VALID_S, Caps
 from quantdrift.sidecar.capture.recorder import Recorder
-from quantdrift.sidecar.capture.thinning import keeps_all
-from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
-from quantdrift.sidecar.gate import Gate
-from quantdrift.sidecar.pauses import Paused
-from quantdrift.sidecar.policy import policy_of
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.sampling.second_phase import keeps_all
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.pause import Paused
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit

@@ -12,16 +12,16 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount
-from quantdrift.sidecar.capture.desk import Desk, Office
+from quantdrift.core.sampling.rates import policy_at
+from quantdrift.sidecar.capture.pipeline import Desk, Office
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
-from quantdrift.sidecar.notice import Notice
-from quantdrift.sidecar.pauses import Paused
-from quantdrift.sidecar.policy import policy_at
-from quantdrift.sidecar.settled import Settled, Settlement, settle
+from quantdrift.sidecar.state.config import Settled, Settlement, settle
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.pause import Paused
+from quantdrift.sidecar.state.policy import Notice
 from tests.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit

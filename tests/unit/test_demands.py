@@ -10,7 +10,7 @@ from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
 from quantdrift.drift.margin import EDGES
 from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
-from quantdrift.sidecar.directives import judged
+from quantdrift.sidecar.state.policy import judged
 from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
 from tests.policies import BEGIN, CONFIG, evidence, named
 

@@ -20,9 +20,8 @@ from quantdrift.core.directive import (
     name_of,
 )
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.sidecar.directives import MOST_KNOWN, Directives, judged
-from quantdrift.sidecar.notice import Notice
-from quantdrift.sidecar.policy import policy_at
+from quantdrift.core.sampling.rates import policy_at
+from quantdrift.sidecar.state.policy import MOST_KNOWN, Directives, Notice, judged
 from tests.policies import BEGIN, CONFIG, directive, named
 
 pytestmark = pytest.mark.unit

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols.document import pack_values, read_json
-from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.json_tensors import pack_values, read_json
 
 pytestmark = pytest.mark.unit
 

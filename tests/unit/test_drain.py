@@ -3,7 +3,7 @@
 import pytest
 
 from quantdrift.core.config import Sidecar
-from quantdrift.sidecar.drain import Deadlines
+from quantdrift.sidecar.state.shutdown import Deadlines
 
 pytestmark = pytest.mark.unit
 

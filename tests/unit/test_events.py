@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from multidict import CIMultiDict
 from tritonclient.http import InferenceServerClient, InferInput
 
-from quantdrift.sidecar.intake.events import (
+from quantdrift.sidecar.intake.kserve_events import (
     Event,
     EventError,
     Half,

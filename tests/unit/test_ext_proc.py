@@ -16,10 +16,10 @@ from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.counters import Count, Gauge
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.intake.ext_proc_stream import STREAM_BYTES, Room, Stream
+from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Room, Stream
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.supervisor import serve
 from tests.envoy_messages import (
     ANSWERED,

@@ -6,10 +6,10 @@ import pytest
 from quantdrift.core.config.schema import Budget, Capture, Config, Model, Slice
 from quantdrift.core.config.schema import Sampling as SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
 from quantdrift.monitor.forecast import Forecast, Question, SliceForecast, Traffic, forecast
 from quantdrift.monitor.population import N_REQUESTS, Population
-from quantdrift.sidecar.policy import policy_of
 
 pytestmark = pytest.mark.unit
 

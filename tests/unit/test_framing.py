@@ -2,9 +2,9 @@
 
 import pytest
 
-from quantdrift.sidecar.relay.framing import TUNNEL, Delimiter
-from quantdrift.sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError
-from quantdrift.sidecar.relay.parts import Parts
+from quantdrift.sidecar.relay.http1.framing import TUNNEL, Delimiter
+from quantdrift.sidecar.relay.observing.heads import CHUNKED, UNTIL_CLOSE, FramingError
+from quantdrift.sidecar.relay.observing.memory import Parts
 
 pytestmark = pytest.mark.unit
 

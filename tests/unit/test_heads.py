@@ -6,8 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
-from quantdrift.sidecar.relay.heads import CHUNKED, UNTIL_CLOSE, FramingError, parse_request, parse_response
-from quantdrift.sidecar.relay.lines import Lines
+from quantdrift.sidecar.relay.observing.head_cache import Lines
+from quantdrift.sidecar.relay.observing.heads import (
+    CHUNKED,
+    UNTIL_CLOSE,
+    FramingError,
+    parse_request,
+    parse_response,
+)
 
 pytestmark = pytest.mark.unit
 

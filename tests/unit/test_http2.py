@@ -7,11 +7,11 @@ from hpack import Encoder
 
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss, Protocol
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay.frames import PREFACE
-from quantdrift.sidecar.relay.http2 import Http2Observer
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
-from quantdrift.sidecar.routes import Routes
+from quantdrift.sidecar.relay.http2.frames import PREFACE
+from quantdrift.sidecar.relay.http2.observer import Http2Observer
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.state.counters import Count, Gauge
+from quantdrift.sidecar.state.routes import Routes
 from tests.http2_wire import (
     ACK,
     ANSWER,

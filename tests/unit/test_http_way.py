@@ -12,13 +12,14 @@ import pytest
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Intake
-from quantdrift.sidecar.counters import DENIED, Counters, Gauge, Slot
-from quantdrift.sidecar.intake import http, logger
-from quantdrift.sidecar.intake.entrance import Entrance
+from quantdrift.sidecar.intake import http
+from quantdrift.sidecar.intake import kserve_logger as logger
+from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.intake.http import HttpWay
-from quantdrift.sidecar.relay.holding import Scope
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
-from quantdrift.sidecar.routes import Routes
+from quantdrift.sidecar.relay.observing.observer import Scope
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.state.counters import DENIED, Counters, Gauge, Slot
+from quantdrift.sidecar.state.routes import Routes
 
 pytestmark = pytest.mark.unit
 

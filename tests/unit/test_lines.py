@@ -2,8 +2,8 @@
 
 import pytest
 
-from quantdrift.sidecar.relay.heads import RequestHead, parse_request
-from quantdrift.sidecar.relay.lines import Habit, Habits, Lines
+from quantdrift.sidecar.relay.observing.head_cache import Habit, Habits, Lines
+from quantdrift.sidecar.relay.observing.heads import RequestHead, parse_request
 
 pytestmark = pytest.mark.unit
 

@@ -8,10 +8,10 @@ from quantdrift import Tap
 from quantdrift.core.config import Sampling
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import HeaderStratum
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.relay.http2 import Http2Observer
-from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http2.observer import Http2Observer
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.relay_process import wait
 from tests.relay_rig import Bench, answer, post

@@ -7,8 +7,8 @@ import zlib
 import pytest
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head, parse_head, read_body
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 
 pytestmark = pytest.mark.unit
 

@@ -12,8 +12,8 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.monitor.demands import draft
 from quantdrift.monitor.rates import Rates
 from quantdrift.sidecar.capture.recorder import Origin, Recorder
-from quantdrift.sidecar.capture.thinning import Thinning
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.sampling.second_phase import Thinning
+from quantdrift.sidecar.state.config import Settled
 from quantdrift.storage.fold_rows import Catalog, SliceRow
 from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
 from tests.policies import CONFIG, evidence

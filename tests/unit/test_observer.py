@@ -5,9 +5,9 @@ import pytest
 from quantdrift.core.config import Sampling
 from quantdrift.core.mark import MARK
 from quantdrift.core.records import HeaderStratum, Loss
-from quantdrift.sidecar.counters import Count, Gauge
-from quantdrift.sidecar.relay.heads import parse_request
-from quantdrift.sidecar.relay.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.observing.heads import parse_request
+from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.relay_rig import INFER, Bench, answer, post
 
 pytestmark = pytest.mark.unit

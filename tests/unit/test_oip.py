@@ -10,7 +10,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.sidecar.protocols.lost import LostError
+from quantdrift.sidecar.protocols.errors import LostError
 from tests.oip_messages import decode_request, decode_response
 
 pytestmark = pytest.mark.unit

@@ -19,8 +19,8 @@ from quantdrift.core.open_inference_pb2 import (
 from quantdrift.core.open_inference_pb2 import Tensor as WireTensor
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.protocols.message import Head
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
 
 pytestmark = pytest.mark.unit

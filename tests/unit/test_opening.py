@@ -2,11 +2,11 @@
 
 import pytest
 
-from quantdrift.sidecar.counters import Gauge
-from quantdrift.sidecar.relay.holding import Holder
-from quantdrift.sidecar.relay.http2 import Http2Observer
-from quantdrift.sidecar.relay.observer import Observer
-from quantdrift.sidecar.relay.opening import Opening
+from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http2.observer import Http2Observer
+from quantdrift.sidecar.relay.observing.observer import Holder
+from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.state.counters import Gauge
 from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.relay_rig import Bench, answer, post
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.intake.entrance import Ticket
-from quantdrift.sidecar.intake.pairs import Asked, Pair, Pairs
-from quantdrift.sidecar.relay.sampler import Draw
+from quantdrift.sidecar.intake.gateway import Ticket
+from quantdrift.sidecar.intake.kserve_pairs import Asked, Pair, Pairs
+from quantdrift.sidecar.sampling.first_phase import Draw
 
 pytestmark = pytest.mark.unit
 

@@ -7,9 +7,8 @@ import pytest
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import signature
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.counters import MOST_ROWS, Row
-from quantdrift.sidecar.reload import Watch, follow, taken_over
-from quantdrift.sidecar.settled import RowsError, Settled
+from quantdrift.sidecar.state.config import RowsError, Settled, Watch, follow, taken_over
+from quantdrift.sidecar.state.counters import MOST_ROWS, Row
 
 pytestmark = pytest.mark.unit
 

@@ -8,11 +8,10 @@ import pytest
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
 from quantdrift.core.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
-from quantdrift.sidecar.capture.follower import Follower
-from quantdrift.sidecar.counters import Counters
-from quantdrift.sidecar.directives import Directives
-from quantdrift.sidecar.notice import NAME, Notice
-from quantdrift.sidecar.pauses import Paused, Pauses, Source, by_file, post
+from quantdrift.sidecar.capture.policy_watch import Follower
+from quantdrift.sidecar.state.counters import Counters
+from quantdrift.sidecar.state.pause import Paused, Pauses, Source, by_file, post
+from quantdrift.sidecar.state.policy import NAME, Directives, Notice
 
 pytestmark = pytest.mark.unit
 

@@ -6,8 +6,8 @@ import random
 import pytest
 
 from quantdrift.core.config import Sidecar
-from quantdrift.sidecar.capture.reception import Reception
-from quantdrift.sidecar.handoff import RawMeta, frame
+from quantdrift.sidecar.handoff.frame import RawMeta, frame
+from quantdrift.sidecar.handoff.receiver import Reception
 
 pytestmark = pytest.mark.unit
 

@@ -11,11 +11,11 @@ import pytest
 
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
+from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.capture.recorder import Origin, Recorder
-from quantdrift.sidecar.directives import Directives
-from quantdrift.sidecar.policy import policy_of
-from quantdrift.sidecar.protocols.lost import LostError
-from quantdrift.sidecar.settled import Settled
+from quantdrift.sidecar.protocols.errors import LostError
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.policy import Directives
 from tests.policies import directive
 from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 

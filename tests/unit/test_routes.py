@@ -5,7 +5,7 @@ from urllib.parse import unquote
 import pytest
 
 from quantdrift.core.records import Protocol
-from quantdrift.sidecar.routes import Route, Routes, model_in
+from quantdrift.sidecar.state.routes import Route, Routes, model_in
 
 pytestmark = pytest.mark.unit
 

@@ -7,10 +7,10 @@ import pytest
 
 from quantdrift.core.config import Capture, Sampling
 from quantdrift.core.records import HeaderStratum
+from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.sidecar.capture.attributes import Attributes
-from quantdrift.sidecar.policy import epoch_salt, uniform
-from quantdrift.sidecar.protocols.message import parse_head
-from quantdrift.sidecar.relay.sampler import Draw, Mint, Sampler
+from quantdrift.sidecar.protocols.http_message import parse_head
+from quantdrift.sidecar.sampling.first_phase import Draw, Mint, Sampler
 
 pytestmark = pytest.mark.unit
 

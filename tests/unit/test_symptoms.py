@@ -10,11 +10,11 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
 from quantdrift.core.records import Protocol
-from quantdrift.sidecar.capture.strangers import MOST_NAMES, Strangers
-from quantdrift.sidecar.counters import Count, Counters, Gauge
-from quantdrift.sidecar.routes import known_requests
-from quantdrift.sidecar.settled import Settled
-from quantdrift.sidecar.symptoms import EVERY_S, LEAST, Symptoms, cause
+from quantdrift.sidecar.capture.unknown_models import MOST_NAMES, Strangers
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge
+from quantdrift.sidecar.state.routes import known_requests
+from quantdrift.sidecar.state.traffic_warnings import EVERY_S, LEAST, Symptoms, cause
 
 pytestmark = pytest.mark.unit
 

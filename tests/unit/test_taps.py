@@ -18,15 +18,15 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Model
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
-from quantdrift.sidecar.counters import Count, Counters, Gauge, Row
-from quantdrift.sidecar.intake.entrance import Entrance
-from quantdrift.sidecar.intake.taps import Taps
-from quantdrift.sidecar.policy import policy_of
-from quantdrift.sidecar.relay.holding import Scope
-from quantdrift.sidecar.relay.sampler import Mint, Sampler
-from quantdrift.sidecar.routes import Routes
-from quantdrift.sidecar.settled import Settled
-from quantdrift.sidecar.tap.sender import Sender
+from quantdrift.core.sampling.rates import policy_of
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.tap_server import Taps
+from quantdrift.sidecar.relay.observing.observer import Scope
+from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.routes import Routes
+from quantdrift.sidecar.tap.client import Sender
 from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
 from tests.relay_process import wait
 

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
-from quantdrift.sidecar.capture.thinning import Thinning, candidate_margin, phase_salt
+from quantdrift.sidecar.sampling.second_phase import Thinning, candidate_margin, phase_salt
 
 pytestmark = pytest.mark.unit
 

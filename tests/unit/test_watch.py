@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.reload import Watch
+from quantdrift.sidecar.state.config import Watch
 
 pytestmark = pytest.mark.unit
 

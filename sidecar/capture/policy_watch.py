@@ -1,0 +1,176 @@
+"""Follows the policy bucket: what it holds is judged, followed or refused, and told to the relay workers."""
+
+import logging
+from collections.abc import Callable
+from contextlib import aclosing
+from pathlib import Path
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Config
+from quantdrift.core.directive import DIRECTIVE, Directive, Refusal, RefusedError
+from quantdrift.core.jetstream import Queue
+from quantdrift.core.keyvalue import KeyValue
+from quantdrift.core.pause import KEY as PAUSE
+from quantdrift.core.pause import Pause, PauseError
+from quantdrift.core.pause import decode as decode_pause
+from quantdrift.core.process import Stop
+from quantdrift.sidecar.state.counters import REFUSED, Gauge, Slot
+from quantdrift.sidecar.state.pause import Source, post
+from quantdrift.sidecar.state.policy import Directives, Notice, judged
+
+_TICK_S = 1.0
+_LOG = logging.getLogger(__name__)
+
+
+class Follower:
+    """The capture process's part in the policy's way.
+
+    Parameters
+    ----------
+    config
+        Its own rates are what a directive is judged by.
+    directives
+        What the recorder tells epochs from.
+    notice
+        Where the relay workers look.
+    slot
+        Counts of the capture process.
+    clock
+        Tells the time.
+    """
+
+    def __init__(
+        self, config: Config, directives: Directives, notice: Notice, slot: Slot, clock: Clock
+    ) -> None:
+        self._config = config
+        self._directives = directives
+        self._notice = notice
+        self._slot = slot
+        self._clock = clock
+        self._epoch = ""
+        self._wire: bytes | None = None
+        notice.read(directives, whole=True)  # a predecessor may have posted it
+        self.tick()
+
+    def reconfigure(self, config: Config) -> None:
+        """Judge by another configuration; what was refused or followed is judged anew."""
+        self._config = config
+        if self._wire is not None:
+            self.see(self._wire)
+
+    def see(self, wire: bytes | None) -> None:
+        """Deal with what the bucket holds now.
+
+        A refused directive leaves the configuration's rates in force. Nothing at all changes nothing: the last
+        directive is followed until it lapses.
+        """
+        if wire is None:
+            return
+        self._wire = wire
+        try:
+            directive = judged(wire, self._config.sampling, self._now_s())
+        except RefusedError as error:
+            _LOG.warning("the monitor's policy is refused, the configuration's rates hold: %s", error)
+            self._refuse(error.refusal)
+        else:
+            self._directives.follow(directive)
+            self._post(directive)
+        self.tick()
+
+    def tick(self) -> None:
+        """Note what is in force now; called about once a second, because directives lapse."""
+        now_s = self._now_s()
+        directive = self._directives.in_force(now_s)
+        if directive is None and self._epoch:
+            _LOG.warning("no policy of the monitor is in force: the configuration's rates hold")
+            if self._lapsed(now_s):
+                self._refuse(Refusal.STALE)
+        epoch = directive.policy.epoch if directive else ""
+        if epoch != self._epoch:
+            self._slot.note(Gauge.POLICY_CHANGES)
+            if directive is not None:
+                _LOG.info("following the monitor's policy %s", epoch)
+        self._epoch = epoch
+        self._slot.set(Gauge.POLICY_ISSUED_S, int(directive.issued_at.timestamp()) if directive else 0)
+
+    async def run(self, queue: Callable[[], Queue | None], stop: Stop) -> None:
+        """Follow the bucket until cancelled, from when the configuration wants that.
+
+        Parameters
+        ----------
+        queue
+            Returns the connection, or None while there is none.
+        stop
+            Ends the waiting.
+        """
+        # A configuration that is taken over may want it later.
+        while not self._config.sampling.central or (connection := queue()) is None:
+            if await stop.wait(_TICK_S):
+                return
+        async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
+            async for entry in entries:
+                self.see(None if entry is None else entry.value)
+
+    async def run_pause(self, queue: Callable[[], Queue | None], stop: Stop, directory: Path) -> None:
+        """Follow the pause bucket until cancelled, and tell the other processes what it holds.
+
+        Parameters
+        ----------
+        queue, stop
+            As for `run`.
+        directory
+            Where they look.
+        """
+        while (connection := queue()) is None:
+            if await stop.wait(_TICK_S):
+                return
+        bucket = KeyValue(connection, self._config.stream, purpose=PAUSE)
+        async with aclosing(bucket.watch(PAUSE)) as entries:
+            async for entry in entries:
+                self.see_pause(None if entry is None else entry.value, directory)
+
+    def see_pause(self, wire: bytes | None, directory: Path) -> None:
+        """Deal with what the pause bucket holds now.
+
+        Nothing at all changes nothing: a bucket that a server has not found again yet looks like one that is not there,
+        and who resumes says so.
+
+        Raises
+        ------
+        OSError
+            The other processes cannot be told.
+        """
+        if wire is None:
+            return
+        try:
+            pause = decode_pause(wire)
+        except PauseError as error:
+            _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
+            return
+        post(directory, Source.FLEET, pause)
+        _LOG.info("the fleet's pause: %s", _told(pause))
+
+    def _lapsed(self, now_s: float) -> bool:
+        known = self._directives.known
+        sampling = self._config.sampling
+        return bool(known) and sampling.central and not sampling.paused and not known[0].holds(now_s)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._slot.note(REFUSED[refusal])
+        self._directives.follow(None)
+        self._post(None)
+
+    def _post(self, directive: Directive | None) -> None:
+        try:
+            self._notice.post(self._directives, follow=directive is not None)
+        except (OSError, ValueError) as error:  # ValueError: too long as we would write it
+            _LOG.warning("the relay workers cannot be told of the policy: %s", error)
+
+    def _now_s(self) -> float:
+        return self._clock.now().timestamp()
+
+
+def _told(pause: Pause) -> str:
+    if pause.everything is not None:
+        return f"everything, by {pause.everything.by}"
+    return ", ".join(sorted(pause.models)) or "nothing"

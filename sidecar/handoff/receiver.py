@@ -1,0 +1,156 @@
+"""Takes frames from the relay workers over the Unix socket. It always reads: nothing may back up into a relay."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from typing import cast
+
+from quantdrift.core.config.schema import KIB, MIB, Sidecar
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
+
+_LOG = logging.getLogger(__name__)
+
+_BUFFER_BYTES = MIB
+_LONG_BYTES = 64 * KIB
+_META_BYTES = 4096
+_QUIET_S = 0.25
+
+Handle = Callable[[RawMeta, memoryview, memoryview], None]
+
+
+class Reception:
+    """Reads the frames of any number of relay workers and hands each to `handle`.
+
+    Parameters
+    ----------
+    sidecar
+        Bounds the length of a frame.
+    handle
+        Called with meta, request and response on the loop; what it wants to keep of them it must copy. Its ValueError
+        says that the frames are out of step.
+    """
+
+    def __init__(self, sidecar: Sidecar, handle: Handle) -> None:
+        self._limit = 0
+        self.reconfigure(sidecar)
+        self._handle = handle
+        self._server: asyncio.Server | None = None
+        self._readers: set[_Reader] = set()
+        self._n_frames = 0
+
+    def reconfigure(self, sidecar: Sidecar) -> None:
+        """Go over to other bounds; a lower one is kept by those who send, which hold longer exchanges still."""
+        limit = sidecar.max_exchange_bytes + 2 * sidecar.max_header_bytes + _META_BYTES
+        self._limit = max(self._limit, limit)
+
+    async def start(self, listener: socket.socket) -> None:
+        """Accept connections on `listener`, which listens already."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(self._accept, sock=listener)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Accept no more, read what has been sent, and close: when it is quiet, at the latest after `timeout_s`."""
+        if self._server is not None:
+            self._server.close()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        n_before = -1
+        while self._readers and n_before != self._n_frames and loop.time() < until:
+            n_before = self._n_frames
+            ended = [reader.ended.wait() for reader in self._readers]
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*ended), _QUIET_S)
+        for reader in list(self._readers):
+            reader.close()
+
+    def _accept(self) -> asyncio.BufferedProtocol:
+        reader = _Reader(self._size, self._take, self._readers.discard)
+        self._readers.add(reader)
+        return reader
+
+    def _size(self, head: memoryview) -> tuple[int, int]:
+        n_rest, n_meta = lengths(head)
+        if not 0 <= n_meta <= min(n_rest, _META_BYTES) or n_rest > self._limit:
+            raise ValueError(f"a frame of {n_rest} bytes with {n_meta} of meta")
+        return n_rest, n_meta
+
+    def _take(self, n_meta: int, rest: memoryview) -> None:
+        self._handle(*parse(n_meta, rest))
+        self._n_frames += 1
+
+
+class _Reader(asyncio.BufferedProtocol):
+    """One relay worker's frames, taken from the buffer that the kernel wrote them to.
+
+    Parameters
+    ----------
+    size
+        Returns of a frame's first bytes how many follow them, and how many of these are meta.
+    take
+        Called with the number of bytes of meta, and what follows a frame's first bytes.
+    on_end
+        Called when the connection is over.
+    """
+
+    def __init__(
+        self,
+        size: Callable[[memoryview], tuple[int, int]],
+        take: Callable[[int, memoryview], None],
+        on_end: Callable[["_Reader"], None],
+    ) -> None:
+        self._size = size
+        self._take = take
+        self._on_end = on_end
+        self._transport: asyncio.Transport | None = None
+        self._usual = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer = self._usual
+        self._start = self._stop = 0  # of what was read and is not yet taken
+        self._end = _BUFFER_BYTES  # of what may be read at once
+        self.ended = asyncio.Event()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer[self._stop : self._end]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._stop += nbytes
+        try:
+            self._make_room(self._frames())
+        except ValueError:
+            _LOG.exception("a relay worker's frames are out of step: closing its connection")
+            self.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # The relay worker ended, perhaps in the middle of a frame; its supervisor starts another.
+        self._on_end(self)
+        self.ended.set()
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _frames(self) -> int:
+        """Take the frames that are there whole; return the length of the next one, as far as it is known."""
+        while self._stop - self._start >= HEAD_BYTES:
+            begin = self._start + HEAD_BYTES
+            n_rest, n_meta = self._size(self._buffer[self._start : begin])
+            if self._stop < begin + n_rest:
+                return HEAD_BYTES + n_rest
+            self._start = begin + n_rest
+            self._take(n_meta, self._buffer[begin : self._start])
+        return HEAD_BYTES
+
+    def _make_room(self, n_frame: int) -> None:
+        """Have the next frame fit in; a long one is read to its end and no further, or the rest had to be moved."""
+        n_there = self._stop - self._start
+        if self._start + n_frame > len(self._buffer) or not n_there:
+            there = bytes(self._buffer[self._start : self._stop])
+            self._buffer = self._usual if n_frame <= _BUFFER_BYTES else memoryview(bytearray(n_frame))
+            self._buffer[:n_there] = there
+            self._start, self._stop = 0, n_there
+        self._end = self._start + n_frame if n_frame > _LONG_BYTES else len(self._buffer)

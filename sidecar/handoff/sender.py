@@ -1,0 +1,178 @@
+"""Hands finished exchanges from a relay worker to the capture process: never waits, never raises, counts what it drops."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import socket
+from collections import deque
+from collections.abc import Sequence
+
+from quantdrift.core.records import Loss
+from quantdrift.sidecar.relay.http1.framing import PIECE_BYTES
+from quantdrift.sidecar.state.counters import Count, Gauge, Slot
+
+_LOG = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.05
+_LAST_PAUSE_S = 2.0
+_SEND_BUFFERS = 64  # at once, far below the system's limit
+_SOCKET_BUFFER_BYTES = 1 << 20  # asked for; the system may give less
+
+
+class Handout:
+    """The writing end of the Unix socket.
+
+    What is offered in one turn of the loop is sent together at its end, without waiting; what does not fit into the
+    socket's buffer waits here, up to a bound, for the loop to say that the socket takes more.
+
+    Parameters
+    ----------
+    path
+        Where the capture process listens.
+    limit_bytes
+        Most that waits here.
+    slot
+        The worker's counts.
+    loop
+        The loop on which every method is called.
+    """
+
+    def __init__(self, path: str, limit_bytes: int, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._slot = slot
+        self._loop = loop
+        self._socket: socket.socket | None = None
+        self._is_closed = False
+        self._is_writing = False  # the loop says when the socket takes more
+        self._is_due = False  # it sends at the end of this turn
+        self._drained: asyncio.Event | None = None
+        self._pause_s = _FIRST_PAUSE_S
+        self._buffers: deque[bytes | memoryview] = deque()
+        self._frames: deque[tuple[int, int]] = deque()  # stratum, and where the frame ends in the stream
+        self._n_offered = 0  # bytes of the stream so far
+        self._n_sent = 0
+
+    def connect(self) -> None:
+        """Connect now or later; on a lost connection it is called by itself."""
+        if self._is_closed:
+            return
+        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            end.connect(self._path)
+        except OSError as error:
+            end.close()
+            _LOG.debug("no capture process at %s: %s", self._path, error)
+            self._loop.call_later(self._pause_s, self.connect)
+            self._pause_s = min(self._pause_s * 2, _LAST_PAUSE_S)
+            return
+        self._socket = end
+        self._pause_s = _FIRST_PAUSE_S
+        self._loop.add_reader(end.fileno(), self._hear)
+
+    def offer(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Send a frame, or count it as lost.
+
+        Parameters
+        ----------
+        stratum
+            Index of its header stratum.
+        buffers
+            The frame's bytes; they are not copied.
+        """
+        if self._socket is None:
+            self._slot.lose(stratum, Loss.CAPTURE_DOWN)
+            return
+        n_bytes = sum(map(len, buffers))
+        if self._n_offered - self._n_sent + n_bytes > self._limit_bytes:
+            self._slot.lose(stratum, Loss.CAPTURE_BEHIND)
+            return
+        if len(buffers) * PIECE_BYTES > n_bytes:
+            buffers = [b"".join(buffers)]  # what waits must not cost many times what is counted
+        self._buffers.extend(buffers)
+        self._n_offered += n_bytes
+        self._frames.append((stratum, self._n_offered))
+        if not self._is_writing and not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._send_due)
+
+    async def finish(self, timeout_s: float) -> None:
+        """Send what waits, at most for `timeout_s`, count the rest as lost, and close."""
+        self._is_closed = True
+        if self._frames:
+            self._drained = asyncio.Event()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._drained.wait()
+        self._disconnect(Loss.CAPTURE_BEHIND)
+
+    def _send_due(self) -> None:
+        self._is_due = False
+        if self._buffers and not self._is_writing:
+            self._send()
+
+    def _send(self) -> None:
+        assert self._socket is not None
+        try:
+            n_bytes = self._socket.sendmsg(list(itertools.islice(self._buffers, _SEND_BUFFERS)))
+        except (BlockingIOError, InterruptedError):
+            n_bytes = 0
+        except OSError as error:
+            _LOG.info("the capture process is gone: %s", error)
+            self._disconnect(Loss.CAPTURE_DOWN)
+            self.connect()
+            return
+        self._sent(n_bytes)
+        if self._is_writing != bool(self._buffers):
+            self._is_writing = not self._is_writing
+            if self._is_writing:
+                self._loop.add_writer(self._socket.fileno(), self._send)
+            else:
+                self._loop.remove_writer(self._socket.fileno())
+        self._slot.set(Gauge.QUEUE_BYTES, self._n_offered - self._n_sent)
+
+    def _sent(self, n_bytes: int) -> None:
+        self._n_sent += n_bytes
+        while self._frames and self._frames[0][1] <= self._n_sent:
+            stratum, _ = self._frames.popleft()
+            self._slot.add(stratum, Count.HANDED)
+        if self._drained is not None and not self._frames:
+            self._drained.set()
+        while n_bytes:
+            first = self._buffers[0]
+            if len(first) > n_bytes:
+                self._buffers[0] = memoryview(first)[n_bytes:]
+                return
+            n_bytes -= len(first)
+            self._buffers.popleft()
+
+    def _hear(self) -> None:
+        """Notice that the other end has closed: it never sends anything."""
+        assert self._socket is not None
+        try:
+            heard = self._socket.recv(64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            heard = b""
+        if not heard:
+            self._disconnect(Loss.CAPTURE_DOWN)
+            self.connect()
+
+    def _disconnect(self, loss: Loss) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        for stratum, _ in self._frames:
+            self._slot.lose(stratum, loss)
+        self._frames.clear()
+        self._buffers.clear()
+        if self._drained is not None:
+            self._drained.set()
+        self._is_writing = False
+        self._n_sent = self._n_offered
+        self._slot.set(Gauge.QUEUE_BYTES, 0)

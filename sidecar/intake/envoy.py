@@ -1,0 +1,103 @@
+"""Envoy's external processing in observability mode: a gRPC server that is told exchanges and answers nothing.
+
+Where the intake has a token, a stream must have it in its initial metadata. Envoy slows traffic down where its stream to the processor backs up, so every message is read at once, whatever becomes
+of it. It needs grpcio, which a base install does not have.
+"""
+
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Self
+
+import grpc.aio
+
+from quantdrift.core.config import Config
+from quantdrift.core.errors import OperatorError
+from quantdrift.sidecar.intake.callers import Callers
+from quantdrift.sidecar.intake.envoy_stream import Room, Stream
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.shutdown import Deadlines
+
+_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
+# All at once, whatever they hold; those that were taken are bounded by what they hold long before.
+_MOST_STREAMS = 8192
+_ENVELOPE_BYTES = 1 << 20  # of a message, beside the largest body
+_KEEPALIVE_MS = 30_000  # the streams of an Envoy that has vanished end with its connection
+_KEEPALIVE_TIMEOUT_MS = 10_000
+
+
+class ExtProc:
+    """Serves any number of Envoys while it is entered.
+
+    Parameters
+    ----------
+    config
+        Of the sidecar.
+    token
+        That a stream must give; empty: none need, as the port is at a loopback address.
+    entrance
+        Where exchanges go.
+
+    Raises
+    ------
+    OperatorError
+        On entering: its port cannot be opened.
+    """
+
+    def __init__(self, config: Config, token: str, entrance: Entrance) -> None:
+        self._address = config.intake.ext_proc
+        self._entrance = entrance
+        self._callers = Callers(token, entrance) if token else None
+        self._room = Room(config, entrance)
+        deadlines = Deadlines.of(config.sidecar)
+        self._grace_s = deadlines.drain_s - deadlines.accept_s
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=_MOST_STREAMS,
+            options=[
+                ("grpc.max_receive_message_length", config.sidecar.max_exchange_bytes + _ENVELOPE_BYTES),
+                ("grpc.so_reuseport", 0),  # a port that another has is an error
+                ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+                ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+                (
+                    "grpc.http2.min_ping_interval_without_data_ms",
+                    1000,
+                ),  # Envoy may ask more often than gRPC likes
+            ],
+        )
+        # Messages are given and taken as bytes: what is wrong with one must not end as an error of gRPC's.
+        handler = grpc.stream_stream_rpc_method_handler(self._process)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(_SERVICE, {"Process": handler}),)
+        )
+
+    async def __aenter__(self) -> Self:
+        try:
+            self._server.add_insecure_port(self._address)
+        except RuntimeError as error:
+            raise OperatorError(f"intake.ext_proc {self._address} cannot be opened: {error}") from error
+        await self._server.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.stop(self._grace_s)
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to another bound; the longest message stays."""
+        self._room.reconfigure(settled.config)
+
+    async def _process(
+        self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
+    ) -> None:
+        if self._callers is not None:
+            given = dict(context.invocation_metadata() or ()).get("authorization", "")
+            if not self._callers.has_token("the Envoy external processor", str(given)):
+                return  # no error: Envoy would fail requests with it where the filter does not fail open
+        stream = Stream(self._entrance, self._room)
+        try:
+            async for data in messages:
+                if not stream.take(data):
+                    return
+        finally:
+            stream.end()

@@ -1,0 +1,119 @@
+"""The Unix socket of the taps: each is told the rates that hold, and what it sends is counted and passed on."""
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from quantdrift.core.process import Stop, supervise
+from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
+
+_LOG = logging.getLogger(__name__)
+_TICK_S = 0.5
+_META_BYTES = 4096
+_HEADS_BYTES = 1 << 20  # heads and JSON parts of what is sent, beside its tensors
+_BUFFER_BYTES = 1 << 20
+_COUNTS = msgspec.msgpack.Decoder(Counts)
+
+
+class Taps:
+    """Serves any number of taps while it is entered. It always reads: nothing may back up into a server.
+
+    Parameters
+    ----------
+    entrance
+        Where exchanges go.
+    listener
+        Unix stream socket that taps connect to.
+    rates
+        Returns what holds now.
+    settled
+        The rows of the table of counts. A tap may still tell of strata that the configuration has no more.
+    """
+
+    def __init__(
+        self, entrance: Entrance, listener: socket.socket, rates: Callable[[], Rates], settled: Settled
+    ) -> None:
+        self._entrance = entrance
+        self._listener = listener
+        self._current = rates
+        self._rates = rates()
+        self._longest_bytes = 0
+        self.reconfigure(settled)
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._readers: set[asyncio.Task[None]] = set()
+        self._server: asyncio.Server | None = None
+        self._ticking: asyncio.Task[None] | None = None
+        self._ended = Stop()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_unix_server(self._accept, sock=self._listener, limit=_BUFFER_BYTES)
+        self._ticking = asyncio.create_task(supervise("telling taps the rates", self._tick, self._ended))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        assert self._ticking is not None
+        self._server.close()
+        self._ended.set()
+        await self._ticking
+        for task in self._readers:
+            task.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+
+    def reconfigure(self, settled: Settled) -> None:
+        """Go over to other rows; the rates are told within half a second."""
+        self._n_rows = len(settled.rows)
+        self._places = {row.stratum: index for index, row in enumerate(settled.rows) if not row.model}
+        # A tap has yet to hear that less is taken in.
+        self._longest_bytes = max(self._longest_bytes, settled.config.sidecar.max_exchange_bytes)
+
+    async def _tick(self) -> None:
+        await self._ended.wait(_TICK_S)
+        rates = self._current()
+        if rates != self._rates:
+            self._rates = rates
+            for writer in self._writers:
+                writer.write(message(Kind.RATES, rates))
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._readers.add(task)
+        self._writers.add(writer)
+        try:
+            writer.write(message(Kind.RATES, self._rates))
+            await self._read(reader, writer)
+        except (asyncio.IncompleteReadError, OSError):
+            pass  # the server ended, or was killed
+        except (ValueError, msgspec.MsgspecError) as error:
+            _LOG.warning("a tap's messages are out of step, its connection is closed: %s", error)
+        finally:
+            self._readers.discard(task)
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            limit = self._longest_bytes + _META_BYTES + _HEADS_BYTES
+            length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
+            if not 1 <= length <= limit:
+                raise ValueError(f"a message of {length} bytes")
+            content = await reader.readexactly(length - 1)
+            if kind == Kind.EXCHANGE:
+                self._entrance.admit(content, self._n_rows)
+                await asyncio.sleep(0)  # buffered messages come without a pause: the hand-off must run, too
+            elif kind == Kind.COUNTS:
+                counts = _COUNTS.decode(content)
+                self._entrance.count(counts, self._places)
+                writer.write(message(Kind.ACK, counts.number))
+            else:
+                raise ValueError(f"a message of kind {kind}")

@@ -1,0 +1,234 @@
+"""JSON as servers and clients write it: documents within a bound, and their values as tensors."""
+
+import base64
+import binascii
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeGuard, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import ModelTensor
+from quantdrift.core.datatype import DTYPES
+from quantdrift.core.records import Loss, Tensor
+from quantdrift.sidecar.protocols.content import check_shape, pack_strings
+from quantdrift.sidecar.protocols.errors import LostError
+
+_T = TypeVar("_T")
+_MESSAGE_PACK = msgspec.msgpack.Encoder()
+_FLOAT = np.dtype([("kind", "u1"), ("value", ">f8")])
+_FLOAT_KIND = 0xCB
+_ARRAY_HEADS = (1, 3, 5)  # bytes, by the array's length
+_MAX_RANK = 32
+_BASE64 = "b64"
+
+# What JSON may hold for each kind of type. A server whose JSON knows no NaN writes null.
+_JSON_TYPES: Mapping[str, frozenset[type]] = {
+    "b": frozenset({bool}),
+    "u": frozenset({int}),
+    "i": frozenset({int}),
+    "f": frozenset({int, float, type(None)}),
+}
+
+
+def read_document(part: bytes, max_values: int) -> dict[str, Any]:
+    """Return the JSON object in `part`, which holds at most `max_values` values.
+
+    Raises
+    ------
+    LostError
+        `decode`: it is none. `too_large`: it holds more.
+    """
+    document = read_json(part, max_values)
+    if not isinstance(document, dict):
+        raise LostError(Loss.DECODE, "the JSON part is no object")
+    return document
+
+
+def read_json(part: bytes, max_values: int) -> Any:
+    """Return the JSON value in `part`; errors as for a document."""
+    # With what stands beside it a value takes two bytes at least: most documents need not be counted.
+    if (len(part) + 1) // 2 > max_values and _most_values(part) > max_values:
+        raise LostError(Loss.TOO_LARGE, f"the JSON part holds more than {max_values} values")
+    try:
+        return msgspec.json.decode(part)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _lenient(part)
+    except RecursionError as error:
+        raise LostError(Loss.DECODE, "the JSON part is nested too deeply") from error
+
+
+def _most_values(part: bytes) -> int:
+    """Return a bound on the values in a document. `bytes.count` takes ten times as long where hits are dense."""
+    codes = np.frombuffer(part, np.uint8)
+    return sum(int(np.count_nonzero(codes == code)) for code in b",[{")
+
+
+def _lenient(part: bytes) -> Any:
+    """Read what is no strict JSON but is written by servers: NaN and Infinity, which a broken model answers."""
+    try:
+        return json.loads(part)
+    except (ValueError, RecursionError) as error:
+        raise LostError(Loss.DECODE, "the JSON part is unreadable") from error
+
+
+def convert(document: Any, kind: type[_T]) -> _T:
+    """Return a document as the records that it should be made of.
+
+    Raises
+    ------
+    LostError
+        `decode`: it is not; the detail says where.
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except msgspec.ValidationError as error:
+        raise LostError(Loss.DECODE, str(error)) from error
+
+
+def write_json(value: Any) -> bytes:
+    """Return a value that came as JSON as compact JSON; what cannot be UTF-8 is lost as `decode`."""
+    try:
+        return msgspec.json.encode(value)
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise LostError(Loss.DECODE, "a text is no UTF-8") from error
+
+
+def pack_values(flat: Sequence[Any], datatype: str) -> bytes:
+    """Return JSON values as the content of a tensor.
+
+    Parameters
+    ----------
+    flat
+        Row-major. BYTES takes text, which becomes UTF-8, and bytes.
+    datatype
+        Of the tensor.
+
+    Raises
+    ------
+    LostError
+        `decode`: a value is not of that type, or the type does not come as JSON.
+    """
+    try:
+        if datatype == "BYTES":
+            return pack_strings(_encoded(flat))
+        dtype = DTYPES.get(datatype)
+        if dtype is None:
+            raise LostError(Loss.DECODE, f"{datatype} does not come as JSON")
+        if dtype.kind == "f":
+            floats = _floats(flat)
+            with contextlib.suppress(msgspec.ValidationError), np.errstate(over="ignore"):
+                # Half the time of what follows, for numbers alone: the largest tensors come like this.
+                if floats is not None:
+                    return floats.astype(dtype).tobytes()
+                return np.fromiter(msgspec.convert(flat, list[float]), dtype, len(flat)).tobytes()
+        if not _JSON_TYPES[dtype.kind].issuperset(map(type, flat)):
+            raise LostError(Loss.DECODE, f"a tensor's data is not {datatype}")
+        with np.errstate(over="ignore"):  # the server saw an infinity there, too
+            return np.array(flat, dtype=dtype).tobytes()
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise LostError(Loss.DECODE, f"a tensor's data is not {datatype}") from error
+
+
+def _floats(flat: Sequence[Any]) -> npt.NDArray[np.float64] | None:
+    """Return values that are floats, all of them, in less than half of the time of looking at each; else None.
+
+    MessagePack is their way to NumPy: a float is a byte that says so and its eight bytes, so that where every ninth
+    byte says so, from the first value's on, each value is one.
+    """
+    if not flat or type(flat[0]) is not float:
+        return None
+    try:
+        wire = _MESSAGE_PACK.encode(flat)
+    except (OverflowError, RecursionError):  # integers of more than 64 bits, or lists in lists: no floats
+        return None
+    n_head = len(wire) - len(flat) * _FLOAT.itemsize
+    if n_head not in _ARRAY_HEADS:
+        return None
+    values = np.frombuffer(wire, _FLOAT, offset=n_head)
+    return values["value"] if bool((values["kind"] == _FLOAT_KIND).all()) else None
+
+
+def text_tensor(name: str, texts: Sequence[str | bytes]) -> Tensor:
+    """Return texts as a tensor : BYTES, (texts,); errors as for values."""
+    return Tensor(name=name, datatype="BYTES", shape=(len(texts),), data=pack_values(texts, "BYTES"))
+
+
+def untyped_tensor(name: str, data: Any, told: ModelTensor | None) -> Tensor:
+    """Return a tensor of JSON that tells neither type nor shape: the shape is that of the nested lists.
+
+    Parameters
+    ----------
+    name
+        The tensor's.
+    data
+        A value, or lists of them nested to a rectangle. `{"b64": ...}` is a value: bytes.
+    told
+        What the configuration says of it. Without it numbers are INT64, or FP64 as soon as one has a fraction or is
+        null, truth values BOOL, texts and bytes BYTES.
+
+    Raises
+    ------
+    LostError
+        `decode`: it is no rectangle, or its values are of several kinds. `metadata`: nothing tells the type of an
+        empty one.
+    """
+    shape, flat = _rectangle(data)
+    if any(isinstance(value, dict) for value in flat):
+        flat = [_unwrapped(value) for value in flat]
+    datatype = _datatype(flat) if told is None else told.datatype
+    check_shape(datatype, shape)
+    return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=pack_values(flat, datatype))
+
+
+def is_bytes(value: Any) -> TypeGuard[dict[str, str]]:
+    """Say whether a JSON value stands for bytes: `{"b64": ...}`."""
+    return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_BASE64), str)
+
+
+def _encoded(flat: Iterable[Any]) -> list[bytes]:
+    texts = [text.encode() if isinstance(text, str) else text for text in flat]
+    if not all(isinstance(text, bytes) for text in texts):
+        raise LostError(Loss.DECODE, "a tensor's data is not BYTES")
+    return texts
+
+
+def _rectangle(data: Any) -> tuple[list[int], list[Any]]:
+    shape: list[int] = []
+    flat = [data]
+    while flat and isinstance(flat[0], list):
+        size = len(flat[0])
+        if len(shape) == _MAX_RANK or any(not isinstance(row, list) or len(row) != size for row in flat):
+            raise LostError(Loss.DECODE, "nested lists that are no rectangle: rows differ in length or depth")
+        shape.append(size)
+        flat = list(chain.from_iterable(flat))
+    if any(isinstance(value, list) for value in flat):
+        raise LostError(Loss.DECODE, "nested lists that are no rectangle: rows differ in length or depth")
+    return shape, flat
+
+
+def _unwrapped(value: Any) -> Any:
+    if not is_bytes(value):
+        return value
+    try:
+        return base64.b64decode(value[_BASE64], validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise LostError(Loss.DECODE, "a value is not base64") from error
+
+
+def _datatype(flat: Sequence[Any]) -> str:
+    kinds = set(map(type, flat))
+    if not kinds:
+        raise LostError(
+            Loss.METADATA, "an empty list tells no type: configure it in models.inputs and outputs"
+        )
+    for datatype, known in (("BOOL", {bool}), ("INT64", {int}), ("BYTES", {str, bytes})):
+        if kinds <= known:
+            return datatype
+    if kinds <= _JSON_TYPES["f"] and kinds != {type(None)}:
+        return "FP64"
+    raise LostError(Loss.DECODE, "values of several kinds where a tensor is due")

@@ -1,0 +1,1 @@
+"""Observing HTTP/1.1: framing, heads, and the observer of a connection."""

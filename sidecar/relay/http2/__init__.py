@@ -1,0 +1,1 @@
+"""Observing HTTP/2: frames, header blocks, and the observer of a connection."""

@@ -1,0 +1,1 @@
+"""What the observers of both protocols share."""

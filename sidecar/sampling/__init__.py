@@ -1,0 +1,1 @@
+"""The two sampling phases, and the switch that turns capture off."""

@@ -1,0 +1,265 @@
+"""The first sampling phase: which stratum an inference request is in, and whether it is taken."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+
+from quantdrift.core.config.schema import Sampling
+from quantdrift.core.records import HeaderStratum
+from quantdrift.core.sampling.rates import epoch_salt, uniform
+from quantdrift.sidecar.state.policy import Directives
+from quantdrift.sidecar.state.routes import model_in
+
+_MASK = (1 << 64) - 1
+_CONTROL = bytes(
+    (*range(32), 127)
+)  # attributes are recorded without them: a stratum is found by what is left
+_ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
+
+
+class Draw(msgspec.Struct, frozen=True, gc=False):
+    """What was decided on one request.
+
+    Parameters
+    ----------
+    stratum
+        Row of the table of counts: its header stratum, and its model where the path tells it.
+    taken
+        Whether the first phase took it.
+    pi1
+        With which probability it takes a request like this.
+    u1
+        What was drawn, in [0, 1): taken where it is below `pi1`.
+    epoch
+        Whose rates and salt decided.
+    id
+        32 hexadecimal digits, minted for the exchange.
+    """
+
+    stratum: int
+    taken: bool
+    pi1: float
+    u1: float
+    epoch: str
+    id: str
+
+
+class Place(msgspec.Struct, frozen=True, gc=False):
+    """What of a request decides: of two with the same, both are taken with the same probability.
+
+    Parameters
+    ----------
+    stratum
+        Row of the table of counts: its header stratum, and its model where the path tells it.
+    key
+        The sticky header's value, which decides; empty where its own identifier does.
+    """
+
+    stratum: int
+    key: bytes
+
+
+class Mint:
+    """Makes identifiers of 32 hexadecimal digits: no two are equal, over processes and restarts.
+
+    Parameters
+    ----------
+    entropy
+        Returns so many random bytes: the half that tells processes apart, and where the other half's count begins.
+    """
+
+    def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
+        self._prefix = entropy(8).hex()
+        self._count = int.from_bytes(entropy(8), "big")
+
+    def __call__(self) -> str:
+        """Return the next identifier."""
+        self._count += 1
+        return f"{self._prefix}{self._count * _ODD & _MASK:016x}"
+
+
+class _Rule:
+    """A header stratum, ready to be asked."""
+
+    __slots__ = ("_headers", "_index", "_method", "_path_prefix")
+
+    def __init__(self, index: int, stratum: HeaderStratum) -> None:
+        self._index = index
+        self._method = stratum.method.encode()
+        self._path_prefix = stratum.path_prefix.encode()
+        self._headers = [(name.encode(), value.encode()) for name, value in stratum.headers.items()]
+
+    def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
+        """Return the stratum's index if the request is in it."""
+        if self._method and method != self._method:
+            return None
+        if not path.startswith(self._path_prefix):
+            return None
+        for name, value in self._headers:
+            if headers.get(name) != value:
+                return None
+        return self._index
+
+
+class _Values:
+    """Neighbouring strata that each ask for a value of the same header and nothing else: one look for all."""
+
+    __slots__ = ("_header", "_indices")
+
+    def __init__(self, header: str) -> None:
+        self._header = header.encode()
+        self._indices: dict[bytes | None, int] = {}
+
+    def add(self, value: str, index: int) -> None:
+        """Take one more stratum; of two for the same value the first decides."""
+        self._indices.setdefault(value.encode(), index)
+
+    def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
+        """Return the index of the stratum that the request is in, if any."""
+        return self._indices.get(headers.get(self._header))
+
+
+def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
+    found: list[_Rule | _Values] = []
+    header = ""
+    for index, stratum in enumerate(strata):
+        if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
+            ((name, value),) = stratum.headers.items()
+            if name != header:
+                found.append(_Values(name))
+                header = name
+            values = found[-1]
+            assert isinstance(values, _Values)
+            values.add(value, index)
+        else:
+            found.append(_Rule(index, stratum))
+            header = ""
+    return found
+
+
+class Sampler:
+    """Decides on requests by the policy in force.
+
+    Parameters
+    ----------
+    sampling
+        The configuration's rates.
+    secret
+        Key of the salts.
+    mint
+        Makes identifiers.
+    now_s
+        Seconds since 1970, UTC.
+    directives
+        Whose rates hold; without it the configuration's do.
+    places
+        Row of each header stratum in the table of counts, which a draw is told by, by model; without it their order.
+
+    Attributes
+    ----------
+    names : frozenset of bytes
+        Header fields that a decision needs, in lower case.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        secret: bytes,
+        mint: Mint,
+        now_s: float,
+        directives: Directives | None = None,
+        *,
+        places: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        self._directives = directives or Directives(sampling)
+        self._secret = secret
+        self._mint = mint
+        self._sticky = sampling.sticky_header.lower().encode()
+        names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
+        self.names = frozenset(names | {self._sticky} - {b""})
+        # No part of it can backtrack: a hostile head costs linear time.
+        self._fields = (
+            re.compile(
+                rb"\r\n(" + b"|".join(map(re.escape, sorted(self.names))) + rb"):([^\r\n]*)", re.IGNORECASE
+            )
+            if self.names
+            else None
+        )
+        self._epoch = ""
+        self._salt = b""
+        strata = self._directives.at(now_s).header_strata
+        self._places = {"": tuple(range(len(strata)))} if places is None else dict(places)
+        self._paused = False
+        self._rates = [0.0] * (1 + max(max(rows) for rows in self._places.values()))
+        self._rules = _rules(strata)
+        self.refresh(now_s)
+
+    def refresh(self, now_s: float, *, paused: bool = False) -> None:
+        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same.
+
+        Parameters
+        ----------
+        now_s
+            Seconds since 1970, UTC.
+        paused
+            Take nothing.
+        """
+        policy = self._directives.at(now_s)
+        if policy.epoch == self._epoch and paused == self._paused:
+            return
+        self._paused = paused
+        self._epoch = policy.epoch
+        self._salt = epoch_salt(self._secret, policy.epoch, 1)
+        for rows in self._places.values():
+            for row, stratum in zip(rows, policy.header_strata, strict=True):
+                self._rates[row] = 0.0 if paused else stratum.rate
+
+    def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
+        """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
+        return self._draw(self.place(method, path, data, start, stop))
+
+    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Place:
+        """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
+        return self.locate(method, path, {} if self._fields is None else self._headers(data, start, stop))
+
+    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> Place:
+        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `gather`."""
+        index = None
+        for rule in self._rules:
+            index = rule.find(method, path, headers)
+            if index is not None:
+                break
+        assert index is not None  # the last rule, `default`, takes everything
+        rows = self._places.get(model_in(path)) or self._places[""]
+        return Place(rows[index], headers.get(self._sticky, b""))
+
+    def take(self, place: Place) -> Draw | None:
+        """Return the draw of a request if it is taken.
+
+        Its identifier decides, or the sticky header's value where there is one.
+        """
+        if self._rates[place.stratum] <= 0.0:
+            return None
+        draw = self._draw(place)
+        return draw if draw.taken else None
+
+    def _draw(self, place: Place) -> Draw:
+        rate = self._rates[place.stratum]
+        identifier = self._mint()
+        u1 = uniform(place.key or identifier.encode(), self._salt) if rate > 0.0 else 1.0
+        return Draw(place.stratum, u1 < rate, rate, u1, self._epoch, identifier)
+
+    def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
+        assert self._fields is not None
+        found: dict[bytes, bytes] = {}
+        for match in self._fields.finditer(data, start, stop - 2):
+            gather(found, match[1].lower(), match[2])
+        return found
+
+
+def gather(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Add a header field to `found` as strata and the sticky draw see it; its name is in lower case."""
+    value = value.strip(b" \t").translate(None, _CONTROL)
+    found[name] = found[name] + b", " + value if name in found else value

@@ -1,0 +1,163 @@
+"""The second sampling phase: overlapping strata from the decoded body, the largest rate counts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.inclusion import MARGIN, second_rate
+from quantdrift.core.records import BodyStratum, Policy, Predicate, Protocol, Tensor
+from quantdrift.core.sampling.rates import epoch_salt, uniform
+from quantdrift.core.task import Task
+
+_FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
+# Their floats are a vector of meaning or log-probabilities of the chosen tokens: no scores of classes.
+_WITHOUT_CLASSES = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
+
+
+class Thinned(msgspec.Struct, frozen=True, kw_only=True):
+    """The second phase's decision on one exchange.
+
+    Parameters
+    ----------
+    stratum
+        Name of the body stratum that gave it most.
+    pi2
+        Probability with which it was kept.
+    u2
+        The draw.
+    kept
+        Whether it was: u2 < pi2.
+    """
+
+    stratum: str
+    pi2: float
+    u2: float
+    kept: bool
+
+
+class Thinning:
+    """The second phase of one policy: of the strata whose conditions all hold the largest rate counts.
+
+    A policy may hold hundreds of strata and an exchange a few attributes: strata are looked up by the first value
+    that they ask for.
+
+    Parameters
+    ----------
+    strata
+        The policy's; the last one has no conditions.
+    salt
+        Of the second phase of the epoch.
+    """
+
+    def __init__(self, strata: Sequence[BodyStratum], salt: bytes) -> None:
+        self._salt = salt
+        self._anywhere: list[BodyStratum] = []
+        self._by_value: dict[tuple[str, str], list[BodyStratum]] = {}
+        for stratum in strata:
+            value = next(((p.key, p.equals) for p in stratum.where if p.equals is not None), None)
+            (self._anywhere if value is None else self._by_value.setdefault(value, [])).append(stratum)
+        self._least = max((stratum.rate for stratum in strata if not stratum.where), default=0.0)
+        self.needs_margin = any(where.key == MARGIN for stratum in strata for where in stratum.where)
+
+    def surely_keeps(self, key: str, pi1: float) -> bool:
+        """Return whether an exchange is kept whatever strata its body is in; parameters as for `thin`."""
+        return uniform(key.encode(), self._salt) < second_rate(self._least, pi1)
+
+    def thin(self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None) -> Thinned:
+        """Decide on one exchange.
+
+        Parameters
+        ----------
+        key
+            Of the hash that decides: the exchange's id, or its group where groups are taken whole.
+        pi1
+            Probability with which the first phase took it.
+        attributes
+            As recorded with the exchange, and its model under `MODEL`.
+        margin
+            The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
+        """
+        found: BodyStratum | None = None
+        for strata in (self._anywhere, *(self._by_value.get(item, ()) for item in attributes.items())):
+            for stratum in strata:
+                if (found is None or stratum.rate > found.rate) and all(
+                    _holds(where, attributes, margin) for where in stratum.where
+                ):
+                    found = stratum
+        assert found is not None  # the base rate has no conditions
+        pi2, u2 = second_rate(found.rate, pi1), uniform(key.encode(), self._salt)
+        return Thinned(stratum=found.name, pi2=pi2, u2=u2, kept=u2 < pi2)
+
+
+def phase_salt(secret: bytes, epoch: str) -> bytes:
+    """Return the second phase's hash key of an epoch; it is independent of the first phase's."""
+    return epoch_salt(secret, epoch, 2)
+
+
+def keeps_all(policy: Policy) -> bool:
+    """Return whether the second phase of a policy keeps whatever the first one takes."""
+    least = max((stratum.rate for stratum in policy.body_strata if not stratum.where), default=0.0)
+    return all(stratum.rate <= least for stratum in policy.header_strata)
+
+
+def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol) -> float | None:
+    """Return the gap between the two top probabilities, in [0, 1], the smallest over the items.
+
+    Parameters
+    ----------
+    outputs
+        The candidate's. The tensor `model.output` counts, without a name the first of floating type, shape
+        (items, classes) or, where `model.batched` is false, any shape as one item; logits go through a softmax.
+    model
+        The configuration of the model.
+    protocol
+        What was spoken.
+
+    Returns
+    -------
+    float or None
+        None where the model or the protocol gives no scores of classes, there is no such tensor, it has fewer than two classes or no items, or it is not finite.
+    """
+    if protocol in _WITHOUT_CLASSES or model.task is not Task.CLASSIFICATION:
+        return None
+    tensor = next(
+        (
+            t
+            for t in outputs
+            if (t.name == model.output if model.output else True) and t.datatype in {*_FLOATS, "BF16"}
+        ),
+        None,
+    )
+    if tensor is None:
+        return None
+    values = _as_float64(tensor)
+    n_items = tensor.shape[0] if model.batched and tensor.shape else 1
+    if n_items == 0 or values.size < 2 * n_items or not np.isfinite(values).all():
+        return None
+    scores = values.reshape(n_items, -1)
+    if model.output_kind is OutputKind.LOGITS:
+        scores = np.exp(scores - scores.max(axis=1, keepdims=True))
+        scores /= scores.sum(axis=1, keepdims=True)
+    top = np.partition(scores, -2, axis=1)[:, -2:]
+    return float((top[:, 1] - top[:, 0]).min())
+
+
+def _as_float64(tensor: Tensor) -> npt.NDArray[np.float64]:
+    if tensor.datatype == "BF16":  # the upper half of a 32-bit float
+        wide = np.frombuffer(tensor.data, dtype="<u2").astype("<u4") << 16
+        return wide.view("<f4").astype(np.float64)
+    stored: npt.NDArray[Any] = np.frombuffer(tensor.data, dtype=_FLOATS[tensor.datatype])
+    return stored.astype(np.float64)
+
+
+def _holds(where: Predicate, attributes: Mapping[str, str], margin: float | None) -> bool:
+    if where.key != MARGIN:
+        return where.equals is not None and attributes.get(where.key) == where.equals
+    if margin is None:
+        return False
+    above = where.low is None or margin >= where.low
+    return above and (where.high is None or margin < where.high)

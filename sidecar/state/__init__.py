@@ -1,0 +1,1 @@
+"""What a sidecar keeps and shares between its processes: configuration, policy, pauses, counters."""

@@ -1,0 +1,96 @@
+"""The sidecar's instruments, read from the shared counters at each collection."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from quantdrift.core import telemetry as t
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import Config
+from quantdrift.core.records import StratumCount
+from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.counters import DENIED, REFUSED, Counters, Gauge
+
+_TOTALS = {
+    t.IGNORED: Gauge.IGNORED,
+    t.CONNECTIONS: Gauge.CONNECTIONS,
+    t.OPEN_CONNECTIONS: Gauge.OPEN,
+    t.BLIND: Gauge.BLIND,
+    t.BACKEND_FAILED: Gauge.BACKEND_FAILED,
+    t.OBSERVER_ERRORS: Gauge.OBSERVER_ERRORS,
+    t.FORWARDED: Gauge.FORWARDED_BYTES,
+    t.HELD: Gauge.HELD_BYTES,
+    t.QUEUED: Gauge.QUEUE_BYTES,
+    t.POLICY_CHANGES: Gauge.POLICY_CHANGES,
+    t.EARLY: Gauge.EARLY,
+    t.UNOBSERVED: Gauge.UNOBSERVED,
+    t.ACCEPT_PAUSES: Gauge.ACCEPT_PAUSES,
+    t.SLOW: Gauge.SLOW,
+}
+
+
+def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Settled], clock: Clock) -> None:
+    """Have every instrument of the sidecar read from `counters`.
+
+    Parameters
+    ----------
+    telemetry
+        The supervisor's meter.
+    counters
+        Written by the relay workers and the capture process.
+    settled
+        Returns what holds: what the rows of the counters are for, and bounds that add up to what may be held and wait.
+    clock
+        For the age of the policy.
+    """
+    for instrument, gauge in _TOTALS.items():
+        telemetry.observe(instrument, _total(counters, gauge))
+
+    def counts() -> tuple[StratumCount, ...]:
+        return counters.strata(settled().rows)
+
+    telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.PUBLISHED, lambda: [(c.published, {"stratum": c.stratum}) for c in counts()])
+    telemetry.observe(t.LOST, lambda: [lost for c in counts() for lost in _lost(c)])
+    telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(settled().config), {})])
+    telemetry.observe(
+        t.POLICY_REFUSED,
+        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in REFUSED.items()],
+    )
+    telemetry.observe(
+        t.INTAKE_REFUSED,
+        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in DENIED.items()],
+    )
+    telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
+    telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
+
+
+def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
+    """Return the losses of a stratum by model and reason; without a model those that told none."""
+    untold = Counter(count.lost)
+    for model, known in count.models.items():
+        untold.subtract(known.lost)
+        for loss, n in known.lost.items():
+            yield n, {"stratum": count.stratum, "model": model, "reason": loss.value}
+    for loss, n in untold.items():
+        if n:
+            yield n, {"stratum": count.stratum, "model": "", "reason": loss.value}
+
+
+def _limit(config: Config) -> int:
+    sidecar = config.sidecar
+    relays = sidecar.workers * (sidecar.max_held_bytes + sidecar.handoff_bytes)
+    return relays + config.intake.max_pending_bytes + sidecar.handoff_bytes + sidecar.queue_bytes
+
+
+def _policy_ages(counters: Counters, clock: Clock) -> Iterable[tuple[float, t.Labels]]:
+    issued_s = counters.gauge(Gauge.POLICY_ISSUED_S)
+    return [(max(0.0, clock.now().timestamp() - issued_s), {})] if issued_s else []
+
+
+def _total(counters: Counters, gauge: Gauge) -> t.Read:
+    def read() -> Iterable[tuple[float, t.Labels]]:
+        return [(counters.gauge(gauge), {})]
+
+    return read
