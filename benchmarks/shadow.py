@@ -44,8 +44,8 @@ from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import Provider, Runtime, Storage
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.nats_server import NatsServer
-from quantdrift.storage.embedded import PostgresServer
-from quantdrift.storage.migrate import upgrade
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.server.postgres import PostgresServer
 
 _BOUNDS: Final = {"small_cnn": 0.5, "resnet50": 0.95, "bert": 0.95}
 _LEAD_BATCHES: Final = 6  # more than are in hand at once

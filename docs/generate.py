@@ -13,8 +13,8 @@ from quantdrift.cli import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.monitor.noise import NoiseStory
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.schema_page import page as database_markdown
+from quantdrift.storage.admin.database_docs import page as database_markdown
+from quantdrift.storage.monitor.explanation import Explanation
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from quantdrift.storage.tables import Base
+from quantdrift.storage.schema.tables import Base
 
 
 def _is_ours(name: str | None, kind: str, _parents: object) -> bool:

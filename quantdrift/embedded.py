@@ -21,7 +21,7 @@ from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from quantdrift.storage.embedded import PostgresServer
+    from quantdrift.storage.server.postgres import PostgresServer
 
 TOKEN: Final = "QUANTDRIFT_NATS_TOKEN"  # noqa: S105 - the name of a variable
 _LOOK_S = 0.1
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _server(kind: str, directory: Path) -> "NatsServer | PostgresServer":
     if kind == "nats":
         return NatsServer(directory, token=os.environ.get(TOKEN))
-    from quantdrift.storage.embedded import PostgresServer  # noqa: PLC0415 - not needed beside NATS
+    from quantdrift.storage.server.postgres import PostgresServer  # noqa: PLC0415 - not needed beside NATS
 
     return PostgresServer(directory, stop_timeout_s=_STOP_S)
 

@@ -46,9 +46,9 @@ from quantdrift.shadow.runtimes.registry import opening_of
 from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import InForce
-from quantdrift.storage.clustering import keep_vectors
 from quantdrift.storage.database import Database
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.slices.clusters import keep_vectors
 
 _LOG = logging.getLogger(__name__)
 _CONNECT_PAUSE_S = 1.0

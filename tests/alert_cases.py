@@ -12,8 +12,8 @@ from quantdrift.drift.signal import N_TOTAL, Moved
 from quantdrift.monitor.account import reason_of
 from quantdrift.monitor.explanation import with_explanation
 from quantdrift.monitor.story import Story, summary, tell
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.fold_rows import Episode, TransitionRow
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 
 UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04}

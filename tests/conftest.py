@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, settings
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.nats_server import NatsServer
-from quantdrift.storage.embedded import PostgresServer
-from quantdrift.storage.migrate import upgrade
-from quantdrift.storage.throwaway import throwaway_server
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.server.postgres import PostgresServer
+from quantdrift.storage.server.temporary import throwaway_server
 
 # Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ. To
 # look further afield: HYPOTHESIS_PROFILE=explore.

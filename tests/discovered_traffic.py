@@ -11,8 +11,8 @@ import numpy as np
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, Predicate
 from quantdrift.drift.confirmation import N_BETS
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import DiscoveryRow
 
 NOW = datetime(2026, 11, 16, 3, 0, tzinfo=UTC)
 DAY = timedelta(days=1)

@@ -9,7 +9,7 @@ import msgspec
 
 from quantdrift.core.config.schema import Config, Model, Monitor
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Side
-from quantdrift.storage.fold_rows import (
+from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
     ComparisonRow,

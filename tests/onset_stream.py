@@ -7,7 +7,7 @@ from typing import Protocol
 import asyncpg
 import msgspec
 
-from quantdrift.storage.fold_rows import from_us
+from quantdrift.storage.monitor.rows import from_us
 from tests.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
 
 ALL, FAINT, DARK, CLEAR = 1, 2, 3, 4

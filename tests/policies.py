@@ -12,7 +12,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
 from quantdrift.drift import signal as fields
 from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.state import dump_state
-from quantdrift.storage.traffic import SignalEvidence
+from quantdrift.storage.monitor.traffic import SignalEvidence
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SAMPLING = Sampling(

@@ -19,10 +19,10 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.policy import PolicyMaker
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.fold_rows import BatchRows
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.outcome import write
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.rows import BatchRows
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.policies import CONFIG as POLICY_CONFIG
 

@@ -17,7 +17,7 @@ from quantdrift.report.figures import (
 )
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 

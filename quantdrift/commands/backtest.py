@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from quantdrift.monitor.backtest import Backtest, Findings
     from quantdrift.monitor.hindsight import Hindsight
     from quantdrift.report.timeline import Span
-    from quantdrift.storage.fold_rows import Catalog
-    from quantdrift.storage.history import HistoryExtent
+    from quantdrift.storage.monitor.history import HistoryExtent
+    from quantdrift.storage.monitor.rows import Catalog
 
 _MOST_LANES = 16
 # What a stored comparison was made with cannot be changed afterwards.
@@ -115,7 +115,7 @@ async def _fold(
     from quantdrift.monitor.backtest import Backtest
     from quantdrift.monitor.hindsight import hindsight
     from quantdrift.storage.database import Database
-    from quantdrift.storage.history import History
+    from quantdrift.storage.monitor.history import History
 
     async with Database(secrets.dsn, config.storage) as database:
         history = History(database)
@@ -186,7 +186,7 @@ def _course(
     config: Config, test: "Backtest", key: tuple[int, int], metric: Metric, model: str
 ) -> tuple[list[datetime], list[float]]:
     from quantdrift.monitor.backtest import accepted
-    from quantdrift.storage.fold_rows import from_us
+    from quantdrift.storage.monitor.rows import from_us
 
     budget, _ = accepted(config, model, metric)
     at, ratio = [], []
@@ -200,7 +200,7 @@ def _course(
 
 def _span(alert: "Alert") -> "Span":
     from quantdrift.report.timeline import Span
-    from quantdrift.storage.fold_rows import from_us
+    from quantdrift.storage.monitor.rows import from_us
 
     return Span(
         opened=from_us(alert.opened_us),

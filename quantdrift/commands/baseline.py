@@ -16,7 +16,7 @@ from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.decisions import Scope
-    from quantdrift.storage.baseline import BaselineFact
+    from quantdrift.storage.monitor.baseline import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="The model.")
 _VERSION = click.option("--version", default="", help="Candidate version; the newest if left out.")
@@ -89,8 +89,8 @@ def list_(
       quantdrift baseline list --model digits
       quantdrift baseline list --slice scanner=archive --history --json
     """
-    from quantdrift.storage.baseline import BaselineFact, baselines, find_slices, find_version
     from quantdrift.storage.database import Database
+    from quantdrift.storage.monitor.baseline import BaselineFact, baselines, find_slices, find_version
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 
@@ -119,7 +119,7 @@ _HEAD = ("model", "version", "slice", "metric", "kind", "source", "groups", "by"
 
 
 def _row(one: "BaselineFact") -> tuple[str, ...]:
-    from quantdrift.storage.fold_rows import Source
+    from quantdrift.storage.monitor.rows import Source
 
     source = one.source.value
     if one.source is Source.IMPORTED and one.content is not None:
@@ -292,7 +292,7 @@ _settling(
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
     from quantdrift.monitor.decisions import settle
     from quantdrift.storage.database import Database
-    from quantdrift.storage.fold_rows import Source
+    from quantdrift.storage.monitor.rows import Source
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
 

@@ -16,7 +16,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
-    from quantdrift.storage.clustering import Space
+    from quantdrift.storage.slices.clusters import Space
 
 _ESTIMATE = "share: an estimate of the share of the traffic. Learned slices are unknown at capture and cannot be boosted there."
 
@@ -119,8 +119,8 @@ async def _fit(
     progress: Callable[[str], None],
 ) -> list[Overview]:
     from quantdrift.monitor.clustering import configured, refit
-    from quantdrift.storage.clustering import spaces
     from quantdrift.storage.database import Database
+    from quantdrift.storage.slices.clusters import spaces
 
     async with Database(secrets.dsn, config.storage) as database:
         async with database.begin() as connection:
@@ -147,8 +147,8 @@ async def _fit(
 async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list[Overview], list[Space]]":
     """Return the clusterings in force, and the configured spaces that have vectors."""
     from quantdrift.monitor.clustering import configured
-    from quantdrift.storage.clustering import newest_clusterings, spaces
     from quantdrift.storage.database import Database
+    from quantdrift.storage.slices.clusters import newest_clusterings, spaces
 
     n_left_out = 0
 

@@ -27,7 +27,7 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from quantdrift.storage.migrate import head, upgrade
+    from quantdrift.storage.admin.migrate import head, upgrade
 
     config, secrets = prepare(config_path, Role.MIGRATE, data)
     with Steps(quiet=as_json) as step:
@@ -51,7 +51,7 @@ def db_roles(config_path: Path, data: Path | None, apply_: bool) -> None:
     """
     import asyncio
 
-    from quantdrift.storage.roles import apply, statements
+    from quantdrift.storage.schema.roles import apply, statements
 
     if not apply_:
         click.echo("\n".join(f"{statement};" for statement in statements()))

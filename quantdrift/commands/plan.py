@@ -161,8 +161,8 @@ def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> 
     import asyncio
 
     from quantdrift.monitor.forecast import Traffic
+    from quantdrift.storage.commands.usage import Usage, usage
     from quantdrift.storage.database import Database
-    from quantdrift.storage.usage import Usage, usage
 
     config, secrets = prepare(config_path, Role.REPORT, data)
     name = _model(config, model)

@@ -18,8 +18,8 @@ from quantdrift.core.errors import OperatorError
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
-    from quantdrift.storage.discovery import DiscoveryRow, StoredRow
-    from quantdrift.storage.slice_list import ListedSlice
+    from quantdrift.storage.commands.slice_list import ListedSlice
+    from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 _MODEL = click.option("--model", default="", help="Of this model.")
 _BY = click.option(
@@ -116,7 +116,7 @@ async def _change(
 ) -> StoredRow:
     """Decide on what the record says now, while nobody else changes it, and write that down."""
     from quantdrift.storage.database import Database
-    from quantdrift.storage.discovery import load_discoveries, store, take_turn
+    from quantdrift.storage.slices.discovery import load_discoveries, store, take_turn
 
     assert one.discovery is not None
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from quantdrift.core.config.schema import Config
     from quantdrift.monitor.round import Round, VersionSearch
     from quantdrift.monitor.vitals import SelfNoise, Vital
-    from quantdrift.storage.discovery_changes import Change
-    from quantdrift.storage.slice_list import ListedSlice
+    from quantdrift.storage.commands.slice_list import ListedSlice
+    from quantdrift.storage.monitor.discovery_log import Change
 
 _MODEL = click.option("--model", default="", help="Only this model; all of them if left out.")
 _SHARE_DAYS = 7
@@ -182,8 +182,8 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
     from quantdrift.core.clock import SystemClock
     from quantdrift.core.config.assign import nearest
+    from quantdrift.storage.commands.slice_list import list_slices
     from quantdrift.storage.database import Database
-    from quantdrift.storage.slice_list import list_slices
 
     since = SystemClock().now() - timedelta(days=_SHARE_DAYS)
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
@@ -202,10 +202,10 @@ async def _more(
 ) -> tuple[list[Vital], list[Change], list[SelfNoise]]:
     """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.vitals import noises, vitals
+    from quantdrift.storage.commands.slice_list import signals_of
     from quantdrift.storage.database import Database
-    from quantdrift.storage.discovery_changes import changes_of
-    from quantdrift.storage.noise import floors
-    from quantdrift.storage.slice_list import signals_of
+    from quantdrift.storage.monitor.discovery_log import changes_of
+    from quantdrift.storage.monitor.noise import floors
 
     async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
         rows = [] if one.id is None else await signals_of(connection, one.id)

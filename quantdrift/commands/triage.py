@@ -14,7 +14,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
-    from quantdrift.storage.triage import Watched
+    from quantdrift.storage.commands.triage import Watched
 
 
 @click.command()
@@ -43,8 +43,8 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
     import numpy as np
 
     from quantdrift.drift.triage import triage as listed
+    from quantdrift.storage.commands.triage import watched
     from quantdrift.storage.database import Database
-    from quantdrift.storage.triage import watched
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 

@@ -9,7 +9,7 @@ from quantdrift.drift import diagnosis_text
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.drift.diagnosis import Aggregate, Begin, Whole
 from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
-from quantdrift.storage.explained import Explanation
+from quantdrift.storage.monitor.explanation import Explanation
 
 _MOST_MOVED = 6
 _DIGITS = 3

@@ -15,7 +15,7 @@ from quantdrift.monitor.ledger import Counts, Ledger
 from quantdrift.monitor.noise import NoiseFloors
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.succession import Succession
-from quantdrift.storage.fold_rows import Catalog
+from quantdrift.storage.monitor.rows import Catalog
 
 _NOTHING = Counts(offered=0, taken=0, lost=0)
 

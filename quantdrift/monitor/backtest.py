@@ -11,8 +11,8 @@ from quantdrift.drift.delay import divergence
 from quantdrift.monitor.alert import Alert, Pairing, alerts, pair
 from quantdrift.monitor.entry import Key
 from quantdrift.monitor.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
-from quantdrift.storage.history import HistoryExtent, StoredTransition
+from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
+from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
 
 ALPHA = 0.05  # over all slices and metrics together
 

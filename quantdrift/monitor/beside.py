@@ -9,7 +9,7 @@ import numpy as np
 
 from quantdrift.core.task import COUNTED, LABELS
 from quantdrift.drift.moves import Measured, Moves, moves
-from quantdrift.storage.evidence import DetailItem
+from quantdrift.storage.monitor.evidence import DetailItem
 
 MOST_MEASURES: Final = 64
 

@@ -19,7 +19,7 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from quantdrift.storage.fold_rows import Catalog, FloorRow, VerdictRow
+from quantdrift.storage.monitor.rows import Catalog, FloorRow, VerdictRow
 
 _NUMBERS = {Verdict.OK: 0, Verdict.UNKNOWN: 1, Verdict.WARNING: 2, Verdict.FIRING: 3}
 Readings = tuple[tuple[float, Labels], ...]

@@ -20,9 +20,9 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.gather import slices_of
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.signals import cap_of, shown
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow, SearchedVersion, StoredRow
-from quantdrift.storage.fold_rows import Catalog, ComparisonRow, SliceRow, to_us
+from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from quantdrift.monitor.entry import Entry, Key
 from quantdrift.monitor.judge import SUPERSEDED
 from quantdrift.monitor.roster import Roster
 from quantdrift.monitor.story import tell
-from quantdrift.storage.fold_rows import Episode, TransitionRow
+from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 
 class Chronicle:

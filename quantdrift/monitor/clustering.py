@@ -15,7 +15,8 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters import Fitted, Naming, Sample, fit_clusters
-from quantdrift.storage.clustering import (
+from quantdrift.storage.database import Database
+from quantdrift.storage.slices.clusters import (
     Space,
     Vectors,
     load_vectors,
@@ -25,7 +26,6 @@ from quantdrift.storage.clustering import (
     store_clustering,
     used,
 )
-from quantdrift.storage.database import Database
 
 LOOK_EVERY: Final = timedelta(minutes=10)
 MONITOR: Final = "monitor"

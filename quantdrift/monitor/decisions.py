@@ -15,7 +15,8 @@ from quantdrift.drift.detector import BUDGET, LEARNERS, TAIL
 from quantdrift.drift.state import load_state
 from quantdrift.monitor.learning import Learned, Learning
 from quantdrift.monitor.signals import LEARNED
-from quantdrift.storage.baseline import (
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.baseline import (
     Decision,
     VersionFact,
     count_waiting,
@@ -26,9 +27,8 @@ from quantdrift.storage.baseline import (
     rows_since,
     watched_signals,
 )
-from quantdrift.storage.database import Database
-from quantdrift.storage.fold import load_catalog
-from quantdrift.storage.fold_rows import Source
+from quantdrift.storage.monitor.read import load_catalog
+from quantdrift.storage.monitor.rows import Source
 
 LEAST_BUDGET = 1e-5  # as in the configuration
 FUTURE = datetime(9999, 1, 1, tzinfo=UTC)

@@ -20,7 +20,7 @@ from quantdrift.drift.detector import DETECTORS
 from quantdrift.drift.margin import EDGES
 from quantdrift.drift.state import load_state
 from quantdrift.drift.stratification import margin_edges
-from quantdrift.storage.traffic import SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.storage.monitor.traffic import SignalEvidence, SliceTraffic, TrafficRecord
 
 LEAST_ITEMS = 200  # of fewer no policy is made: the configuration's rates go on
 _MOST_TOLD = 50

@@ -20,7 +20,7 @@ from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIM
 from quantdrift.drift.discovery import GivenUpError
 from quantdrift.monitor.round import Round, discover
 from quantdrift.storage.database import Database
-from quantdrift.storage.discovery import last_searched
+from quantdrift.storage.slices.discovery import last_searched
 
 _CONNECTIONS: Final = 2
 _LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search, or it failed

@@ -12,7 +12,7 @@ from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.state import dump_state
 from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
-from quantdrift.storage.fold_rows import RETIRED_AFTER, DetectorRow, VerdictRow
+from quantdrift.storage.monitor.rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id

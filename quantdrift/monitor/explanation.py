@@ -44,9 +44,9 @@ from quantdrift.monitor.scene import (
     versions_around,
 )
 from quantdrift.monitor.yardstick import Yardstick, yardstick
-from quantdrift.storage.evidence import Evidence
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.fold_rows import Catalog, Episode, Outcome, TransitionRow
+from quantdrift.storage.monitor.evidence import Evidence
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow
 
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0

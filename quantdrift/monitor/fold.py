@@ -24,7 +24,7 @@ from quantdrift.monitor.rollup import HOUR_US, Rollup
 from quantdrift.monitor.roster import Roster
 from quantdrift.monitor.sessions import Sessions
 from quantdrift.monitor.signals import shown
-from quantdrift.storage.fold_rows import (
+from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
     ComparisonRow,

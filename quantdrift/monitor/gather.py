@@ -8,7 +8,7 @@ import numpy as np
 
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
-from quantdrift.storage.fold_rows import ComparisonRow
+from quantdrift.storage.monitor.rows import ComparisonRow
 
 
 class ExchangeRows(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,8 +10,8 @@ from quantdrift.core.records import Metric
 from quantdrift.monitor.alert import Alert, Match, Pairing
 from quantdrift.monitor.backtest import Breach, Findings
 from quantdrift.monitor.entry import Key
-from quantdrift.storage.fold_rows import Catalog, from_us
-from quantdrift.storage.history import HistoryExtent
+from quantdrift.storage.monitor.history import HistoryExtent
+from quantdrift.storage.monitor.rows import Catalog, from_us
 
 _WORDS = {
     Match.SAME: "same",

@@ -14,7 +14,7 @@ from quantdrift.monitor.gather import exchanges, slices_of
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.sessions import Sessions
 from quantdrift.monitor.signals import scale_of, shown
-from quantdrift.storage.fold_rows import Catalog, ComparisonRow
+from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from quantdrift.storage.fold_rows import ExpiryRow, TallyRow
+from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 
 RECENT_US = 3_600_000_000
 KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted as if it had just started

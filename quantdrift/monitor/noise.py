@@ -14,7 +14,7 @@ from quantdrift.drift.floor import Noise, Sums, added, exceeds, window_of
 from quantdrift.drift.group import group_value
 from quantdrift.monitor.signals import WATCHED, budget_of, cap_of, clipped
 from quantdrift.monitor.story import measure_of, unit_of
-from quantdrift.storage.fold_rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
+from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the room above a budget: a detector tests against something below 1
 _Key = tuple[int, Side, str]

@@ -28,7 +28,7 @@ from quantdrift.core.telemetry import grpc_headers
 from quantdrift.monitor.noise import noise_summary
 from quantdrift.monitor.story import Story, summary
 from quantdrift.storage.database import Database
-from quantdrift.storage.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
+from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 
 EVENT_NAME = "quantdrift.slice.transition"
 NOISE_EVENT_NAME = "quantdrift.noise"

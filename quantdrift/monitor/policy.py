@@ -43,7 +43,7 @@ from quantdrift.core.telemetry import (
 from quantdrift.monitor.demands import account_of, draft, lowered, surged
 from quantdrift.monitor.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.traffic import read_evidence, read_traffic, replayed_per_s
+from quantdrift.storage.monitor.traffic import read_evidence, read_traffic, replayed_per_s
 
 _SOONER = 0.2  # of policy_s: how soon a policy may follow another because of that
 _WINDOW_S = 3600.0  # how far back recent items count

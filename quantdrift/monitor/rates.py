@@ -10,7 +10,7 @@ from quantdrift.core.inclusion import (
     smallest_rate,
 )
 from quantdrift.drift.group import ROUNDING
-from quantdrift.storage.fold_rows import Catalog, ComparisonRow
+from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
 
 
 class SliceRates(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,9 +11,9 @@ from quantdrift.core.records import Verdict
 from quantdrift.drift.overlap import Items, explaining
 from quantdrift.monitor.entry import Key
 from quantdrift.monitor.scene import Scene, level_of, measure_of
-from quantdrift.storage.evidence import Alerting
-from quantdrift.storage.explained import Explanation, explanation_of
-from quantdrift.storage.fold_rows import AlertNote, Episode, TransitionRow
+from quantdrift.storage.monitor.evidence import Alerting
+from quantdrift.storage.monitor.explanation import Explanation, explanation_of
+from quantdrift.storage.monitor.rows import AlertNote, Episode, TransitionRow
 
 _RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
 Beside = Mapping[int, Alerting]  # by slice, those of one version that alert

@@ -30,9 +30,9 @@ from quantdrift.drift.bound import upper_bound
 from quantdrift.drift.confirmation import null_mean
 from quantdrift.monitor.judge import UNDECIDED_FROM
 from quantdrift.monitor.signals import WATCHED, budget_of, cap_of
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow, StoredRow
-from quantdrift.storage.watched import Sums, VersionSums, Watched
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
+from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 DELTA: Final = 0.05
 UNSEEN: Final = timedelta(days=30)  # as long as a detector without an observation lives

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from quantdrift.storage.fold_rows import ComparisonRow, RollupRow
+from quantdrift.storage.monitor.rows import ComparisonRow, RollupRow
 
 HOUR_US = 3_600_000_000
 DIVERGENCE_BINS = 64

@@ -19,7 +19,7 @@ from quantdrift.monitor.entry import Entry, Key, new_entry
 from quantdrift.monitor.noise import NoiseFloors
 from quantdrift.monitor.signals import budget_of, cap_of, scale_of
 from quantdrift.monitor.succession import Succession
-from quantdrift.storage.fold_rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
+from quantdrift.storage.monitor.rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 _LOG = logging.getLogger(__name__)

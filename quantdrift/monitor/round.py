@@ -23,8 +23,10 @@ from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with
 from quantdrift.monitor.retirement import reason_to_retire
 from quantdrift.monitor.signals import WATCHED, budget_of
 from quantdrift.storage.database import Database
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import (
+from quantdrift.storage.monitor.rows import ComparisonRow
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.confirmed import watched_slices
+from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
     SearchedVersion,
     SearchRow,
@@ -33,9 +35,7 @@ from quantdrift.storage.discovery import (
     load_standing,
     store_round,
 )
-from quantdrift.storage.fold_rows import ComparisonRow
-from quantdrift.storage.searched import Window, n_items, policies_of, searched_items, tested_items
-from quantdrift.storage.watched import watched_slices
+from quantdrift.storage.slices.search_rows import Window, n_items, policies_of, searched_items, tested_items
 
 
 class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):

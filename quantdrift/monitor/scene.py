@@ -14,8 +14,8 @@ from quantdrift.drift.block import BoolArray, FloatArray, IntArray
 from quantdrift.drift.damage import Damage, Window, damage
 from quantdrift.drift.detector import BUDGET, TAIL
 from quantdrift.drift.mix import LEAST, Sample, Split, split
-from quantdrift.storage.evidence import EvidenceItem
-from quantdrift.storage.fold_rows import Catalog, TransitionRow, VersionRow, from_us
+from quantdrift.storage.monitor.evidence import EvidenceItem
+from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 
 MOST_CELLS = 64  # of the partition of all traffic; what is rarer is one cell
 _LEAST_KNOWN = 20  # items without it, after which a sidecar or an engine is new

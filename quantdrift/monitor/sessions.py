@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quantdrift.storage.fold_rows import ComparisonRow, SessionRow
+from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
 SessionKey = tuple[int, int, str]  # model_version_id, policy_id, group_key
 MOST_OPEN = 20_000

@@ -15,7 +15,7 @@ from quantdrift.drift.margin import N_BINS, margin_bin
 from quantdrift.drift.quantile import bin_of
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import SliceRates
-from quantdrift.storage.fold_rows import ComparisonRow, NoiseRow
+from quantdrift.storage.monitor.rows import ComparisonRow, NoiseRow
 
 WATCHED = (Metric.FLIP, Metric.DIVERGENCE)
 LEARNED = (

@@ -19,7 +19,7 @@ from quantdrift.drift.interval import Estimate
 from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.drift.signal import Moved
 from quantdrift.monitor.account import advice
-from quantdrift.storage.fold_rows import Episode, SliceRow, TransitionRow, VersionRow
+from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.monitor.entry import Entry
-from quantdrift.storage.fold_rows import Catalog
+from quantdrift.storage.monitor.rows import Catalog
 
 
 class Succession:

@@ -30,12 +30,12 @@ from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender
 from quantdrift.monitor.policy import PolicyMaker
+from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
-from quantdrift.storage.evidence import Evidence
-from quantdrift.storage.fold import claim, load_catalog, resume
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.outcome import write
-from quantdrift.storage.retention import maintain
+from quantdrift.storage.monitor.evidence import Evidence
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.write import write
 
 BATCHES_AT_ONCE = 64
 MAINTENANCE_EVERY = timedelta(days=1)

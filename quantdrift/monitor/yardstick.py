@@ -12,8 +12,8 @@ import msgspec
 
 from quantdrift.drift.clock import DAY_US
 from quantdrift.drift.mix import FEWEST_BEFORE
-from quantdrift.storage.evidence import EvidenceItem
-from quantdrift.storage.fold_rows import TransitionRow, VersionRow
+from quantdrift.storage.monitor.evidence import EvidenceItem
+from quantdrift.storage.monitor.rows import TransitionRow, VersionRow
 
 ENOUGH = 100  # exchanges before, from which on a window is not passed over for one with more doubt
 BEFORE_US = 7 * DAY_US

@@ -9,8 +9,8 @@ from quantdrift.drift.diagnosis import Begin, begin_of
 from quantdrift.drift.diagnosis_text import first_step
 from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.report.interval import Estimate
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.facts import Episode, SliceName, Version
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.report.facts import Episode, SliceName, Version
 
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
 _GROWN = 2.0  # a share of traffic that at least doubled is worth a sentence

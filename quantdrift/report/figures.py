@@ -12,7 +12,7 @@ from quantdrift.core.task import Task
 from quantdrift.drift.diagnosis import Aggregate
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
-from quantdrift.storage.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,7 +19,7 @@ from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall
 from quantdrift.report.wording import headline, moment
-from quantdrift.storage.facts import (
+from quantdrift.storage.report.facts import (
     Episode,
     Example,
     SliceBins,

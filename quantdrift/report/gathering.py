@@ -19,8 +19,8 @@ from quantdrift.report.finding import (
     ranked,
 )
 from quantdrift.report.period import MOST_ITEMS, Period, Resolution, ceiling, floor, resolution
-from quantdrift.storage.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
-from quantdrift.storage.reading import Reader
+from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, SliceSums, Version, Window
+from quantdrift.storage.report.reading import Reader
 
 MOST_TABLE = 25  # slices in a version's table
 MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is told

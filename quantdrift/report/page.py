@@ -21,8 +21,8 @@ from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather
 from quantdrift.report.period import Period
 from quantdrift.report.render import Drawing, render
 from quantdrift.storage.database import Database
-from quantdrift.storage.facts import SliceSums
-from quantdrift.storage.reading import reading, record_run
+from quantdrift.storage.report.facts import SliceSums
+from quantdrift.storage.report.reading import reading, record_run
 
 __all__ = ["Period", "write"]
 

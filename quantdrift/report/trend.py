@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from quantdrift.core.records import Metric
 from quantdrift.report.figures import EpisodeFigures
 from quantdrift.report.interval import mean_of_bins, share
-from quantdrift.storage.facts import SliceSums, Sums
+from quantdrift.storage.report.facts import SliceSums, Sums
 
 # Each colour stands for a variable of the page's style sheet, so that one drawing serves light, dark and print.
 _INK, _MUTED, _LINE = "#010101", "#020202", "#030303"

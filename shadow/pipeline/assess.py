@@ -19,7 +19,7 @@ from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.slices.clusters import LearnedSlices
 from quantdrift.shadow.slices.discovered import ByModel
 from quantdrift.shadow.tensors.features import features_of
-from quantdrift.storage.rows import (
+from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
     Quarantined,

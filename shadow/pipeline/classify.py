@@ -8,7 +8,7 @@ from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.tensors.codec import fit_inputs
-from quantdrift.storage.rows import Quarantined, Unreferenced, VersionKey
+from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 
 Case = Prepared | Quarantined | Unreferenced
 

@@ -13,7 +13,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.shadow.pipeline.metrics import Meters
 from quantdrift.storage.database import Database
-from quantdrift.storage.expiries import count_expired
+from quantdrift.storage.shadow.expiries import count_expired
 
 _LOG = logging.getLogger(__name__)
 _LOOK_S = 5.0

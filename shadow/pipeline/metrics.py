@@ -11,8 +11,8 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.replay import Assembled, Compared, Outcome
 from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome
-from quantdrift.storage.expiries import Expired
-from quantdrift.storage.rows import StoreBatch, VectorRow, Written
+from quantdrift.storage.shadow.expiries import Expired
+from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
 
 READY_S = 30.0
 

@@ -31,8 +31,8 @@ from quantdrift.shadow.replay.exchange import Answer, Prepared
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import Outcome
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
-from quantdrift.storage.rows import StoreBatch, VectorRow
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.rows import StoreBatch, VectorRow
+from quantdrift.storage.shadow.writer import Writer
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
-from quantdrift.storage.rows import Written
+from quantdrift.storage.shadow.rows import Written
 
 _LOG = logging.getLogger(__name__)
 _FIRST_PAUSE_S = 0.2

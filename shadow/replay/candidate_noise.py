@@ -25,7 +25,7 @@ from quantdrift.shadow.replay.noise_items import Repeated
 from quantdrift.shadow.replay.replay import answered_again
 from quantdrift.shadow.runtimes.registry import Opening
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError, Transport
-from quantdrift.storage.rows import NoiseItem
+from quantdrift.storage.shadow.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes

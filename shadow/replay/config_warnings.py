@@ -20,7 +20,7 @@ from quantdrift.shadow.comparators.vision.class_map import MapReader
 from quantdrift.shadow.replay.exchange import Answer, Prepared
 from quantdrift.shadow.replay.pairing import Pair, pair_of
 from quantdrift.shadow.runtimes.protocol import Array
-from quantdrift.storage.rows import DoubtRow
+from quantdrift.storage.shadow.rows import DoubtRow
 
 N_ITEMS: Final = 256
 

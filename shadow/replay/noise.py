@@ -28,7 +28,7 @@ from quantdrift.shadow.replay.exchange import Answer, Prepared
 from quantdrift.shadow.replay.noise_items import Repeated, version_of
 from quantdrift.shadow.replay.pairing import Pair, pair_of
 from quantdrift.shadow.replay.replay import Compared, Outcome, replay_again
-from quantdrift.storage.rows import NoiseItem, VersionKey
+from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 _FIRST: Final = 500  # exchanges of a version that are all chosen
 _TIMES_SHARE: Final = 2.0  # of the time that replaying takes: alone, an item takes more than in a batch

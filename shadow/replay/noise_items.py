@@ -8,7 +8,7 @@ from quantdrift.core.records import Side
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.storage.rows import NoiseItem, VersionKey
+from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 
 class Repeated:

@@ -10,7 +10,7 @@ import numpy as np
 
 from quantdrift.core.slices import SliceKey
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
-from quantdrift.storage.rows import ComparedItem
+from quantdrift.storage.shadow.rows import ComparedItem
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -23,7 +23,7 @@ from quantdrift.core.records import Exchange
 from quantdrift.core.slices import SliceKey, attribute_key
 from quantdrift.shadow.runtimes.embedding import vectors_of
 from quantdrift.shadow.runtimes.protocol import Array
-from quantdrift.storage.rows import VectorRow
+from quantdrift.storage.shadow.rows import VectorRow
 
 _HOUR_S: Final = 3600.0
 _U64: Final = 2.0**64

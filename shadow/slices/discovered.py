@@ -8,7 +8,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
-from quantdrift.storage.discovery import active_slices
+from quantdrift.storage.slices.discovery import active_slices
 
 _EVERY_S: Final = 60.0
 _LOG = logging.getLogger(__name__)

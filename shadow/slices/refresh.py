@@ -7,8 +7,8 @@ from quantdrift.core.clustering import Clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.shadow.slices.clusters import LearnedSlices
-from quantdrift.storage.clustering import newest_clusterings, newest_id
 from quantdrift.storage.database import Database
+from quantdrift.storage.slices.clusters import newest_clusterings, newest_id
 
 _EVERY_S: Final = 60.0
 _LOG = logging.getLogger(__name__)

@@ -22,8 +22,8 @@ from quantdrift.drift.detector import LEARNERS
 from quantdrift.monitor.sessions import Sessions
 from quantdrift.monitor.story import Story
 from quantdrift.report.figures import ReportFigures
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.fold_rows import ComparisonRow, SessionRow
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow
 
 pytestmark = pytest.mark.contract
 

@@ -15,7 +15,7 @@ import quantdrift.storage.database
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.database import Database
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer
 
 pytestmark = pytest.mark.fault
 

@@ -24,11 +24,11 @@ from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.pipeline.validate import read_tally
 from quantdrift.shadow.worker import serve
-from quantdrift.storage.coverage import Coverage
 from quantdrift.storage.database import Database
-from quantdrift.storage.expiries import count_expired, note_numbers
-from quantdrift.storage.fold import refold, resume
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.monitor.read import refold, resume
+from quantdrift.storage.report.coverage import Coverage
+from quantdrift.storage.shadow.expiries import count_expired, note_numbers
+from quantdrift.storage.shadow.writer import Writer
 from tests.monitors import connected, until
 from tests.numbered import Sending, sending
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
@@ -420,7 +420,7 @@ async def test_many_gaps_are_closed_and_the_count_stays(
     config: Config, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shadow that has been too slow for days leaves a short row, and what it leaves out is not counted again."""
-    monkeypatch.setattr("quantdrift.storage.expiries._MOST_RANGES", 3)
+    monkeypatch.setattr("quantdrift.storage.shadow.expiries._MOST_RANGES", 3)
     async with (
         staged(config, postgres_dsn) as stage,
         sending(config) as sidecar,

@@ -7,7 +7,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer
 from tests.fold_stream import batches, store_batch, store_catalog
 from tests.monitors import connected, folded, record_of, running_monitor, stop_monitor, until
 

@@ -183,7 +183,7 @@ async def test_what_is_set_aside_keeps_within_one_allowance(
     """However many models have stages of their own: a wrong configuration must not fill the disk."""
     bad = [exchange_of(inputs_of(1)[:, :2], inputs_of(1), model=model) for model in ("digits", "here")]
     monkeypatch.setattr(
-        "quantdrift.storage.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad)
+        "quantdrift.storage.shadow.writer.PAYLOAD_BYTES_PER_HOUR", max(len(encode(one)) for one in bad)
     )
     count = "select count(*) from quarantine"
 

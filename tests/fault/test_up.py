@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer
 from tests.onnx_models import linear_model, saved
 from tests.relay_process import Backend, free_port, running_backend
 from tests.relay_rig import answer, post

@@ -20,11 +20,11 @@ from quantdrift.core.config.schema import Budget, Model, Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.decisions import Scope, accept, settle
 from quantdrift.monitor.fold import Fold
-from quantdrift.storage.baseline import Decision, decide, rows_since
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, refold, resume
-from quantdrift.storage.fold_rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
-from quantdrift.storage.outcome import write
+from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
+from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
+from quantdrift.storage.monitor.rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import (
     ALL_ID,
     BEGIN,

@@ -40,10 +40,10 @@ from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.slices.refresh import InForce
 from quantdrift.shadow.worker import serve
-from quantdrift.storage.clustering import keep_vectors, newest_clusterings, prune, spaces
+from quantdrift.storage.commands.slice_list import list_slices
 from quantdrift.storage.database import Database
-from quantdrift.storage.slice_list import list_slices
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.writer import Writer
+from quantdrift.storage.slices.clusters import keep_vectors, newest_clusterings, prune, spaces
 from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
 
 pytestmark = pytest.mark.integration

@@ -24,8 +24,8 @@ from quantdrift.monitor.discovery import Discoverer
 from quantdrift.monitor.round import Round, discover
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import load_standing, store_round
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import load_standing, store_round
 from tests.discovered_traffic import DAY, NOW, write_traffic, write_version
 
 pytestmark = pytest.mark.integration

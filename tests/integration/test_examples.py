@@ -10,12 +10,19 @@ import msgspec
 import pytest
 from sqlalchemy import event
 
-import quantdrift.storage.examples
+import quantdrift.storage.monitor.examples
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Episode, Outcome, Position, TransitionRow
-from quantdrift.storage.outcome import write
+from quantdrift.storage.monitor.rows import (
+    BatchRows,
+    ComparisonRow,
+    Episode,
+    Outcome,
+    Position,
+    TransitionRow,
+)
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import ALL_ID, BEGIN_US, FAINT_ID, SECOND_US, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration
@@ -191,18 +198,18 @@ async def test_a_slice_that_diverges_little_has_its_worst_all_the_same(
     database: Database, record: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is crowded out of the worst items of all, and asked for again without the others: once, not per alert."""
-    monkeypatch.setattr(quantdrift.storage.examples, "DEPTH", 250)
+    monkeypatch.setattr(quantdrift.storage.monitor.examples, "DEPTH", 250)
     stored = await traffic(record)
     found, n_read = await told(database, record, alarms())
     assert found == {alarm.slice_id: worst(stored, alarm) for alarm in alarms()}
-    assert 1 < len(n_read) <= quantdrift.storage.examples.ROUNDS
+    assert 1 < len(n_read) <= quantdrift.storage.monitor.examples.ROUNDS
 
 
 async def test_an_alert_goes_out_without_examples_where_the_items_cannot_be_read(
     database: Database, record: asyncpg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody holds the table: the fold is not held up for longer than its bound, and is written."""
-    monkeypatch.setattr(quantdrift.storage.examples, "STATEMENT_S", 0.05)
+    monkeypatch.setattr(quantdrift.storage.monitor.examples, "STATEMENT_S", 0.05)
     await traffic(record)
     other = await asyncpg.connect(postgres_dsn)
     async with other.transaction():

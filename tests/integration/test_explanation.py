@@ -14,11 +14,11 @@ from quantdrift.core.config.schema import Config, Model, Monitor, Storage
 from quantdrift.monitor.explanation import Explainer
 from quantdrift.monitor.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.evidence import Evidence, EvidenceItem
-from quantdrift.storage.explained import Explanation, explanation_of
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.fold_rows import from_us
-from quantdrift.storage.outcome import write
+from quantdrift.storage.monitor.evidence import Evidence, EvidenceItem
+from quantdrift.storage.monitor.explanation import Explanation, explanation_of
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.rows import from_us
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import BEGIN, BEGIN_US, SECOND_US
 from tests.onset_stream import (
     ALL,

@@ -13,9 +13,9 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.monitor.fold import Fold
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.fold_rows import BatchRows, TallyRow
-from quantdrift.storage.outcome import write
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.rows import BatchRows, TallyRow
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import BEGIN, BEGIN_US, CONFIG, SECOND_US, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration

@@ -27,7 +27,7 @@ from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.writer import Writer
 from tests.answered import exchange, prepared
 from tests.language_models import loaded, opening, remote_opening, rounded
 from tests.monitors import connected, folded, running_monitor, until

@@ -10,12 +10,12 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold import Fold
+from quantdrift.storage.commands.usage import usage
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.fold_rows import BatchRows
-from quantdrift.storage.history import History
-from quantdrift.storage.outcome import write
-from quantdrift.storage.usage import usage
+from quantdrift.storage.monitor.history import History
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.rows import BatchRows
+from quantdrift.storage.monitor.write import write
 from tests.fold_stream import BEGIN, CATALOG, CONFIG, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration

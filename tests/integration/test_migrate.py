@@ -14,11 +14,11 @@ from sqlalchemy.pool import NullPool
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.storage import migrate
+from quantdrift.storage.admin import migrate
+from quantdrift.storage.admin.migrate import alembic_config, current, head, upgrade
 from quantdrift.storage.database import make_engine
-from quantdrift.storage.embedded import PostgresServer
-from quantdrift.storage.migrate import alembic_config, current, head, upgrade
-from quantdrift.storage.tables import Base
+from quantdrift.storage.schema.tables import Base
+from quantdrift.storage.server.postgres import PostgresServer
 
 pytestmark = pytest.mark.integration
 

@@ -19,7 +19,7 @@ from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from quantdrift.storage.rows import Quarantined
+from quantdrift.storage.shadow.rows import Quarantined
 from tests.answered import exchange
 from tests.language_models import loaded, quantised
 from tests.vllm_like import VllmLike, serving

@@ -8,7 +8,7 @@ import pytest
 from quantdrift.core.config.schema import Storage
 from quantdrift.monitor.outbox import Sender, log_record
 from quantdrift.storage.database import Database
-from quantdrift.storage.outbox import WaitingEvent, unsent
+from quantdrift.storage.monitor.outbox import WaitingEvent, unsent
 from tests.fold_stream import FAINT_ID, store_catalog
 
 pytestmark = pytest.mark.integration

@@ -10,7 +10,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
-from quantdrift.storage.partition import drop_partition, ensure_partitions, partition_days, partition_name
+from quantdrift.storage.schema.partitions import (
+    drop_partition,
+    ensure_partitions,
+    partition_days,
+    partition_name,
+)
 
 pytestmark = pytest.mark.integration
 

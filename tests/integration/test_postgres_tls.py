@@ -20,9 +20,9 @@ from quantdrift.core.config.load import Role, load, load_secrets
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.address import Address
+from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
-from quantdrift.storage.migrate import current, head, upgrade
 from tests.certificates import Authority, Pair
 
 pytestmark = pytest.mark.integration

@@ -8,8 +8,8 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
-from quantdrift.storage.facts import Grain, Sums, Window
-from quantdrift.storage.reading import Reader, reading, record_run
+from quantdrift.storage.report.facts import Grain, Sums, Window
+from quantdrift.storage.report.reading import Reader, reading, record_run
 from tests.report_rows import CAP, HOUR, MINUTE, START, Story, rollup, write_short_story, write_tallies
 
 pytestmark = pytest.mark.integration

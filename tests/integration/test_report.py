@@ -18,7 +18,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.page import Period, write
 from quantdrift.report.wording import measured
-from quantdrift.storage import roles
+from quantdrift.storage.schema import roles
 from tests.report_figures import Page
 from tests.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
 

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-import quantdrift.storage.retention
+import quantdrift.storage.admin.retention
 from quantdrift.core.config.schema import Storage
-from quantdrift.storage.baseline import baselines
+from quantdrift.storage.admin.retention import Maintenance, maintain
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import resume
-from quantdrift.storage.partition import ensure_partitions, partition_days
-from quantdrift.storage.retention import Maintenance, maintain
+from quantdrift.storage.monitor.baseline import baselines
+from quantdrift.storage.monitor.read import resume
+from quantdrift.storage.schema.partitions import ensure_partitions, partition_days
 
 pytestmark = pytest.mark.integration
 
@@ -108,7 +108,7 @@ async def test_a_partition_in_use_is_left_for_the_next_round(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody is stopped for the sake of tidiness, and the rest is done all the same."""
-    monkeypatch.setattr(quantdrift.storage.retention, "_DROP_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "_DROP_TIMEOUT_S", 0.05)
     async with database.begin() as connection:
         await ensure_partitions(connection, date(2031, 6, 1), date(2031, 6, 1))
     async with database.begin() as reader:
@@ -234,7 +234,7 @@ async def test_many_rows_go_in_small_transactions(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More rows than one transaction takes are all deleted, and a second round finds nothing."""
-    monkeypatch.setattr(quantdrift.storage.retention, "_CHUNK", 4)
+    monkeypatch.setattr(quantdrift.storage.admin.retention, "_CHUNK", 4)
     async with database.begin() as connection:
         for n in range(10):
             await connection.execute(QUARANTINE, {"n": n, "at": ago(30)})

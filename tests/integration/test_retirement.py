@@ -19,8 +19,11 @@ from quantdrift.core.records import Predicate
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.round import discover
 from quantdrift.storage.database import Database
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import (
+from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
+from quantdrift.storage.monitor.traffic import read_evidence, read_traffic
+from quantdrift.storage.monitor.write import write
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
     StoredRow,
     active_slices,
@@ -28,9 +31,6 @@ from quantdrift.storage.discovery import (
     store,
     store_round,
 )
-from quantdrift.storage.fold import claim, load_catalog, refold, resume
-from quantdrift.storage.outcome import write
-from quantdrift.storage.traffic import read_evidence, read_traffic
 from tests.discovered_traffic import DAY, FAINT, NOW, discovery, write_traffic, write_version
 from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
 from tests.fold_stream import CONFIG as WATCH

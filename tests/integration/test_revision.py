@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from quantdrift.storage.migrate import head
-from quantdrift.storage.revision import write_revision
+from quantdrift.storage.admin.migrate import head
+from quantdrift.storage.admin.revision import write_revision
 
 pytestmark = pytest.mark.integration
 

@@ -11,12 +11,13 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuarantineReason
 from quantdrift.core.records import Loss, StratumCount, Tally
 from quantdrift.core.slices import everything
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.migrate import upgrade
-from quantdrift.storage.retention import maintain
-from quantdrift.storage.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
-from quantdrift.storage.rows import (
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.schema.roles import MONITOR, READER, REPORT, SHADOW, apply, statements
+from quantdrift.storage.schema.tables import Base
+from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
     DoubtRow,
@@ -24,8 +25,7 @@ from quantdrift.storage.rows import (
     StoreBatch,
     VersionKey,
 )
-from quantdrift.storage.tables import Base
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration

@@ -7,10 +7,10 @@ import asyncpg
 import pytest
 
 from quantdrift.core.config.schema import Storage
-from quantdrift.storage.binaries import find_binaries
-from quantdrift.storage.embedded import PostgresServer
-from quantdrift.storage.migrate import upgrade
-from quantdrift.storage.schema_page import describe
+from quantdrift.storage.admin.database_docs import describe
+from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.server.binaries import find_binaries
+from quantdrift.storage.server.postgres import PostgresServer
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,7 @@ from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
 from quantdrift.shadow.pipeline.in_flight import Holding
 from quantdrift.shadow.worker import serve
-from quantdrift.storage.embedded import PostgresServer
+from quantdrift.storage.server.postgres import PostgresServer
 from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.workers import worker_config
 

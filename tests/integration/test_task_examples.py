@@ -19,9 +19,9 @@ from quantdrift.monitor.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
-from quantdrift.storage.outcome import write
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
+from quantdrift.storage.monitor.write import write
+from quantdrift.storage.shadow.writer import Writer
 from tests.task_examples import NAMES, answers, judge_of, made, prepared
 
 pytestmark = pytest.mark.integration

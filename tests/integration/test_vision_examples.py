@@ -30,7 +30,7 @@ from quantdrift.shadow.tensors.codec import encode as tensor_of
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
-from quantdrift.storage.fold import claim, load_catalog, resume
+from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from tests.monitors import connected, until
 from tests.onnx_models import exchange_of
 

@@ -12,7 +12,7 @@ from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.quantile import quantile, shortfall, tail_bin
 from quantdrift.monitor.rollup import Rollup
-from quantdrift.storage.fold_rows import ComparisonRow
+from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.change_streams import baseline_of, observed
 
 pytestmark = pytest.mark.property

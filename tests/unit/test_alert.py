@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.alert import Alert, Match, alerts, pair
-from quantdrift.storage.fold_rows import from_us
-from quantdrift.storage.history import StoredTransition
+from quantdrift.storage.monitor.history import StoredTransition
+from quantdrift.storage.monitor.rows import from_us
 from tests.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,7 @@ from quantdrift.drift.diagnosis import Kind
 from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.monitor.account import sentences
 from quantdrift.monitor.story import Story, summary
-from quantdrift.storage.explained import Explanation
+from quantdrift.storage.monitor.explanation import Explanation
 from tests.alert_cases import alert, text
 from tests.fold_stream import ALL_ID
 

@@ -14,8 +14,8 @@ from quantdrift.monitor.alert import Match
 from quantdrift.monitor.backtest import Backtest, Findings, accepted
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.hindsight import hindsight
-from quantdrift.storage.fold_rows import BatchRows, Position, Snapshot
-from quantdrift.storage.history import HistoryExtent, StoredTransition
+from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
+from quantdrift.storage.monitor.rows import BatchRows, Position, Snapshot
 from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, with_noise
 
 pytestmark = pytest.mark.unit

@@ -12,8 +12,8 @@ from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
 from quantdrift.monitor.board import Board
 from quantdrift.monitor.outbox import log_record
 from quantdrift.monitor.story import Story
-from quantdrift.storage.fold_rows import VerdictRow
-from quantdrift.storage.outbox import WaitingEvent
+from quantdrift.storage.monitor.outbox import WaitingEvent
+from quantdrift.storage.monitor.rows import VerdictRow
 from tests.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
 
 pytestmark = pytest.mark.unit

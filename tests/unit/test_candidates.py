@@ -12,9 +12,9 @@ from quantdrift.core.slices import SliceKey
 from quantdrift.drift.discovery import Found
 from quantdrift.drift.items import Gathering, Items
 from quantdrift.monitor.candidates import frozen, origins, settled, with_traffic
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow, SearchedVersion
-from quantdrift.storage.fold_rows import ComparisonRow, to_us
+from quantdrift.storage.monitor.rows import ComparisonRow, to_us
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
 from tests.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery
 
 pytestmark = pytest.mark.unit

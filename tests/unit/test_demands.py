@@ -11,7 +11,13 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.drift.margin import EDGES
 from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
 from quantdrift.sidecar.state.policy import judged
-from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.storage.monitor.traffic import (
+    Offered,
+    RecentItems,
+    SignalEvidence,
+    SliceTraffic,
+    TrafficRecord,
+)
 from tests.policies import BEGIN, CONFIG, evidence, named
 
 pytestmark = pytest.mark.unit

@@ -22,9 +22,9 @@ from quantdrift.monitor.scene import (
     new_versions,
     versions_around,
 )
-from quantdrift.storage.evidence import Alerting, EvidenceItem
-from quantdrift.storage.explained import Explanation, explanation_of
-from quantdrift.storage.fold_rows import Catalog, Episode, TransitionRow
+from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
+from quantdrift.storage.monitor.explanation import Explanation, explanation_of
+from quantdrift.storage.monitor.rows import Catalog, Episode, TransitionRow
 from tests.fold_stream import BEGIN_US, CATALOG, SECOND_US
 
 pytestmark = pytest.mark.unit

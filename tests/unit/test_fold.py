@@ -10,7 +10,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import DETECTORS
 from quantdrift.drift.state import dump_state, load_state
-from quantdrift.storage.fold_rows import (
+from quantdrift.storage.monitor.rows import (
     BatchRows,
     DetectorRow,
     Outcome,

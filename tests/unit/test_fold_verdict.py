@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold import Fold
-from quantdrift.storage.fold_rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
+from quantdrift.storage.monitor.rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
 from tests.fold_stream import (
     ALL_ID,
     BEGIN_US,

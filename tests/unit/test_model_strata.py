@@ -14,8 +14,14 @@ from quantdrift.monitor.rates import Rates
 from quantdrift.sidecar.capture.recorder import Origin, Recorder
 from quantdrift.sidecar.sampling.second_phase import Thinning
 from quantdrift.sidecar.state.config import Settled
-from quantdrift.storage.fold_rows import Catalog, SliceRow
-from quantdrift.storage.traffic import Offered, RecentItems, SignalEvidence, SliceTraffic, TrafficRecord
+from quantdrift.storage.monitor.rows import Catalog, SliceRow
+from quantdrift.storage.monitor.traffic import (
+    Offered,
+    RecentItems,
+    SignalEvidence,
+    SliceTraffic,
+    TrafficRecord,
+)
 from tests.policies import CONFIG, evidence
 from tests.raw_exchanges import raw_exchange
 

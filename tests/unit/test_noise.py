@@ -28,7 +28,7 @@ from quantdrift.shadow.replay.replay import Compared, assemble, compare, replay
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
-from quantdrift.storage.rows import NoiseItem
+from quantdrift.storage.shadow.rows import NoiseItem
 from tests.answered import chat, exchange
 from tests.answered import prepared as answered
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of

@@ -10,7 +10,7 @@ from quantdrift.drift.signal import ALERTING, M
 from quantdrift.drift.state import load_state
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.noise import noise_summary
-from quantdrift.storage.fold_rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
+from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
 from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
 from tests.folds import EMPTY, fold_all
 

@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.config.schema import Clusters, Config, Model
 from quantdrift.monitor.clustering import due
-from quantdrift.storage.clustering import Space
+from quantdrift.storage.slices.clusters import Space
 
 pytestmark = pytest.mark.unit
 

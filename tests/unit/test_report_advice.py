@@ -4,8 +4,8 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.interval import Estimate
-from quantdrift.storage.explained import Explanation
-from quantdrift.storage.facts import Deciding, Episode, SliceName, Version
+from quantdrift.storage.monitor.explanation import Explanation
+from quantdrift.storage.report.facts import Deciding, Episode, SliceName, Version
 from tests.report_figures import NOW
 
 pytestmark = pytest.mark.unit

@@ -8,7 +8,15 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
 from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, folded, gaps, models
 from quantdrift.report.interval import N_BINS
-from quantdrift.storage.facts import Deciding, Episode, SliceName, SliceSums, Sums, VerdictFact, Version
+from quantdrift.storage.report.facts import (
+    Deciding,
+    Episode,
+    SliceName,
+    SliceSums,
+    Sums,
+    VerdictFact,
+    Version,
+)
 from tests.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit

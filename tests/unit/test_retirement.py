@@ -11,10 +11,10 @@ from quantdrift.core.predicates import is_declared, slice_of
 from quantdrift.core.records import Predicate, Verdict
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
-from quantdrift.storage.discoveries import Status
-from quantdrift.storage.discovery import DiscoveryRow
-from quantdrift.storage.fold_rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
-from quantdrift.storage.watched import Sums, VersionSums, Watched
+from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
+from quantdrift.storage.schema.slice_tables import Status
+from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
+from quantdrift.storage.slices.discovery import DiscoveryRow
 from tests.discovered_traffic import DAY, FAINT, NOW, discovery
 from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
 

@@ -3,7 +3,7 @@
 import pytest
 
 from quantdrift.monitor.rollup import Rollup
-from quantdrift.storage.fold_rows import ComparisonRow
+from quantdrift.storage.monitor.rows import ComparisonRow
 
 pytestmark = pytest.mark.unit
 

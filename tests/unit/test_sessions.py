@@ -7,7 +7,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 from quantdrift.monitor import sessions as module
 from quantdrift.monitor.fold import Fold
 from quantdrift.monitor.sessions import Sessions
-from quantdrift.storage.fold_rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
+from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
 from tests.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 pytestmark = pytest.mark.unit

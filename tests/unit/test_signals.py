@@ -9,7 +9,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.rates import Rates
 from quantdrift.monitor.signals import shown
-from quantdrift.storage.fold_rows import ComparisonRow
+from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.fold_stream import ALL_ID, CATALOG, batches
 
 pytestmark = pytest.mark.unit

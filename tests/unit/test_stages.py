@@ -29,8 +29,8 @@ from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
 from quantdrift.shadow.worker import Track
 from quantdrift.storage.database import Database
-from quantdrift.storage.rows import Quarantined, VectorRow, Written
-from quantdrift.storage.writer import Writer
+from quantdrift.storage.shadow.rows import Quarantined, VectorRow, Written
+from quantdrift.storage.shadow.writer import Writer
 from tests.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit

@@ -9,8 +9,8 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.scene import Measure, Scene, damaged
 from quantdrift.monitor.yardstick import ENOUGH, GAP_US, Yardstick, yardstick
-from quantdrift.storage.evidence import EvidenceItem
-from quantdrift.storage.fold_rows import Episode, TransitionRow, VersionRow
+from quantdrift.storage.monitor.evidence import EvidenceItem
+from quantdrift.storage.monitor.rows import Episode, TransitionRow, VersionRow
 from tests.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit

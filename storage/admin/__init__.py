@@ -1,0 +1,1 @@
+"""Looking after the database: migrations, retention, the generated documentation."""

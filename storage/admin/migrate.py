@@ -1,0 +1,142 @@
+"""Brings a database to the newest schema, and says how far one has come."""
+
+import importlib.util
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+from alembic import command
+from alembic.config import Config as AlembicConfig
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.pool import NullPool
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import OperatorError
+from quantdrift.storage.database import make_engine, translated
+from quantdrift.storage.schema.partitions import ensure_partitions
+
+# "quantdri" as a number: the advisory lock that all upgrades of a database take turns on.
+_LOCK: Final = 0x7175616E74647269
+_TURN_TIMEOUT_S: Final = 300
+# A change of a table waits for its readers, and everybody else waits behind it: give up soon and try again.
+_LOCK_TIMEOUT_S: Final = 5
+_STATEMENT_TIMEOUT_S: Final = 600
+
+
+async def upgrade(dsn: str, storage: Storage, *, progress: Callable[[str], None]) -> list[str]:
+    """Bring the schema to the newest revision, and make the partitions of the coming days.
+
+    Idempotent; several at once take turns. Every revision is a transaction of its own: interrupted anywhere, the
+    next call goes on from there. Needs a direct connection (no transaction pooler).
+
+    Parameters
+    ----------
+    dsn
+        `postgresql://user:password@host:port/name`; the user owns the tables.
+    storage
+        How many days ahead partitions are made.
+    progress
+        Called with one line for a person per step.
+
+    Returns
+    -------
+    list[str]
+        Revisions that were applied, in order; empty when the schema was the newest already.
+
+    Raises
+    ------
+    OperatorError
+        Wrong address, password, or rights, or a schema that is newer than this release.
+    RetryError
+        The server is away, or a table is locked by somebody else for too long.
+    """
+    applied: list[str] = []
+
+    def heard(*, step: object, **_: object) -> None:
+        revision = str(step.up_revision_id)  # type: ignore[attr-defined]  # alembic hands over a MigrationInfo
+        applied.append(revision)
+        progress(f"applied {revision}")
+
+    async with _connected(dsn) as connection:
+        await connection.execute(text(f"set lock_timeout = '{_TURN_TIMEOUT_S}s'"))
+        await connection.execute(text("select pg_advisory_lock(:key)"), {"key": _LOCK})
+        await connection.execute(text(f"set lock_timeout = '{_LOCK_TIMEOUT_S}s'"))
+        await connection.execute(text(f"set statement_timeout = '{_STATEMENT_TIMEOUT_S}s'"))
+        # Alembic opens a transaction per revision only where none is open yet.
+        await connection.commit()
+        progress(f"schema is at {await connection.run_sync(_revision) or 'nothing'}, newest is {head()}")
+        await connection.commit()
+        await connection.run_sync(_upgrade, heard)
+        today = datetime.now(UTC).date()
+        made = await ensure_partitions(
+            connection,
+            today - timedelta(days=1),
+            today + timedelta(days=storage.partitions_ahead_days),
+        )
+        await connection.commit()
+        progress(f"made {len(made)} daily partitions" if made else "partitions are there")
+    return applied
+
+
+async def current(dsn: str) -> str | None:
+    """Return the revision a database is at, None where it was never upgraded.
+
+    Raises
+    ------
+    OperatorError
+        As `upgrade`.
+    """
+    async with _connected(dsn) as connection:
+        return await connection.run_sync(_revision)
+
+
+def head() -> str:
+    """Return the newest revision that this release knows."""
+    newest = ScriptDirectory.from_config(alembic_config()).get_current_head()
+    assert newest is not None
+    return newest
+
+
+def alembic_config() -> AlembicConfig:
+    """Return Alembic's settings: the revisions are found where the package `quantdrift.migrations` is installed."""
+    spec = importlib.util.find_spec("quantdrift.migrations")
+    if spec is None or not spec.submodule_search_locations:
+        raise OperatorError("the package `quantdrift.migrations` is missing: install quantdrift again")
+    config = AlembicConfig()
+    config.set_main_option("script_location", str(Path(spec.submodule_search_locations[0])))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def _revision(connection: Connection) -> str | None:
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def _upgrade(connection: Connection, heard: Callable[..., None]) -> None:
+    config = alembic_config()
+    found = _revision(connection)
+    connection.commit()
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise OperatorError(
+            f"the schema is at {found}, which this release does not know: it was upgraded by a newer quantdrift;"
+            " install that one"
+        )
+    config.attributes["connection"] = connection
+    config.attributes["on_version_apply"] = heard
+    command.upgrade(config, "head")
+
+
+@asynccontextmanager
+async def _connected(dsn: str) -> AsyncIterator[AsyncConnection]:
+    engine = make_engine(dsn, settings={"application_name": "quantdrift db"}, poolclass=NullPool)
+    try:
+        async with translated(), engine.connect() as connection:
+            yield connection
+    finally:
+        await engine.dispose()

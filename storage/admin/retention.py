@@ -1,0 +1,212 @@
+"""What is kept and for how long: partitions ahead, old rows dropped, payloads forgotten, old states let go.
+
+Decisions about baselines stay for good: who, when, why and from which rows. What goes is the histogram in them, once
+nothing is measured against it any more and no comparison is kept that was.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import CursorResult, text
+
+from quantdrift.core.config.schema import Storage
+from quantdrift.core.errors import RetryError
+from quantdrift.storage.database import Database
+from quantdrift.storage.schema.partitions import drop_partition, ensure_partitions, partition_days
+
+_CHUNK: Final = 10_000  # rows per transaction: none is long, and an interrupted run has lost nothing
+_DROP_TIMEOUT_S: Final = 2.0
+
+# Counts are cumulative: the last tally before the border is what the first one after it is measured against.
+_OLD_TALLIES: Final = """
+    delete from tally where (source, boot, stratum, sequence) in (
+        select old.source, old.boot, old.stratum, old.sequence
+        from tally old
+        left join lateral (
+            select t.at from tally t
+            where t.source = old.source and t.boot = old.boot and t.stratum = old.stratum
+                and t.sequence > old.sequence
+            order by t.sequence
+            limit 1
+        ) next on true
+        where old.at < :before and (next.at is null or next.at < :before)
+        limit :chunk
+    )
+"""
+_OLD_BATCHES: Final = """
+    delete from batch where id in (
+        select id from batch
+        where stored_at < :before and not exists (select from tally where tally.batch_id = batch.id)
+        limit :chunk
+    )
+"""
+# What is told of a sidecar again, after its row is gone, would count as expired: only what is silent for good goes.
+_OLD_ARRIVALS: Final = """
+    delete from arrival where (boot, counts_row) in (
+        select a.boot, a.counts_row from arrival a
+        where a.created_at < :before and not exists (
+            select from tally t where t.source = a.source and t.boot = a.boot and t.stratum = a.stratum
+        )
+        limit :chunk
+    )
+"""
+_OLD_PAYLOADS: Final = """
+    update quarantine set payload = null where id in (
+        select id from quarantine where quarantined_at < :before and payload is not null limit :chunk
+    )
+"""
+_OLD_QUARANTINE: Final = """
+    delete from quarantine where id in (
+        select id from quarantine where quarantined_at < :before limit :chunk
+    )
+"""
+# An epoch lasts a day at most: what it sampled is gone with the partitions by then.
+_OLD_POLICIES: Final = """
+    delete from policy where id in (
+        select p.id from policy p
+        where p.first_seen_at < :before
+            and not exists (select from session where session.policy_id = p.id)
+        limit :chunk
+    )
+"""
+# In force no more: another one has followed, or its detector has retired. Imported budgets are a number each, and hold
+# again when their slice comes back. A decision that is folded with a batch which is kept is part of its history.
+_OLD_CONTENTS: Final = """
+    update baseline set content = null where id in (
+        select b.id from baseline b
+        where b.content is not null and b.source <> 'imported' and b.fold_seq is not null and b.made_at < :before
+            and (
+                exists (
+                    select from baseline n
+                    where n.model_version_id = b.model_version_id and n.slice_id = b.slice_id
+                        and n.metric = b.metric and n.kind = b.kind and n.id > b.id
+                        and n.content is not null and n.fold_seq is not null and n.made_at < :before
+                ) or not exists (
+                    select from detector d
+                    where d.model_version_id = b.model_version_id and d.slice_id = b.slice_id
+                        and d.metric = b.metric and d.kind = b.kind
+                        and (d.retired_at is null or d.retired_at >= :before)
+                )
+            )
+            and not exists (select from batch where batch.fold_seq = b.fold_seq and batch.stored_at >= :kept_from)
+        limit :chunk
+    )
+"""
+# Said twice: one that the fold revives meanwhile is looked at again before it goes.
+_OLD_DETECTORS: Final = """
+    delete from detector where retired_at < :before and (model_version_id, slice_id, metric, kind) in (
+        select model_version_id, slice_id, metric, kind from detector where retired_at < :before limit :chunk
+    )
+"""
+_POLICY_LASTS: Final = timedelta(days=2)
+
+
+class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
+    """What one round of maintenance did.
+
+    Parameters
+    ----------
+    partitions_made, partitions_dropped
+        UTC days whose partition of `comparison` was made or dropped.
+    partitions_busy
+        Days that are due but were in use; the next round tries again.
+    n_tallies, n_arrivals, n_batches, n_quarantined, n_policies
+        Rows deleted.
+    n_payloads
+        Quarantined exchanges that lost their payload.
+    n_contents
+        Baselines in force no more that lost their content.
+    n_detectors
+        Retired detectors deleted.
+    """
+
+    partitions_made: tuple[date, ...]
+    partitions_dropped: tuple[date, ...]
+    partitions_busy: tuple[date, ...]
+    n_tallies: int
+    n_arrivals: int
+    n_batches: int
+    n_quarantined: int
+    n_payloads: int
+    n_policies: int
+    n_contents: int
+    n_detectors: int
+
+
+async def maintain(database: Database, storage: Storage, now: datetime) -> Maintenance:
+    """Do one round of maintenance: daily is enough. Idempotent, in short transactions.
+
+    Partitions are made first, so that whatever fails later, samples find their place.
+
+    Parameters
+    ----------
+    storage
+        How far ahead partitions are made and how long rows and payloads are kept.
+    now
+        Aware.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy: what was done stays done.
+    """
+    today = now.astimezone(UTC).date()
+    kept_from = now - timedelta(days=storage.retention_days)
+    async with database.begin() as connection:
+        made = await ensure_partitions(
+            connection, today - timedelta(days=1), today + timedelta(days=storage.partitions_ahead_days)
+        )
+        days = await partition_days(connection)
+    # A day goes when all of it is too old.
+    due = [day for day in days if day < kept_from.astimezone(UTC).date()]
+    dropped = [day for day in due if await _dropped(database, day)]
+    superseded = {"before": now - timedelta(days=max(storage.superseded_days, storage.retention_days))}
+    payloads_from = now - timedelta(days=storage.quarantine_days)
+    return Maintenance(
+        partitions_made=tuple(made),
+        partitions_dropped=tuple(dropped),
+        partitions_busy=tuple(day for day in due if day not in dropped),
+        n_tallies=await in_chunks(database, _OLD_TALLIES, {"before": kept_from}),
+        n_arrivals=await in_chunks(database, _OLD_ARRIVALS, {"before": kept_from}),
+        n_batches=await in_chunks(database, _OLD_BATCHES, {"before": kept_from}),
+        n_payloads=await in_chunks(database, _OLD_PAYLOADS, {"before": payloads_from}),
+        n_quarantined=await in_chunks(database, _OLD_QUARANTINE, {"before": kept_from}),
+        n_policies=await in_chunks(database, _OLD_POLICIES, {"before": kept_from - _POLICY_LASTS}),
+        n_contents=await in_chunks(database, _OLD_CONTENTS, {**superseded, "kept_from": kept_from}),
+        n_detectors=await in_chunks(database, _OLD_DETECTORS, superseded),
+    )
+
+
+async def _dropped(database: Database, day: date) -> bool:
+    try:
+        async with database.begin() as connection:
+            await drop_partition(connection, day, lock_timeout_s=_DROP_TIMEOUT_S)
+    except RetryError:
+        return False
+    return True
+
+
+async def in_chunks(database: Database, statement: str, values: Mapping[str, Any]) -> int:
+    """Repeat a statement in short transactions until it finds less than a chunk; return how many rows it changed.
+
+    Parameters
+    ----------
+    statement
+        Changes at most `:chunk` rows, and finds others the next time.
+    values
+        Its other parameters.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy: what was done stays done.
+    """
+    n_rows = 0
+    while True:
+        async with database.begin() as connection:
+            done: CursorResult[Any] = await connection.execute(text(statement), {**values, "chunk": _CHUNK})
+        n_rows += done.rowcount
+        if done.rowcount < _CHUNK:
+            return n_rows

@@ -1,0 +1,224 @@
+"""Every slice as a person asks for it: what it is, how much of the traffic, and what is said of it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
+from quantdrift.core.records import Predicate
+from quantdrift.storage.monitor.read import detector_row
+from quantdrift.storage.monitor.rows import DetectorRow
+from quantdrift.storage.schema.slice_tables import Status
+
+# A slice is shown with the version on which it was last seen. A declared one that nothing of fell into before had no
+# traffic then; of what was fitted or found later nobody looked, so its share is of the whole hours since.
+_SLICES: Final = text("""
+    with known as (
+        select s.id as slice_id, case
+            when s.definition -> 'where' -> 0 ->> 'key' = any(:learned)
+                or exists (select from discovery where slice_id = s.id)
+            then greatest(:since, date_trunc('hour', s.created_at + interval '1 hour', 'UTC')) else :since end as since
+        from slice s where :model = '' or s.model = :model
+    ), everything as (
+        select h.model_version_id, h.hour, sum(h.weight) as weight
+        from rollup_hour h join slice s on s.id = h.slice_id and s.predicate = 'true'
+        where h.hour >= :since group by 1, 2
+    ), whole as (
+        select a.model_version_id, k.since, sum(a.weight) as weight
+        from (select distinct since from known) k join everything a on a.hour >= k.since group by 1, 2
+    ), part as (
+        select r.model_version_id, r.slice_id, k.since, sum(r.weight) as weight
+        from known k join rollup_hour r on r.slice_id = k.slice_id and r.hour >= k.since group by 1, 2, 3
+    ), share as (
+        select p.model_version_id, p.slice_id, p.weight / nullif(w.weight, 0) as share
+        from part p join whole w on w.model_version_id = p.model_version_id and w.since = p.since
+    )
+    select s.id as slice_id, d.id as discovery_id, s.model, s.name, s.predicate, s.definition, s.created_at,
+        d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
+        d.log_threshold, d.n_groups as n_tested, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
+        d.expired_at, d.waits_since, d.held, v.verdict, v.reason, v.evidence, v.threshold, v.n_groups, v.last_at,
+        w.candidate_version, share.share
+    from slice s
+    left join discovery d on d.slice_id = s.id
+    left join lateral (
+        select * from verdict where slice_id = s.id order by last_at desc, model_version_id desc limit 1
+    ) v on true
+    left join model_version w on w.id = v.model_version_id
+    left join share on share.slice_id = s.id and share.model_version_id = v.model_version_id
+    where :model = '' or s.model = :model
+    union all
+    select null, d.id, d.model, d.name, d.predicate, d.definition, d.first_found_at,
+        d.status, d.metric, d.found_mean, d.overall_mean, d.null_mean, d.found_share, d.log_evidence,
+        d.log_threshold, d.n_groups, d.first_found_at, d.frozen_at, d.tested_at, d.confirmed_at,
+        d.expired_at, d.waits_since, d.held, null, null, null, null, null, null, w.candidate_version, null
+    from discovery d join model_version w on w.id = d.model_version_id
+    where d.slice_id is null and (:model = '' or d.model = :model)
+    order by model, slice_id nulls last, discovery_id
+""")
+_SIGNALS: Final = text("""
+    select * from detector
+    where slice_id = :slice and retired_at is null and model_version_id = (
+        select model_version_id from verdict where slice_id = :slice
+        order by last_at desc, model_version_id desc limit 1
+    )
+    order by metric, kind
+""")
+
+
+class Kind(StrEnum):
+    """Where a slice comes from."""
+
+    ALL = "all"
+    DECLARED = "declared"  # an attribute's value
+    BINNED = "binned"  # a bin of an input feature
+    CROSSED = "crossed"  # several of these together
+    LEARNED = "learned"  # a cluster
+    DISCOVERED = "discovered"  # found by a search, confirmed on later traffic
+    NOVEL = "novel"  # traffic that was never seen before
+
+
+class Trialled(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a slice that a search found; columns as in `discovery`."""
+
+    id: int
+    status: str
+    metric: str
+    found_mean: float
+    overall_mean: float
+    null_mean: float
+    found_share: float
+    log_evidence: float
+    log_threshold: float
+    n_tested: int
+    first_found_at: datetime
+    frozen_at: datetime
+    tested_at: datetime
+    confirmed_at: datetime | None
+    expired_at: datetime | None
+    waits_since: datetime | None
+    held: bool
+
+
+class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice, or a candidate for one.
+
+    Parameters
+    ----------
+    id
+        Of `slice`; None for a candidate.
+    model, name, predicate, created_at
+        As in `slice`.
+    kind
+        Where it comes from.
+    status
+        `active`; for what a search found `candidate`, `confirmed`, `expired` or `retired`.
+    share
+        Of its version's traffic since the begin that was asked for, estimated from the sample. Of what was fitted or
+        found later than that, in the whole hours since then. None where there was no traffic, or no such hour yet.
+    verdict, reason, evidence, threshold, n_groups, last_at, candidate_version
+        As last said of it; None before anything was. The evidence of one that fires is that of its alarm.
+    discovery
+        For what a search found, else None.
+    """
+
+    id: int | None
+    model: str
+    name: str
+    predicate: str
+    kind: Kind
+    status: str
+    share: float | None
+    verdict: str | None
+    reason: str | None
+    evidence: float | None
+    threshold: float | None
+    n_groups: int | None
+    last_at: datetime | None
+    candidate_version: str | None
+    created_at: datetime
+    discovery: Trialled | None
+
+    @property
+    def made(self) -> bool:
+        """Whether it was fitted or found at some time: nobody looked for it before."""
+        return self.kind in {Kind.LEARNED, Kind.DISCOVERED, Kind.NOVEL}
+
+    @property
+    def ended(self) -> bool:
+        """Whether it is neither monitored nor tested any more."""
+        return self.status in {Status.EXPIRED, Status.RETIRED}
+
+
+async def list_slices(connection: AsyncConnection, *, model: str, since: datetime) -> list[ListedSlice]:
+    """Return every slice and every candidate of `model`, or of all models where it is empty.
+
+    Parameters
+    ----------
+    model
+        A model's name, or empty.
+    since
+        Begin of the stretch that shares are of.
+    """
+    wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
+    found = await connection.execute(_SLICES, wanted)
+    return [_listed(row) for row in found.mappings()]
+
+
+async def signals_of(connection: AsyncConnection, slice_id: int) -> list[DetectorRow]:
+    """Return the live detectors of a slice, of the candidate version that it was last seen on."""
+    rows = await connection.execute(_SIGNALS, {"slice": slice_id})
+    return [detector_row(row) for row in rows.mappings()]
+
+
+def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
+    """Return where a slice with these conditions comes from."""
+    keys = {condition.key for condition in where}
+    if discovered:
+        return Kind.DISCOVERED
+    if not keys:
+        return Kind.ALL
+    if keys == {CLUSTER_KEY}:
+        return Kind.LEARNED
+    if keys == {NOVELTY_KEY}:
+        return Kind.NOVEL
+    if len(where) > 1:
+        return Kind.CROSSED
+    return Kind.BINNED if next(iter(keys)).startswith("feature.") else Kind.DECLARED
+
+
+def _listed(row: RowMapping) -> ListedSlice:
+    found = row["discovery_id"] is not None
+    where = msgspec.convert(row["definition"].get("where", []), tuple[Predicate, ...])
+    return ListedSlice(
+        id=row["slice_id"],
+        kind=kind_of(where, discovered=found),
+        status=row["status"] if found else "active",
+        discovery=_trialled(row) if found else None,
+        **{
+            name: row[name]
+            for name in (
+                "model",
+                "name",
+                "predicate",
+                "share",
+                "verdict",
+                "reason",
+                "evidence",
+                "threshold",
+                "n_groups",
+                "last_at",
+                "candidate_version",
+                "created_at",
+            )
+        },
+    )
+
+
+def _trialled(row: RowMapping) -> Trialled:
+    values: Mapping[str, Any] = {name: row[name] for name in Trialled.__struct_fields__ if name != "id"}
+    return Trialled(id=row["discovery_id"], **values)

@@ -1,0 +1,217 @@
+"""What `quantdrift baseline` asks of the record and adds to it: versions, slices, rows to learn from, decisions."""
+
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import insert, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.storage.monitor.read import comparison_row
+from quantdrift.storage.monitor.rows import ComparisonRow, Source
+from quantdrift.storage.schema.tables import Baseline
+
+_VERSIONS: Final = text("""
+    select id, candidate_version, first_seen_at, reference_digest from model_version
+    where model = :model order by reference_digest = '', first_seen_at desc, id desc
+""")
+_MODELS: Final = text("select distinct model from model_version order by model")
+_SLICES: Final = text("select id, name from slice where model = :model order by id")
+_IN_FORCE: Final = text("""
+    select distinct on (v.model, v.id, s.id, b.metric, b.kind) b.id, v.model, v.candidate_version as version,
+        s.name as slice, b.metric, b.kind, b.source, b.made_by, b.made_at, b.reason, b.from_at, b.to_at, b.n_groups,
+        f.candidate_version as from_version, b.content, b.fold_seq
+    from baseline b join model_version v on v.id = b.model_version_id join slice s on s.id = b.slice_id
+        left join model_version f on f.id = b.from_version_id
+    where (:model = '' or v.model = :model) and (:version = '' or v.candidate_version = :version)
+        and (:slice = '' or s.name = :slice)
+    order by v.model, v.id, s.id, b.metric, b.kind, b.id desc
+""")
+_HISTORY: Final = text(_IN_FORCE.text.replace("distinct on (v.model, v.id, s.id, b.metric, b.kind)", ""))
+# In pages by the primary key: whole exchanges, in the order of capture, however many there are.
+_ROWS: Final = text("""
+    select batch_id, comparison.exchange_id::text, item, captured_at, model_version_id, policy_id, slice_ids, group_key,
+        pi1, pi2, u1, u2, candidate_margin, flip, topk, js, divergence, margin
+    from comparison join batch on batch.id = comparison.batch_id
+    where captured_at >= :begin and captured_at < :end and model_version_id = :version
+        -- What waits for the monitor is learned when it is folded, not twice.
+        and batch.fold_seq is not null and slice_ids && cast(:slices as int[])
+        and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
+    order by captured_at, comparison.exchange_id, item limit :most
+""")
+_LEARNED: Final = text("""
+    select distinct b.slice_id, b.metric, b.kind, d.state
+    from baseline b join detector d using (model_version_id, slice_id, metric, kind)
+    where b.model_version_id = :version and b.content is not null and b.kind <> 'budget' and b.fold_seq is not null
+        and d.retired_at is null
+""")
+_WATCHED: Final = text("""
+    select slice_id, metric, kind from detector where model_version_id = :version and retired_at is null
+""")
+_WAITING: Final = text("""
+    select count(*) from comparison c join batch b on b.id = c.batch_id
+    where b.fold_seq is null and c.model_version_id = :version and c.captured_at >= :begin and c.captured_at < :end
+""")
+_PAGE: Final = 10_000
+
+
+class VersionFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A candidate version that has a reference."""
+
+    id: int
+    name: str
+    first_seen_at: datetime
+
+
+class BaselineFact(msgspec.Struct, frozen=True, kw_only=True):
+    """A baseline or a decision about one, as people read it."""
+
+    id: int
+    model: str
+    version: str
+    slice: str
+    metric: str
+    kind: str
+    source: Source
+    made_by: str
+    made_at: datetime
+    reason: str
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    from_version: str | None
+    content: dict[str, Any] | None
+    fold_seq: int | None
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person decides about one signal; columns as in `baseline`."""
+
+    model_version_id: int
+    slice_id: int
+    metric: str
+    kind: str
+    source: Source
+    made_by: str
+    reason: str
+    from_at: datetime | None
+    to_at: datetime | None
+    n_groups: int
+    from_version_id: int | None
+    content: dict[str, Any] | None
+
+
+async def find_version(connection: AsyncConnection, model: str, name: str) -> VersionFact:
+    """Return a version of `model` that has a reference; the newest where `name` is empty.
+
+    Raises
+    ------
+    OperatorError
+        There is none of that name, or it has no reference; the message says which there are.
+    """
+    every = (await connection.execute(_VERSIONS, {"model": model})).mappings().all()
+    rows = [row for row in every if row["reference_digest"]]
+    if not rows:
+        models = ", ".join((await connection.scalars(_MODELS)).all()) or "none"
+        raise OperatorError(
+            f"the record has no version of model `{model}` with a reference; models: {models}"
+        )
+    for row in rows:
+        if name in {"", row["candidate_version"]}:
+            return VersionFact(
+                id=row["id"], name=row["candidate_version"], first_seen_at=row["first_seen_at"]
+            )
+    known = ", ".join(row["candidate_version"] for row in rows)
+    if name in {row["candidate_version"] for row in every}:
+        raise OperatorError(
+            f"version `{name}` of model `{model}` has no reference, so nothing of it is compared: name one in "
+            f"models.references. Versions with one: {known}"
+        )
+    raise OperatorError(f"model `{model}` has no version `{name}` in the record; versions: {known}")
+
+
+async def find_slices(connection: AsyncConnection, model: str, names: Sequence[str]) -> dict[int, str]:
+    """Return ids and names of slices of `model`; all of them where `names` is empty.
+
+    Raises
+    ------
+    OperatorError
+        There is none of that name.
+    """
+    known = {row.id: row.name for row in await connection.execute(_SLICES, {"model": model})}
+    if missing := set(names) - set(known.values()):
+        raise OperatorError(
+            f"model `{model}` has no slice {', '.join(f'`{name}`' for name in sorted(missing))}; "
+            f"slices: {', '.join(known.values())}"
+        )
+    return {slice_id: name for slice_id, name in known.items() if not names or name in names}
+
+
+async def baselines(
+    connection: AsyncConnection,
+    *,
+    model: str = "",
+    version: str = "",
+    slice_name: str = "",
+    history: bool = False,
+) -> list[BaselineFact]:
+    """Return the newest baseline of each signal, or with `history` all of them, newest first within a signal."""
+    wanted = {"model": model, "version": version, "slice": slice_name}
+    rows = await connection.execute(_HISTORY if history else _IN_FORCE, wanted)
+    return [msgspec.convert(dict(row), BaselineFact) for row in rows.mappings()]
+
+
+async def learned_signals(connection: AsyncConnection, version_id: int) -> dict[tuple[int, str, str], bytes]:
+    """Return the signals of a version (slice, metric, kind) that the monitor watches and that have a baseline in force.
+
+    With each comes the state of its detector, as it is stored.
+    """
+    rows = await connection.execute(_LEARNED, {"version": version_id})
+    return {(row.slice_id, row.metric, row.kind): bytes(row.state) for row in rows}
+
+
+async def watched_signals(connection: AsyncConnection, version_id: int) -> set[tuple[int, str, str]]:
+    """Return the signals of a version (slice, metric, kind) that the monitor watches now."""
+    rows = await connection.execute(_WATCHED, {"version": version_id})
+    return {(row.slice_id, row.metric, row.kind) for row in rows}
+
+
+async def count_waiting(connection: AsyncConnection, version_id: int, begin: datetime, end: datetime) -> int:
+    """Return how many comparisons of a version, captured in [begin, end), no monitor has folded yet."""
+    wanted = {"version": version_id, "begin": begin, "end": end}
+    return int(await connection.scalar(_WAITING, wanted) or 0)
+
+
+async def rows_since(
+    connection: AsyncConnection, version_id: int, slice_ids: Sequence[int], begin: datetime, end: datetime
+) -> AsyncIterator[list[ComparisonRow]]:
+    """Yield a version's rows that lie in any of the slices, in the order of capture, whole exchanges at a time."""
+    last = {"at": begin, "exchange": "00000000-0000-0000-0000-000000000000", "item": -1}
+    within = {"version": version_id, "slices": list(slice_ids), "begin": begin, "end": end, "most": _PAGE}
+    held: list[ComparisonRow] = []
+    while True:
+        page = (await connection.execute(_ROWS, {**within, **last})).mappings().all()
+        held += [comparison_row(row) for row in page]
+        if len(page) < _PAGE:
+            break
+        last = {key: page[-1][name] for key, name in _PLACE.items()}
+        cut = len(held) - 1
+        while cut > 0 and held[cut - 1].exchange_id == held[cut].exchange_id:
+            cut -= 1
+        if cut:  # an exchange may be longer than a page
+            yield held[:cut]
+        held = held[cut:]
+    if held:
+        yield held
+
+
+_PLACE: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
+
+
+async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
+    """Record decisions; the monitor follows them with its next batch."""
+    if decisions:
+        values = [msgspec.structs.asdict(one) | {"source": one.source.value} for one in decisions]
+        await connection.execute(insert(Baseline), values)

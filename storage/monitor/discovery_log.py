@@ -1,0 +1,85 @@
+"""What became of discovered slices: the fold follows it, people read it."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Final
+
+import msgspec
+from sqlalchemy import RowMapping, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.monitor.rows import SliceChange
+from quantdrift.storage.schema.slice_tables import Status
+
+# A candidate is none of the fold's business, and one that was retired stays so until it is confirmed again.
+_FOLLOW: Final = text("""
+    with taken as (
+        update discovery_change set fold_seq = :fold_seq where fold_seq is null
+        returning id, discovery_id, status, made_by, reason, fold_seq
+    )
+    select taken.*, d.slice_id from taken join discovery d on d.id = taken.discovery_id
+    where taken.status in ('confirmed', 'retired') and d.slice_id is not null order by taken.id
+""")
+_FOLLOWED: Final = text("""
+    select c.*, d.slice_id from discovery_change c join discovery d on d.id = c.discovery_id
+    where c.fold_seq between :first and :last and c.status in ('confirmed', 'retired') and d.slice_id is not null
+    order by c.id
+""")
+_RETIRED: Final = text("""
+    select slice_id from (
+        select distinct on (c.discovery_id) d.slice_id, c.status
+        from discovery_change c join discovery d on d.id = c.discovery_id
+        where c.fold_seq is not null and c.status in ('confirmed', 'retired') and d.slice_id is not null
+        order by c.discovery_id, c.id desc
+    ) newest where status = 'retired' order by 1
+""")
+_HISTORY: Final = text("""
+    select status, made_by, made_at, reason from discovery_change where discovery_id = :discovery order by id
+""")
+
+
+class Change(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of status as people read it; columns as in `discovery_change`."""
+
+    status: Status
+    made_by: str
+    made_at: datetime
+    reason: str
+
+
+async def follow(connection: AsyncConnection, fold_seq: int) -> Mapping[int, tuple[SliceChange, ...]]:
+    """Let the fold follow from `fold_seq` on what nobody followed yet; return it under that number."""
+    rows = (await connection.execute(_FOLLOW, {"fold_seq": fold_seq})).mappings()
+    return _by_fold(rows)
+
+
+async def followed(
+    connection: AsyncConnection, first: int, last: int
+) -> Mapping[int, tuple[SliceChange, ...]]:
+    """Return what the fold has followed from `first` to `last`, by the number it did so under."""
+    rows = (await connection.execute(_FOLLOWED, {"first": first, "last": last})).mappings()
+    return _by_fold(rows)
+
+
+async def retired(connection: AsyncConnection) -> tuple[int, ...]:
+    """Return the slices that the fold watches no more."""
+    return tuple((await connection.scalars(_RETIRED)).all())
+
+
+async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[Change]:
+    """Return everything that became of a discovery, in order."""
+    rows = await connection.execute(_HISTORY, {"discovery": discovery_id})
+    return [Change(**{**row, "status": Status(row["status"])}) for row in rows.mappings()]
+
+
+def _by_fold(rows: Iterable[RowMapping]) -> dict[int, tuple[SliceChange, ...]]:
+    found: dict[int, tuple[SliceChange, ...]] = {}
+    for row in rows:
+        change = SliceChange(
+            slice_id=row["slice_id"],
+            watched=row["status"] == Status.CONFIRMED,
+            made_by=row["made_by"],
+            reason=row["reason"],
+        )
+        found[row["fold_seq"]] = (*found.get(row["fold_seq"], ()), change)
+    return found

@@ -1,0 +1,241 @@
+"""What was compared around an onset, for the explanation of an alert: bounded reads, inside the fold's transaction.
+
+Every read follows the primary key of `comparison`, newest first, and ends after a fixed number of the version's rows;
+what it passes over of other versions is bounded by the timeout alone. Rows count that were folded no later than the
+change of verdict: the same record gives the same rows, however the batches were cut into folds.
+"""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.records import Verdict
+from quantdrift.storage.database import translated
+from quantdrift.storage.monitor.rows import from_us, to_us
+
+MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
+MOST_SCANNED: Final = 100_000  # items of the version that are looked through for a rare slice's
+_MOST_ALERTS: Final = 256
+
+_NEWEST_OF_SLICE: Final = """
+    select newest.* from (
+        select c.captured_at, c.exchange_id::text, c.item, c.group_key, c.slice_ids, c.pi1 * c.pi2 as pi, {columns}
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at >= :begin and c.captured_at < :end and c.model_version_id = :version
+            and b.fold_seq <= :fold_seq
+        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
+    ) newest
+    where newest.slice_ids @> array[cast(:slice as int)]
+    order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit :most
+"""
+_ITEMS: Final = text(
+    _NEWEST_OF_SLICE.format(
+        columns="c.flip, c.divergence, c.reference_margin, c.source, c.batch_id,"
+        " coalesce(c.detail ? 'candidate_not_finite', false) as not_finite"
+    )
+)
+_DETAILS: Final = text(_NEWEST_OF_SLICE.format(columns="c.detail::text as detail"))
+_NEWEST: Final = text("""
+    select newest.model_version_id from (
+        select c.captured_at, c.exchange_id, c.item, c.slice_ids, c.model_version_id
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at >= :begin and c.captured_at < :end
+            and c.model_version_id = any(cast(:versions as int[])) and b.fold_seq <= :fold_seq
+        order by c.captured_at desc, c.exchange_id desc, c.item desc limit :scanned
+    ) newest
+    where newest.slice_ids @> array[cast(:slice as int)]
+    order by newest.captured_at desc, newest.exchange_id desc, newest.item desc limit 1
+""")
+_PROVENANCE: Final = text("select id, provenance from batch where id = any(cast(:batches as bigint[]))")
+_STORED: Final = text("select stored_at from batch where fold_seq = :fold_seq")
+_DOUBT: Final = text("""
+    select doubt from doubt join model_version using (model, reference_digest)
+    where model_version.id = :version and doubt <> ''
+""")
+_ALERTING: Final = text("""
+    select model_version_id, slice_id, severity, details from alert
+    where resolved_at is null and model_version_id = any(cast(:versions as int[])) order by id limit :most
+""")
+
+
+class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
+    """One item; columns as in `comparison`, `group` the session or else the exchange.
+
+    `not_finite` tells that the candidate's output was not a number, infinite or empty.
+    """
+
+    captured_us: int
+    exchange: str
+    group: str
+    slice_ids: tuple[int, ...]
+    pi: float
+    flip: float | None
+    divergence: float | None
+    margin: float | None
+    source: str
+    batch_id: int
+    not_finite: bool = False
+
+
+class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
+    """What else was measured of one item: `detail` is the text of a JSON object, the others as of `EvidenceItem`."""
+
+    exchange: str
+    group: str
+    pi: float
+    detail: str | None
+
+
+class Alerting(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that is open, with what was told of it."""
+
+    model_version_id: int
+    slice_id: int
+    severity: Verdict
+    details: dict[str, Any]
+
+
+class Evidence:
+    """Reads what was compared around an onset.
+
+    Parameters
+    ----------
+    connection
+        Inside the fold's transaction.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    @asynccontextmanager
+    async def bounded(self, timeout_s: float) -> AsyncIterator[None]:
+        """Let no statement in the block outlast `timeout_s` or spoil the transaction: the block alone is undone.
+
+        Raises
+        ------
+        RetryError
+            A statement took too long, or Postgres is away.
+        """
+        async with translated(), self._connection.begin_nested():
+            before = await self._connection.scalar(text("select current_setting('statement_timeout')"))
+            await self._limit(f"{int(timeout_s * 1000)}ms")
+            yield
+            await self._limit(str(before))
+
+    async def items(
+        self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> list[EvidenceItem]:
+        """Return the newest items of a slice captured in [begin, end) and folded up to `fold_seq`, at most 5,000."""
+        found = await self._connection.execute(_ITEMS, _newest(version, slice_id, begin_us, end_us, fold_seq))
+        return [
+            EvidenceItem(
+                captured_us=to_us(captured_at),
+                exchange=exchange,
+                group=group or exchange,
+                slice_ids=tuple(slice_ids),
+                pi=pi,
+                flip=None if flip is None else float(flip),
+                divergence=divergence,
+                margin=margin,
+                source=source,
+                batch_id=batch_id,
+                not_finite=not_finite,
+            )
+            for (
+                captured_at,
+                exchange,
+                _,
+                group,
+                slice_ids,
+                pi,
+                flip,
+                divergence,
+                margin,
+                source,
+                batch_id,
+                not_finite,
+            ) in found
+        ]
+
+    async def details(
+        self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> list[DetailItem]:
+        """Return what else was measured of the items that `items` returns."""
+        found = await self._connection.execute(
+            _DETAILS, _newest(version, slice_id, begin_us, end_us, fold_seq)
+        )
+        return [
+            DetailItem(
+                exchange=row["exchange_id"],
+                group=row["group_key"] or row["exchange_id"],
+                pi=row["pi"],
+                detail=row["detail"],
+            )
+            for row in found.mappings()
+        ]
+
+    async def last_compared(
+        self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
+    ) -> int | None:
+        """Return which of some versions had the slice's newest item captured in [begin, end), or None."""
+        found: int | None = await self._connection.scalar(
+            _NEWEST,
+            {
+                "begin": from_us(begin_us),
+                "end": from_us(end_us),
+                "versions": list(versions),
+                "slice": slice_id,
+                "fold_seq": fold_seq,
+                "scanned": MOST_SCANNED,
+            },
+        )
+        return found
+
+    async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
+        """Return per batch what replayed it: runtime, version, provider, device; empty where it is not known."""
+        found = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
+        return {row["id"]: row["provenance"] for row in found.mappings()}
+
+    async def stored_at_us(self, fold_seq: int) -> int | None:
+        """Return when a folded batch was stored, or None where there is no such batch."""
+        at = await self._connection.scalar(_STORED, {"fold_seq": fold_seq})
+        return None if at is None else to_us(at)
+
+    async def doubt(self, version: int) -> str | None:
+        """Return what the outputs of a version's reference say against the configuration, or None."""
+        said: str | None = await self._connection.scalar(_DOUBT, {"version": version})
+        return said
+
+    async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
+        """Return the open alerts of some versions, oldest first, at most 256."""
+        found = await self._connection.execute(_ALERTING, {"versions": list(versions), "most": _MOST_ALERTS})
+        return [
+            Alerting(
+                model_version_id=row["model_version_id"],
+                slice_id=row["slice_id"],
+                severity=Verdict(row["severity"]),
+                details=row["details"],
+            )
+            for row in found.mappings()
+        ]
+
+    async def _limit(self, setting: str) -> None:
+        await self._connection.execute(
+            text("select set_config('statement_timeout', :setting, true)"), {"setting": setting}
+        )
+
+
+def _newest(version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int) -> dict[str, Any]:
+    return {
+        "begin": from_us(begin_us),
+        "end": from_us(end_us),
+        "version": version,
+        "slice": slice_id,
+        "fold_seq": fold_seq,
+        "scanned": MOST_SCANNED,
+        "most": MOST_ROWS,
+    }

@@ -1,0 +1,151 @@
+"""The exchanges that show an alert best: for all alerts that a fold opens or escalates at once.
+
+An hour of a busy version is hundreds of thousands of rows, half a second to look through: once for the fold, not once
+per alert. The worst few thousand items of the hour are sorted out first; as a rule every alerting slice has its
+examples among them, and these are then exactly the ones that a look at each slice alone would have found. Slices that
+have too few are asked for again, without the others.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import RetryError
+from quantdrift.storage.monitor.evidence import Evidence
+from quantdrift.storage.monitor.rows import TransitionRow, from_us
+
+MOST: Final = 5  # per alert
+DEPTH: Final = (
+    5_000  # items that are sorted out in one go: more do not fit into Postgres's default sort memory
+)
+ROUNDS: Final = 3
+STATEMENT_S: Final = 5.0
+_SPAN: Final = timedelta(hours=1)
+_LOG = logging.getLogger(__name__)
+
+_WORST: Final = text("""
+    with alarm as (
+        select * from unnest(
+            cast(:places as int[]), cast(:versions as int[]), cast(:slices as int[]),
+            cast(:begins as timestamptz[]), cast(:ends as timestamptz[]), cast(:fold_seqs as bigint[])
+        ) as a (place, version, slice, begin_at, end_at, fold_seq)
+    ), worst as (
+        select c.model_version_id, c.captured_at, c.exchange_id, c.slice_ids, c.trace, b.fold_seq,
+            coalesce(c.flip, false) as flip, coalesce(nullif(c.divergence, 'NaN'), 0) as divergence
+        from comparison c join batch b on b.id = c.batch_id
+        where c.captured_at between :begin and :end and c.model_version_id = any(cast(:versions as int[]))
+            and c.slice_ids && cast(:slices as int[]) and b.fold_seq <= :fold_seq
+        order by flip desc, divergence desc, c.exchange_id limit :depth
+    ), one as (
+        select distinct on (a.place, w.exchange_id) a.place, w.exchange_id, w.trace, w.flip, w.divergence
+        from worst w cross join lateral unnest(w.slice_ids) as s (id)
+            join alarm a on a.version = w.model_version_id and a.slice = s.id
+                and w.captured_at between a.begin_at and a.end_at and w.fold_seq <= a.fold_seq
+        order by a.place, w.exchange_id, w.flip desc, w.divergence desc
+    ), ranked as (
+        select *, row_number() over (partition by place order by flip desc, divergence desc, exchange_id) as rank from one
+    )
+    select place, exchange_id::text, trace, (select count(*) from worst) as n_sorted
+    from ranked where rank <= :most order by place, rank
+""")
+
+
+class Shown(msgspec.Struct, frozen=True, kw_only=True):
+    """What an alert shows.
+
+    Parameters
+    ----------
+    examples
+        Exchanges: flipped ones first, then by divergence; 32 hexadecimal digits each.
+    traces
+        Their `traceparent`s, or empty.
+    """
+
+    examples: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
+
+    def attributes(self, trace_url: str) -> dict[str, list[str]]:
+        """Return it as the event carries it.
+
+        Parameters
+        ----------
+        trace_url
+            Link to a production trace, with `{trace_id}`; empty: no links.
+        """
+        links = [
+            trace_url.replace("{trace_id}", parts[1])
+            for trace in self.traces
+            if trace_url and len(parts := trace.split("-")) == 4
+        ]
+        return {"examples": list(self.examples), "traces": links}
+
+
+async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -> list[Shown]:
+    """Return the most divergent exchanges of each alert since its onset, of the hour before the change at most.
+
+    An alert goes out with or without them: a read that takes too long is undone alone, and said in the log.
+
+    Parameters
+    ----------
+    connection
+        Inside the fold's transaction.
+    rows
+        Alerts that open or escalate.
+    """
+    found: dict[int, list[tuple[str, str]]] = {place: [] for place in range(len(rows))}
+    lacking = list(found)
+    try:
+        for _ in range(ROUNDS):
+            if not lacking:
+                break
+            async with Evidence(connection).bounded(STATEMENT_S):
+                worst, n_sorted = await _worst(connection, {place: rows[place] for place in lacking})
+            found |= worst
+            left = [place for place in lacking if len(found[place]) < MOST]
+            # Where all of it was looked at, or nobody else stood in the way, there are no more.
+            lacking = [] if n_sorted < DEPTH or len(left) == len(lacking) else left
+    except RetryError as error:
+        _LOG.warning("%d alerts go without examples: %s", len(lacking), error)
+    return [
+        Shown(examples=tuple(one for one, _ in shown), traces=tuple(trace for _, trace in shown))
+        for shown in found.values()
+    ]
+
+
+async def _worst(
+    connection: AsyncConnection, alarms: Mapping[int, TransitionRow]
+) -> tuple[dict[int, list[tuple[str, str]]], int]:
+    """Return per place exchanges and traces, the worst first, and how many items were sorted out for them."""
+    windows = [_window(row) for row in alarms.values()]
+    rows = await connection.execute(
+        _WORST,
+        {
+            "places": list(alarms),
+            "versions": [row.model_version_id for row in alarms.values()],
+            "slices": [row.slice_id for row in alarms.values()],
+            "begins": [begin for begin, _ in windows],
+            "ends": [end for _, end in windows],
+            "fold_seqs": [row.fold_seq for row in alarms.values()],
+            "begin": min(begin for begin, _ in windows),
+            "end": max(end for _, end in windows),
+            "fold_seq": max(row.fold_seq for row in alarms.values()),
+            "depth": DEPTH,
+            "most": MOST,
+        },
+    )
+    found: dict[int, list[tuple[str, str]]] = {place: [] for place in alarms}
+    n_sorted = 0
+    for row in rows.mappings():
+        found[row["place"]].append((row["exchange_id"].replace("-", ""), row["trace"]))
+        n_sorted = row["n_sorted"]
+    return found, n_sorted
+
+
+def _window(row: TransitionRow) -> tuple[datetime, datetime]:
+    at = from_us(row.at_us)
+    return max(from_us(row.onset_us), at - _SPAN), at

@@ -1,0 +1,273 @@
+"""What the fold writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, all or nothing."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import text
+from sqlalchemy.dialects.postgresql import insert
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.monitor.examples import examples
+from quantdrift.storage.monitor.noise import floor_values, write_noise_change
+from quantdrift.storage.monitor.rows import (
+    BaselineRow,
+    DetectorRow,
+    Episode,
+    Outcome,
+    RollupRow,
+    SessionRow,
+    TransitionRow,
+    VerdictRow,
+    from_us,
+)
+from quantdrift.storage.schema import tables
+
+_HOUR: Final = timedelta(hours=1)
+_ALARMS: Final = (Episode.OPEN, Episode.ESCALATE)
+_CLOSE: Final = text("""
+    update alert set resolved_at = :at
+    where model_version_id = :version and slice_id = :slice and resolved_at is null returning id
+""")
+_ESCALATE: Final = text("""
+    update alert set severity = :severity, metric = :metric, details = cast(:details as jsonb)
+    where model_version_id = :version and slice_id = :slice and resolved_at is null returning id
+""")
+_VERDICT_ALERTS: Final = text("""
+    update verdict v set alert_id = (
+        select a.id from alert a
+        where a.model_version_id = v.model_version_id and a.slice_id = v.slice_id and a.resolved_at is null
+    )
+    where v.model_version_id = :version and v.slice_id = :slice
+""")
+_NOTE: Final = text("""
+    update alert set details = jsonb_strip_nulls(details || cast(:more as jsonb))
+    where model_version_id = :version and slice_id = :slice and resolved_at is null
+""")
+_CLOSE_SESSION: Final = text(
+    "delete from session where model_version_id = :version and policy_id = :policy and group_key = :group"
+)
+_FOLD: Final = text("""
+    update fold set fold_seq = :fold_seq, event_time = :event_time, mass = :mass, n_detectors = :n_detectors,
+        folded_at = now()
+    where id = 1
+""")
+_ADDED_BINS: Final = (
+    "(select array_agg(a + b order by i) from unnest(rollup.divergence_bins, excluded.divergence_bins)"
+    " with ordinality as u(a, b, i))"
+)
+_SUMS: Final = (
+    "n_items",
+    "n_groups",
+    "weight",
+    "weight_sq",
+    "flip",
+    "topk",
+    "js",
+    "divergence",
+    "margin",
+    "flip_weight",
+    "topk_weight",
+    "js_weight",
+    "divergence_weight",
+    "margin_weight",
+    "n_infinite",
+)
+
+
+async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -> None:
+    """Store what a fold made: states, verdicts, alerts, transitions, outbox, roll-ups and the position.
+
+    Parameters
+    ----------
+    connection
+        Inside the transaction that claimed the batches.
+    outcome
+        What to store.
+    trace_url
+        Link to a production trace, with `{trace_id}`; empty: no links.
+    """
+    await _upsert(connection, tables.Detector, [_detector_values(row) for row in outcome.detectors])
+    await _upsert(connection, tables.Verdict, [_verdict_values(row) for row in outcome.verdicts])
+    alarms = [row for row in outcome.transitions if row.episode in _ALARMS]
+    shown = iter(await examples(connection, alarms) if alarms else ())
+    for transition in outcome.transitions:
+        more = next(shown).attributes(trace_url) if transition.episode in _ALARMS else {}
+        await _write_transition(connection, transition, more)
+    for note in outcome.notes:
+        key = {"version": note.model_version_id, "slice": note.slice_id}
+        await connection.execute(_NOTE, {**key, "more": msgspec.json.encode(note.more).decode()})
+    if outcome.transitions:
+        keys = {(row.model_version_id, row.slice_id) for row in outcome.transitions}
+        await connection.execute(
+            _VERDICT_ALERTS, [{"version": version, "slice": place} for version, place in sorted(keys)]
+        )
+    await _write_rollups(connection, outcome.rollups)
+    if outcome.learned:
+        await connection.execute(insert(tables.Baseline), [_baseline_values(row) for row in outcome.learned])
+    await _upsert(connection, tables.NoiseFloor, [floor_values(row) for row in outcome.floors])
+    for change in outcome.noise_changes:
+        await write_noise_change(connection, change)
+    await _upsert(connection, tables.Session, [_session_values(row) for row in outcome.sessions])
+    if outcome.closed:
+        closed = [{"version": one, "policy": two, "group": three} for one, two, three in outcome.closed]
+        await connection.execute(_CLOSE_SESSION, closed)
+    position = outcome.position
+    await connection.execute(
+        _FOLD,
+        {
+            "fold_seq": position.fold_seq,
+            "event_time": None if position.event_us is None else from_us(position.event_us),
+            "mass": position.mass,
+            "n_detectors": position.n_detectors,
+        },
+    )
+
+
+async def _write_transition(
+    connection: AsyncConnection, row: TransitionRow, more: Mapping[str, list[str]]
+) -> None:
+    details = {**row.details, **more}
+    key = {"version": row.model_version_id, "slice": row.slice_id}
+    alert_id: int | None = None
+    encoded = msgspec.json.encode(details).decode()
+    if row.episode is Episode.OPEN:
+        alert_id = await connection.scalar(
+            insert(tables.Alert)
+            .values(
+                model_version_id=row.model_version_id,
+                slice_id=row.slice_id,
+                severity=row.to_verdict.value,
+                metric=row.metric.value,
+                onset_at=from_us(row.onset_us),
+                opened_at=from_us(row.at_us),
+                details=details,
+            )
+            .returning(tables.Alert.id)
+        )
+    elif row.episode is Episode.ESCALATE:
+        severity = {"severity": row.to_verdict.value, "metric": row.metric.value, "details": encoded}
+        alert_id = await connection.scalar(_ESCALATE, {**key, **severity})
+    elif row.episode is Episode.CLOSE:
+        alert_id = await connection.scalar(_CLOSE, {**key, "at": from_us(row.at_us)})
+    transition_id = await connection.scalar(
+        insert(tables.Transition)
+        .values(
+            model_version_id=row.model_version_id,
+            slice_id=row.slice_id,
+            alert_id=alert_id,
+            from_verdict=row.from_verdict.value,
+            to_verdict=row.to_verdict.value,
+            at=from_us(row.at_us),
+            fold_seq=row.fold_seq,
+            details=details,
+        )
+        .returning(tables.Transition.id)
+    )
+    if row.episode is not Episode.NONE:
+        await connection.execute(insert(tables.Outbox).values(transition_id=transition_id))
+
+
+async def _write_rollups(connection: AsyncConnection, rows: Sequence[RollupRow]) -> None:
+    for table, name, step in (
+        (tables.RollupHour, "hour", timedelta(hours=1)),
+        (tables.RollupDay, "day", timedelta(days=1)),
+    ):
+        if not rows:
+            continue
+        statement = insert(table)
+        grown = {column: table.__table__.c[column] + statement.excluded[column] for column in _SUMS}
+        bins = text(_ADDED_BINS.replace("rollup", table.__tablename__))
+        statement = statement.on_conflict_do_update(
+            index_elements=["model_version_id", "slice_id", name], set_={**grown, "divergence_bins": bins}
+        )
+        await connection.execute(statement, [_rollup_values(row, name, step) for row in rows])
+
+
+async def _upsert(connection: AsyncConnection, table: type[tables.Base], rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    statement = insert(table)
+    keys = [column.name for column in table.__table__.primary_key]
+    changed = {name: statement.excluded[name] for name in rows[0] if name not in keys}
+    await connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=changed), rows)
+
+
+def _detector_values(row: DetectorRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "slice_id": row.slice_id,
+        "metric": row.metric,
+        "kind": row.kind,
+        "state": row.state,
+        "budget": row.budget,
+        "n_groups": row.n_groups,
+        "evidence": row.evidence,
+        "fold_seq": row.fold_seq,
+        "created_at": from_us(row.created_us),
+        "last_at": from_us(row.last_us),
+        "retired_at": None if row.retired_us is None else from_us(row.retired_us),
+        "noise": row.noise,
+    }
+
+
+def _verdict_values(row: VerdictRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "slice_id": row.slice_id,
+        "verdict": row.verdict.value,
+        "reason": row.reason,
+        "since": from_us(row.since_us),
+        "n_groups": row.n_groups,
+        "evidence": row.evidence,
+        "threshold": row.threshold,
+        "estimate": row.estimate,
+        "last_at": from_us(row.last_us),
+        "updated_at": from_us(row.updated_us),
+        "fold_seq": row.fold_seq,
+    }
+
+
+def _baseline_values(row: BaselineRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "slice_id": row.slice_id,
+        "metric": row.metric,
+        "kind": row.kind,
+        "source": row.source.value,
+        "made_by": row.made_by,
+        "reason": row.reason,
+        "from_at": None if row.from_us is None else from_us(row.from_us),
+        "to_at": None if row.to_us is None else from_us(row.to_us),
+        "n_groups": row.n_groups,
+        "from_version_id": row.from_version_id,
+        "content": row.content,
+        "fold_seq": row.fold_seq,
+    }
+
+
+def _session_values(row: SessionRow) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "policy_id": row.policy_id,
+        "group_key": row.group_key,
+        "opened_at": from_us(row.opened_us),
+        "items": row.items,
+        "fold_seq": row.fold_seq,
+    }
+
+
+def _rollup_values(row: RollupRow, name: str, step: timedelta) -> dict[str, Any]:
+    return {
+        "model_version_id": row.model_version_id,
+        "slice_id": row.slice_id,
+        name: _floor(row.hour_us, step),
+        "divergence_bins": list(row.divergence_bins),
+        **{column: getattr(row, column) for column in _SUMS},
+    }
+
+
+def _floor(at_us: int, step: timedelta) -> datetime:
+    step_us = step // timedelta(microseconds=1)
+    return from_us(at_us - at_us % step_us)

@@ -1,0 +1,144 @@
+"""What was offered, taken and lost: exact counts of a stretch of time."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import RowMapping, TextClause, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
+from quantdrift.storage.shadow.expiries import EXPIRED
+
+_EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
+
+# Counts are cumulative per boot: what a period saw is its last statement less the last one before the period, however
+# old that is. Where there is none, the boot is counted from zero, as in the view `coverage_hour`.
+_TALLIES = text("""
+    with edge as (
+        select source, boot, stratum, min(sequence) as first, max(sequence) as last
+        from tally where at >= :begin and at < :end group by 1, 2, 3
+    )
+    select e.source, e.boot::text as boot, e.stratum, l.offered - coalesce(b.offered, 0) as offered,
+        l.taken - coalesce(b.taken, 0) as taken, l.thinned - coalesce(b.thinned, 0) as thinned,
+        l.published - coalesce(b.published, 0) as published, l.lost, coalesce(b.lost, '{}') as lost_before,
+        l.models, coalesce(b.models, '{}') as models_before,
+        l.blind_connections - coalesce(b.blind_connections, 0) as blind_connections
+    from edge e
+    join tally l on l.source = e.source and l.boot = e.boot and l.stratum = e.stratum and l.sequence = e.last
+    left join lateral (
+        select t.* from tally t
+        where t.source = e.source and t.boot = e.boot and t.stratum = e.stratum and t.sequence < e.first
+        order by t.sequence desc limit 1
+    ) b on true
+    order by e.stratum, e.source
+""")
+
+_EXPIRED = text("""
+    select stratum, model, sum(n)::bigint as n from expiry join batch on batch.id = expiry.batch_id
+    where batch.stored_at >= :begin and batch.stored_at < :end group by 1, 2
+""")
+
+_COMPARED = text("""
+    select header_stratum, count(distinct exchange_id) as n from comparison
+    where captured_at >= :begin and captured_at < :end group by 1
+""")
+
+_SKIPPED = text("""
+    select reason, sum(n::bigint) as n from batch, jsonb_each_text(skipped) as s (reason, n)
+    where stored_at >= :edge and captured_to >= :begin and captured_from < :end and skipped <> '{}'
+    group by 1 order by 2 desc, 1
+""")
+
+_QUARANTINED = text("""
+    select reason, count(*) as n, max(detail) as detail from quarantine
+    where quarantined_at >= :begin and quarantined_at < :end and (:model = '' or model in ('', :model))
+    group by 1 order by 2 desc, 1
+""")
+
+
+class Coverage:
+    """Counts exchanges in one snapshot.
+
+    Parameters
+    ----------
+    connection
+        Inside a transaction.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+
+    async def strata(
+        self, begin: datetime, end: datetime, *, by_stratum: bool
+    ) -> tuple[list[StratumCounts], Fleet]:
+        """Return the exact counts of a period by header stratum, and the sidecars that stated them.
+
+        Parameters
+        ----------
+        begin, end
+            The period.
+        by_stratum
+            Count the comparisons of each stratum too: reads `comparison`, so only for short periods.
+        """
+        compared: dict[str, int] = {}
+        if by_stratum:
+            rows = await self._rows(_COMPARED, begin=begin, end=end)
+            compared = {row["header_stratum"]: row["n"] for row in rows}
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        lost: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        models: defaultdict[str, defaultdict[str, Counter[str]]] = defaultdict(lambda: defaultdict(Counter))
+        blind: dict[tuple[str, str], int] = {}
+        for row in await self._rows(_TALLIES, begin=begin, end=end):
+            stratum = row["stratum"]
+            counts[stratum].update({name: row[name] for name in ("offered", "taken", "thinned", "published")})
+            lost[stratum].update(row["lost"])
+            lost[stratum].subtract(row["lost_before"])
+            for name, of in row["models"].items():
+                models[stratum][name].update(of["lost"])
+            for name, of in row["models_before"].items():
+                models[stratum][name].subtract(of["lost"])
+            boot = row["source"], row["boot"]
+            blind[boot] = max(blind.get(boot, 0), row["blind_connections"])
+        for row in await self._rows(_EXPIRED, begin=begin, end=end):
+            lost[row["stratum"]][EXPIRED] += row["n"]
+            models[row["stratum"]][row["model"]][EXPIRED] += row["n"]
+        strata = [
+            StratumCounts(
+                stratum=stratum,
+                offered=counts[stratum]["offered"],
+                taken=counts[stratum]["taken"],
+                thinned=counts[stratum]["thinned"],
+                published=counts[stratum]["published"],
+                compared=compared.get(stratum, 0) if by_stratum else None,
+                lost=_positive(lost[stratum]),
+                models={
+                    name: found for name, of in sorted(models[stratum].items()) if (found := _positive(of))
+                },
+            )
+            for stratum in sorted({*counts, *compared, *lost})
+        ]
+        fleet = Fleet(
+            sources=len({source for source, _ in blind}),
+            boots=len(blind),
+            blind_connections=sum(blind.values()),
+        )
+        return strata, fleet
+
+    async def skipped(self, begin: datetime, end: datetime) -> list[ReasonCount]:
+        """Return the exchanges of a period that were read but not compared, by reason."""
+        rows = await self._rows(_SKIPPED, begin=begin, end=end, edge=begin - _EDGE)
+        return [ReasonCount(reason=row["reason"], n=int(row["n"])) for row in rows]
+
+    async def quarantined(self, begin: datetime, end: datetime, model: str = "") -> list[ReasonCount]:
+        """Return the exchanges set aside in a period, by reason, each with one detail."""
+        rows = await self._rows(_QUARANTINED, begin=begin, end=end, model=model)
+        return [ReasonCount(**row) for row in rows]
+
+    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
+        return (await self._connection.execute(statement, parameters)).mappings().all()
+
+
+def _positive(counts: Counter[str]) -> dict[str, int]:
+    return {reason: n for reason, n in counts.most_common() if n > 0}

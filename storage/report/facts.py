@@ -1,0 +1,287 @@
+"""What `storage.reading` hands out: typed, frozen, and free of SQL."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.monitor.explanation import Explanation
+
+
+class _Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """A row, or a sum of rows, of the record."""
+
+
+class Grain(StrEnum):
+    """Which table a sum is taken from."""
+
+    ITEM = "comparison"  # exact borders, for short windows
+    HOUR = "rollup_hour"
+    DAY = "rollup_day"
+
+
+class Window(_Fact, frozen=True, kw_only=True):
+    """A half-open stretch of capture time, and the table it is read from.
+
+    Parameters
+    ----------
+    begin, end
+        Aware; on whole hours or days where `grain` is one of the roll-ups.
+    grain
+        The table.
+    """
+
+    begin: datetime
+    end: datetime
+    grain: Grain
+
+
+class Version(_Fact, frozen=True, kw_only=True):
+    """A candidate version with its reference; digest and precision of it are empty where it has none.
+
+    `doubt` is what that reference's outputs say against the configuration; empty: nothing.
+    """
+
+    id: int
+    model: str
+    candidate_version: str
+    reference_digest: str
+    precision: str = ""
+    doubt: str = ""
+    first_seen_at: datetime
+
+
+class SliceName(_Fact, frozen=True, kw_only=True):
+    """A slice as people know it."""
+
+    id: int
+    model: str
+    name: str
+    predicate: str
+
+
+class Extent(_Fact, frozen=True, kw_only=True):
+    """How much there is of a period.
+
+    Parameters
+    ----------
+    first, last
+        Earliest and latest capture, as exactly as the record still knows it; None where nothing was compared.
+    n_items
+        Rows of `comparison` in it, counted no further than the caller's limit.
+    """
+
+    first: datetime | None
+    last: datetime | None
+    n_items: int
+
+
+class Sums(_Fact, frozen=True, kw_only=True):
+    """Sums over the exchanges of one slice; a mean is the sum over the weight of what has that metric.
+
+    Parameters
+    ----------
+    n_items, n_groups
+        Items and exchanges compared.
+    weight, weight_sq
+        Sum of 1 / pi over exchanges, and of its square.
+    flip, js, divergence
+        Weighted sums over items, each with an equal part of its exchange's weight; divergence is capped per item at the
+        model's `budget.cap`, js in nats.
+    flip_weight, js_weight, divergence_weight
+        The part of `weight` that has that metric: outputs that are no distribution have none.
+    n_infinite
+        Items whose divergence was infinite.
+    """
+
+    n_items: int = 0
+    n_groups: int = 0
+    weight: float = 0.0
+    weight_sq: float = 0.0
+    flip: float = 0.0
+    js: float = 0.0
+    divergence: float = 0.0
+    flip_weight: float = 0.0
+    js_weight: float = 0.0
+    divergence_weight: float = 0.0
+    n_infinite: int = 0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(**{name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__})
+
+    @property
+    def n_effective(self) -> float:
+        """Kish's effective number of exchanges, weight^2 / weight_sq; 0 where there are none."""
+        return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
+
+    def mean(self, metric: Metric) -> float | None:
+        """Return the weighted mean over exchanges of flip, js or divergence; None where none has that metric."""
+        total, weight = self._of(metric)
+        return total / weight if weight else None
+
+    def n_effective_of(self, metric: Metric) -> float:
+        """Return the part of `n_effective` that has that metric: flip, js or divergence."""
+        return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
+
+    def _of(self, metric: Metric) -> tuple[float, float]:
+        return {
+            Metric.FLIP: (self.flip, self.flip_weight),
+            Metric.JS: (self.js, self.js_weight),
+            Metric.DIVERGENCE: (self.divergence, self.divergence_weight),
+        }[metric]
+
+
+class SliceSums(_Fact, frozen=True, kw_only=True):
+    """Sums of one slice of one version, over one bucket or a whole window (`at` is its begin)."""
+
+    version_id: int
+    slice_id: int
+    at: datetime
+    sums: Sums
+
+
+class SliceBins(_Fact, frozen=True, kw_only=True):
+    """Weighted histogram of the divergence: 64 log-spaced bins from 1e-6 to 10, ends open."""
+
+    version_id: int
+    slice_id: int
+    bins: tuple[float, ...]
+
+
+class VerdictFact(_Fact, frozen=True, kw_only=True):
+    """What the monitor said of a slice at the end of the period.
+
+    Parameters
+    ----------
+    reason
+        In words.
+    budgets
+        Accepted mean by metric, as the monitor wrote it; may lack some.
+    noise
+        What it added to that for noise, where it added something.
+    """
+
+    version_id: int
+    slice_id: int
+    verdict: Verdict
+    reason: str
+    since: datetime
+    budgets: dict[Metric, float]
+    noise: dict[Metric, float] = {}
+
+
+class Deciding(_Fact, frozen=True, kw_only=True):
+    """What decided an alert, as the monitor told it; None where an earlier release did not.
+
+    Parameters
+    ----------
+    detector
+        Kind of the detector with the most evidence.
+    onset, after, n_since_onset
+        Estimated begin, ISO 8601, the mean (of a tail: p99) of its signal from there until it decided, and the exchanges.
+    before, n_history
+        The same before the onset, and the exchanges seen before it.
+    budget, noise
+        What was accepted, and what was added to it for noise.
+    tail_level, tail_before, tail_after
+        Of a tail: a level, and the shares of items above it.
+    evidence, threshold
+        What was reached, and what it took.
+    """
+
+    detector: str = "budget"
+    onset: str | None = None
+    after: float | None = None
+    n_since_onset: int | None = None
+    before: float | None = None
+    n_history: int | None = None
+    budget: float | None = None
+    noise: float = 0.0
+    tail_level: float | None = None
+    tail_before: float | None = None
+    tail_after: float | None = None
+    evidence: float | None = None
+    threshold: float | None = None
+
+
+class Episode(_Fact, frozen=True, kw_only=True):
+    """An alert that was open at some time of the period, with what decided it and what was told of its cause."""
+
+    id: int
+    version_id: int
+    slice_id: int
+    severity: Verdict
+    metric: Metric
+    onset_at: datetime
+    opened_at: datetime
+    resolved_at: datetime | None
+    explanation: Explanation = Explanation()
+    deciding: Deciding = Deciding()
+
+
+class Example(_Fact, frozen=True, kw_only=True):
+    """An exchange that shows the drift; `trace` is its traceparent, or empty, `detail` what else was measured of it."""
+
+    exchange_id: str
+    item: int
+    captured_at: datetime
+    flip: bool | None
+    divergence: float | None
+    trace: str
+    detail: dict[str, Any] | None = None
+
+
+class Changes(_Fact, frozen=True, kw_only=True):
+    """How often the monitor raised its voice in the period: alerts that paged, and those that were a ticket alone."""
+
+    pages: int
+    tickets: int
+
+
+class StratumCounts(_Fact, frozen=True, kw_only=True):
+    """Counts of one header stratum over the period, summed over sidecars.
+
+    Parameters
+    ----------
+    compared
+        Exchanges compared; None where the period is too large to count them by stratum.
+    lost
+        Of the taken, by reason; `expired` are part of the published as well.
+    models
+        Of the lost, by model and reason, as far as the requests had told their model.
+    """
+
+    stratum: str
+    offered: int
+    taken: int
+    thinned: int
+    published: int
+    compared: int | None
+    lost: dict[str, int]
+    models: dict[str, dict[str, int]] = {}
+
+
+class ReasonCount(_Fact, frozen=True, kw_only=True):
+    """Exchanges by reason, with one detail as an example (or empty)."""
+
+    reason: str
+    n: int
+    detail: str = ""
+
+
+class Fleet(_Fact, frozen=True, kw_only=True):
+    """The sidecars of the period.
+
+    Parameters
+    ----------
+    sources, boots
+        Sidecars heard of, and their starts.
+    blind_connections
+        Connections that went unseen.
+    """
+
+    sources: int
+    boots: int
+    blind_connections: int

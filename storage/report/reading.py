@@ -1,0 +1,205 @@
+"""What a report asks of the record: one snapshot, a bounded number of statements, typed facts out."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from sqlalchemy import RowMapping, TextClause, insert, text
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.core.records import Metric, Verdict
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.explanation import explanation_of
+from quantdrift.storage.report.coverage import Coverage
+from quantdrift.storage.report.divergence import Divergence
+from quantdrift.storage.report.facts import (
+    Changes,
+    Deciding,
+    Episode,
+    Example,
+    SliceName,
+    VerdictFact,
+    Version,
+)
+from quantdrift.storage.schema.tables import ReportRun
+
+_VERSIONS = text("""
+    select id, model, candidate_version, reference_digest, coalesce(reference ->> 'precision', '') as precision, first_seen_at,
+        coalesce(doubt, '') as doubt
+    from model_version left join doubt using (model, reference_digest)
+    where :model = '' or model = :model order by model, id
+""")
+
+_SLICES = text(
+    "select id, model, name, predicate from slice where :model = '' or model = :model order by model, id"
+)
+
+_VERDICTS = text("""
+    with later as (
+        select distinct on (model_version_id, slice_id) model_version_id, slice_id, from_verdict
+        from transition where at >= :end order by model_version_id, slice_id, fold_seq, id
+    )
+    select v.model_version_id, v.slice_id, coalesce(l.from_verdict, v.verdict) as verdict,
+        case when l.from_verdict is null then v.reason else '' end as reason, v.since, v.estimate
+    from verdict v left join later l using (model_version_id, slice_id)
+    where v.model_version_id = any(cast(:versions as int[])) order by 1, 2
+""")
+
+_EPISODES = text("""
+    select id, model_version_id, slice_id, severity, metric, onset_at, opened_at, details,
+        case when resolved_at < :end then resolved_at end as resolved_at
+    from alert
+    where model_version_id = any(cast(:versions as int[])) and opened_at < :end
+        and (resolved_at is null or resolved_at >= :begin)
+    order by severity, opened_at, id
+""")
+
+_CHANGES = text("""
+    select count(*) filter (where paged_now) as pages, count(*) filter (where warned_now and not paged) as tickets
+    from (
+        select bool_or(to_verdict = 'firing') as paged, bool_or(to_verdict = 'firing' and at >= :begin) as paged_now,
+            bool_or(to_verdict = 'warning' and at >= :begin) as warned_now
+        from transition
+        where at < :end and alert_id in (
+            select alert_id from transition
+            where at >= :begin and at < :end and model_version_id = any(cast(:versions as int[]))
+        )
+        group by alert_id
+    ) told
+""")
+
+_EXAMPLES = text("""
+    select exchange_id::text, item, captured_at, flip, divergence, trace, detail from comparison
+    where captured_at >= :begin and captured_at < :end and model_version_id = :version
+        and slice_ids @> array[cast(:slice as int)]
+    order by flip desc nulls last, divergence desc nulls last, captured_at desc limit :most
+""")
+
+
+class Reader:
+    """Asks one snapshot of the record.
+
+    Parameters
+    ----------
+    connection
+        Inside a transaction; `reading` opens one.
+
+    Attributes
+    ----------
+    divergence
+        Sums over comparisons and roll-ups.
+    coverage
+        Counts of what was offered and lost.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
+        self.divergence = Divergence(connection)
+        self.coverage = Coverage(connection)
+
+    async def versions(self, model: str = "") -> list[Version]:
+        """Return the candidate versions of `model`, or of all, oldest first."""
+        return [Version(**row) for row in await self._rows(_VERSIONS, model=model)]
+
+    async def slices(self, model: str = "") -> list[SliceName]:
+        """Return the slices of `model`, or of all."""
+        return [SliceName(**row) for row in await self._rows(_SLICES, model=model)]
+
+    async def verdicts(self, end: datetime, versions: Sequence[int]) -> list[VerdictFact]:
+        """Return what was said of each slice at `end`; the reason is empty where it has changed since."""
+        return [
+            VerdictFact(
+                version_id=row["model_version_id"],
+                slice_id=row["slice_id"],
+                verdict=Verdict(row["verdict"]),
+                reason=row["reason"],
+                since=row["since"],
+                budgets=_of_estimate(row["estimate"], "budget"),
+                noise=_of_estimate(row["estimate"], "noise"),
+            )
+            for row in await self._rows(_VERDICTS, end=end, versions=list(versions))
+        ]
+
+    async def episodes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> list[Episode]:
+        """Return the alerts that were open in a period, pages first; those resolved after it count as open."""
+        return [
+            Episode(
+                id=row["id"],
+                version_id=row["model_version_id"],
+                slice_id=row["slice_id"],
+                severity=Verdict(row["severity"]),
+                metric=Metric(row["metric"]),
+                onset_at=row["onset_at"],
+                opened_at=row["opened_at"],
+                resolved_at=row["resolved_at"],
+                explanation=explanation_of(row["details"]),
+                deciding=_deciding_of(row["details"]),
+            )
+            for row in await self._rows(_EPISODES, begin=begin, end=end, versions=list(versions))
+        ]
+
+    async def changes(self, begin: datetime, end: datetime, versions: Sequence[int]) -> Changes:
+        """Return how many alerts paged in a period, and how many warned in it and did not page by its end."""
+        return Changes(**(await self._rows(_CHANGES, begin=begin, end=end, versions=list(versions)))[0])
+
+    async def examples(
+        self, begin: datetime, end: datetime, *, version: int, slice_id: int, most: int
+    ) -> list[Example]:
+        """Return exchanges of a slice in a short window, flipped ones first, then by divergence."""
+        rows = await self._rows(_EXAMPLES, begin=begin, end=end, version=version, slice=slice_id, most=most)
+        return [Example(**row) for row in rows]
+
+    async def judged_until(self) -> datetime | None:
+        """Return the capture time up to which the monitor has folded; None where it never has."""
+        rows = await self._rows(text("select event_time from fold"))
+        return rows[0]["event_time"] if rows else None
+
+    async def _rows(self, statement: TextClause, **parameters: Any) -> Sequence[RowMapping]:
+        return (await self._connection.execute(statement, parameters)).mappings().all()
+
+
+@asynccontextmanager
+async def reading(database: Database) -> AsyncIterator[Reader]:
+    """Open a snapshot: everything read through it is of one moment, and nothing can be written.
+
+    Raises
+    ------
+    OperatorError
+        The database has no tables yet.
+    RetryError
+        Postgres is not available.
+    """
+    async with database.begin() as connection:
+        await connection.execute(text("set transaction isolation level repeatable read, read only"))
+        if await connection.scalar(text("select to_regclass('report_run') is null")):
+            raise OperatorError("the database has no tables yet: run `quantdrift db upgrade`")
+        yield Reader(connection)
+
+
+async def record_run(
+    database: Database, *, kind: str, begin: datetime, end: datetime, path: str, figures: Mapping[str, Any]
+) -> int:
+    """Store that a report was written, with its figures (JSON types alone), and return its number."""
+    async with database.begin() as connection:
+        statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
+        return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
+
+
+def _deciding_of(details: Mapping[str, Any]) -> Deciding:
+    """Return what decided an alert; nothing where another release told it in another way."""
+    try:
+        return msgspec.convert(details, Deciding)
+    except msgspec.ValidationError:
+        return Deciding()
+
+
+def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:
+    """Return a member of the objects that `verdict.estimate` has per metric, where there is one."""
+    return {
+        Metric(name): float(entry[member])
+        for name, entry in estimate.items()
+        if name in set(Metric) and isinstance(entry, Mapping) and entry.get(member) is not None
+    }

@@ -1,0 +1,1 @@
+"""The tables, roles and partitions."""

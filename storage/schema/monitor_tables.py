@@ -1,0 +1,246 @@
+"""The tables that the monitor alone writes: how far it is, what it knows, what it says, and whom it tells.
+
+The roll-up tables: sums per slice and hour or day, written by the monitor alone.
+
+The table of sessions that are still open: one observation each, once they close.
+"""
+
+from sqlalchemy import CheckConstraint, Double, ForeignKey, Identity, Index, LargeBinary, text
+from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.orm import Mapped, mapped_column
+
+from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time
+
+VERDICTS = "('ok', 'warning', 'firing', 'unknown')"
+
+
+class Detector(Base):
+    """A sequential detector's state."""
+
+    __tablename__ = "detector"
+    __table_args__ = (
+        {
+            "comment": "A sequential detector of one metric on one slice, as of its last fold; once retired it is kept for"
+            " storage.superseded_days."
+        },
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(
+        ForeignKey("slice.id"), primary_key=True, comment="Slice it watches."
+    )
+    metric: Mapped[Str] = mapped_column(primary_key=True, comment="Metric it watches.")
+    kind: Mapped[Str] = mapped_column(
+        primary_key=True, comment="budget, change (against a learned baseline) or tail."
+    )
+    state: Mapped[bytes] = mapped_column(
+        LargeBinary, comment="Versioned, checked binary state; bit-exact resume."
+    )
+    budget: Mapped[Float] = mapped_column(comment="Accepted mean, in the metric's unit over its cap.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Groups folded since the last reset.")
+    evidence: Mapped[Float] = mapped_column(comment="Evidence for paging; the slice's signals are summed.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that changed it.")
+    created_at: Mapped[Time] = mapped_column(comment="Event time of its first group.")
+    last_at: Mapped[Time] = mapped_column(comment="Event time of its last group.")
+    retired_at: Mapped[Time | None] = mapped_column(comment="Not counted as live from here on.")
+    noise: Mapped[Float] = mapped_column(
+        server_default=text("0"),
+        comment="Part of `budget` that is noise: what the owner accepts is the rest.",
+    )
+
+
+class Alert(Base):
+    """An episode of drift."""
+
+    __tablename__ = "alert"
+    __table_args__ = (
+        Index(
+            "uq_alert_open",
+            "model_version_id",
+            "slice_id",
+            unique=True,
+            postgresql_where=text("resolved_at is null"),
+        ),
+        CheckConstraint("severity in ('warning', 'firing')", name="severity"),
+        {"comment": "An episode of drift on one slice, from the first warning or page to its resolution."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice that drifted.")
+    severity: Mapped[Str] = mapped_column(comment="Highest so far: warning opens a ticket, firing pages.")
+    metric: Mapped[Str] = mapped_column(comment="Metric with the most evidence when it opened.")
+    onset_at: Mapped[Time] = mapped_column(comment="Estimated begin of the drift.")
+    opened_at: Mapped[Time] = mapped_column(comment="Event time of the first warning or page.")
+    resolved_at: Mapped[Time | None] = mapped_column(
+        comment="Event time of the resolution; null while it lasts."
+    )
+    details: Mapped[Json] = mapped_column(comment="What moved from what to what, as shown to on-call.")
+
+
+class Verdict(Base):
+    """What is said of a slice now."""
+
+    __tablename__ = "verdict"
+    __table_args__ = (
+        CheckConstraint(f"verdict in {VERDICTS}", name="verdict"),
+        {"comment": "What is said of one slice of one candidate version now. Read it through slice_now."},
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), primary_key=True, comment="Slice.")
+    verdict: Mapped[Str] = mapped_column(comment="ok, warning, firing or unknown.")
+    reason: Mapped[Str] = mapped_column(comment="Why, in words; for unknown what is missing.")
+    since: Mapped[Time] = mapped_column(comment="Event time of the last change.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared so far.")
+    evidence: Mapped[Float] = mapped_column(
+        comment="Summed evidence; pages at the threshold. While firing: what it was at the alarm."
+    )
+    threshold: Mapped[Float] = mapped_column(
+        comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet."
+    )
+    estimate: Mapped[Json] = mapped_column(
+        comment="Per metric: mean with its time-uniform 95 % interval over the recent window, and the budget."
+    )
+    alert_id: Mapped[BigInt | None] = mapped_column(ForeignKey("alert.id"), comment="Open episode, if any.")
+    last_at: Mapped[Time] = mapped_column(comment="Capture time of its last comparison.")
+    updated_at: Mapped[Time] = mapped_column(comment="Event time of the fold that wrote this.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="That fold.")
+
+
+class Transition(Base):
+    """A change of verdict."""
+
+    __tablename__ = "transition"
+    __table_args__ = (
+        CheckConstraint(f"from_verdict in {VERDICTS} and to_verdict in {VERDICTS}", name="verdict"),
+        Index("ix_transition_at", "at"),
+        {"comment": "Every change of verdict of a slice, in the order of the fold."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Surrogate key.")
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Candidate and reference."
+    )
+    slice_id: Mapped[Int] = mapped_column(ForeignKey("slice.id"), comment="Slice.")
+    alert_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("alert.id"), comment="Episode it belongs to, if any."
+    )
+    from_verdict: Mapped[Str] = mapped_column(comment="Verdict before.")
+    to_verdict: Mapped[Str] = mapped_column(comment="Verdict after.")
+    at: Mapped[Time] = mapped_column(comment="Event time.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Fold that made it.")
+    details: Mapped[Json] = mapped_column(comment="Attributes of the event that is sent.")
+
+
+class Outbox(Base):
+    """An event waiting to be exported."""
+
+    __tablename__ = "outbox"
+    __table_args__ = (
+        Index("ix_outbox_unsent", "id", postgresql_where=text("sent_at is null")),
+        CheckConstraint("num_nonnulls(transition_id, noise_change_id) = 1", name="event"),
+        {"comment": "Events to be exported by OTLP at least once; written with the transition."},
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of sending.")
+    transition_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("transition.id"), comment="What it tells of."
+    )
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was written.")
+    attempts: Mapped[Int] = mapped_column(
+        server_default=text("0"), comment="How often the collector refused it while it took others."
+    )
+    last_error: Mapped[Str | None] = mapped_column(comment="Why the last one failed.")
+    sent_at: Mapped[Time | None] = mapped_column(comment="When the collector took it; null until then.")
+    noise_change_id: Mapped[BigInt | None] = mapped_column(
+        ForeignKey("noise_change.id"), comment="Or this, where a reference is noisy."
+    )
+
+
+class Fold(Base):
+    """How far the monitor has come."""
+
+    __tablename__ = "fold"
+    __table_args__ = (
+        CheckConstraint("id = 1", name="singleton"),
+        {"comment": "How far the monitor has come: one row."},
+    )
+    id: Mapped[SmallInt] = mapped_column(primary_key=True, autoincrement=False, comment="Always 1.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last batch folded.")
+    event_time: Mapped[Time | None] = mapped_column(
+        comment="Running maximum of capture times: the fold's clock."
+    )
+    mass: Mapped[Float] = mapped_column(comment="Lambda: integral of dt / (30 days * live detectors).")
+    n_detectors: Mapped[Int] = mapped_column(comment="Live detectors.")
+    folded_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When, by the database's clock.")
+
+
+class _Rollup:
+    """Columns that hourly and daily roll-ups share: sums over groups, weighted by 1 / pi."""
+
+    model_version_id: Mapped[Int] = mapped_column(primary_key=True, comment="model_version.")
+    slice_id: Mapped[Int] = mapped_column(primary_key=True, comment="slice.")
+    n_items: Mapped[BigInt] = mapped_column(comment="Items compared.")
+    n_groups: Mapped[BigInt] = mapped_column(comment="Exchanges compared.")
+    weight: Mapped[Float] = mapped_column(
+        comment="Sum of weights 1 / pi over groups: estimated exchanges offered."
+    )
+    weight_sq: Mapped[Float] = mapped_column(comment="Sum of squared weights; n_eff = weight^2 / weight_sq.")
+    flip: Mapped[Float] = mapped_column(comment="Weighted sum of flip over items; divide by flip_weight.")
+    topk: Mapped[Float] = mapped_column(comment="The same of topk.")
+    js: Mapped[Float] = mapped_column(comment="The same of js, nats.")
+    divergence: Mapped[Float] = mapped_column(
+        comment="The same of divergence, each item capped at the model's budget.cap."
+    )
+    margin: Mapped[Float] = mapped_column(comment="The same of margin.")
+    flip_weight: Mapped[Float] = mapped_column(
+        comment="The part of weight that has a flip: items share the weight of their exchange."
+    )
+    topk_weight: Mapped[Float] = mapped_column(comment="The same of topk.")
+    js_weight: Mapped[Float] = mapped_column(comment="The same of js.")
+    divergence_weight: Mapped[Float] = mapped_column(comment="The same of divergence.")
+    margin_weight: Mapped[Float] = mapped_column(comment="The same of margin.")
+    n_infinite: Mapped[BigInt] = mapped_column(comment="Items whose divergence was infinite.")
+    divergence_bins: Mapped[list[float]] = mapped_column(
+        ARRAY(Double),
+        comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10, ends open.",
+    )
+
+
+class RollupHour(_Rollup, Base):
+    """Hourly sums."""
+
+    __tablename__ = "rollup_hour"
+    __table_args__ = ({"comment": "Divergence per slice and hour of capture; written by the monitor alone."},)
+    hour: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the hour, UTC.")
+
+
+class RollupDay(_Rollup, Base):
+    """Daily sums."""
+
+    __tablename__ = "rollup_day"
+    __table_args__ = ({"comment": "Divergence per slice and day of capture; written by the monitor alone."},)
+    day: Mapped[Time] = mapped_column(primary_key=True, comment="Start of the day, UTC.")
+
+
+class Session(Base):
+    """A session whose time is not over."""
+
+    __tablename__ = "session"
+    __table_args__ = (
+        {"comment": "Sessions that are still open: what was seen of them counts when they close."},
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Candidate and reference."
+    )
+    policy_id: Mapped[Int] = mapped_column(
+        ForeignKey("policy.id"), primary_key=True, comment="policy in force: a new epoch is a new session."
+    )
+    group_key: Mapped[Str] = mapped_column(primary_key=True, comment="comparison.group_key.")
+    opened_at: Mapped[Time] = mapped_column(
+        comment="Event time of its first item; it closes session_s later."
+    )
+    items: Mapped[bytes] = mapped_column(LargeBinary, comment="What its items showed, MessagePack.")
+    fold_seq: Mapped[BigInt] = mapped_column(comment="Last fold that added to it.")

@@ -1,0 +1,214 @@
+"""The tables of discovered slices: what a search found, how its test goes, what became of it, and the last searches.
+
+The tables of learned slices: what was fitted, and the sample of vectors it was fitted to.
+"""
+
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import (
+    ARRAY,
+    Boolean,
+    CheckConstraint,
+    Double,
+    ForeignKey,
+    Identity,
+    Index,
+    LargeBinary,
+    UniqueConstraint,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import Mapped, mapped_column
+
+from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+
+
+class Status(StrEnum):
+    """Where a discovered slice stands."""
+
+    CANDIDATE = "candidate"  # under test on later traffic
+    CONFIRMED = "confirmed"  # a monitored slice
+    EXPIRED = "expired"  # not confirmed in time, or no place became free; may be found again
+    RETIRED = "retired"  # monitored no more: quiet, unseen, or taken out by a person
+
+
+STATUSES = "('candidate', 'confirmed', 'expired', 'retired')"
+
+
+class Discovery(Base):
+    """A slice that a search found."""
+
+    __tablename__ = "discovery"
+    __table_args__ = (
+        UniqueConstraint("model", "predicate"),
+        CheckConstraint(f"status in {STATUSES}", name="status"),
+        {
+            "comment": "A slice that a search found: tested on traffic captured after it was frozen, monitored once"
+            " confirmed. Its id and its slice's stay when it expires or is retired and is found again."
+        },
+    )
+    id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Stable id.")
+    model: Mapped[Str] = mapped_column(comment="Model whose items it takes.")
+    predicate: Mapped[Str] = mapped_column(comment="Canonical text of its conditions; the identity.")
+    name: Mapped[Str] = mapped_column(comment="Short name.")
+    definition: Mapped[Json] = mapped_column(
+        comment="The predicate for machines: list of conditions under `where`."
+    )
+    status: Mapped[Str] = mapped_column(
+        comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time. retired:"
+        " monitored no more. Why stands in discovery_change."
+    )
+    slice_id: Mapped[Int | None] = mapped_column(
+        ForeignKey("slice.id"), comment="slice it became when it was first confirmed."
+    )
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), comment="Version on which it was found, and is tested."
+    )
+    metric: Mapped[Str] = mapped_column(comment="Metric that concentrates in it.")
+    found_mean: Mapped[Float] = mapped_column(
+        comment="Weighted mean there when it was found, in the metric's unit; biased upwards."
+    )
+    overall_mean: Mapped[Float] = mapped_column(comment="The same over everything.")
+    found_share: Mapped[Float] = mapped_column(comment="Its share of the traffic then, weighted.")
+    null_mean: Mapped[Float] = mapped_column(
+        comment="Mean that it must be shown to be above, in the metric's unit."
+    )
+    scale: Mapped[Float] = mapped_column(
+        comment="Cap of the metric, in its unit: the test is of values over it."
+    )
+    log_threshold: Mapped[Float] = mapped_column(
+        comment="Natural logarithm of the evidence that confirms it: candidates of its search over the allowance."
+    )
+    log_evidence: Mapped[Float] = mapped_column(
+        server_default=text("0"), comment="Natural logarithm of the largest evidence so far."
+    )
+    log_wealth: Mapped[list[float]] = mapped_column(
+        ARRAY(Double), comment="Natural logarithm of each bet's wealth."
+    )
+    n_groups: Mapped[BigInt] = mapped_column(
+        server_default=text("0"), comment="Groups tested since it was frozen."
+    )
+    n_found: Mapped[Int] = mapped_column(
+        server_default=text("1"), comment="How often a search has frozen it."
+    )
+    first_found_at: Mapped[Time] = mapped_column(comment="When a search first found it.")
+    frozen_at: Mapped[Time] = mapped_column(
+        comment="Only what was captured from here on is tested; later than everything that was searched."
+    )
+    tested_at: Mapped[Time] = mapped_column(comment="Captures before this have been tested.")
+    confirmed_at: Mapped[Time | None] = mapped_column(comment="When it was last confirmed.")
+    expired_at: Mapped[Time | None] = mapped_column(comment="When it last expired.")
+    waits_since: Mapped[Time | None] = mapped_column(
+        comment="Since when it is proven and waits for one of discovery.most_slices; null: it does not."
+    )
+    held: Mapped[bool] = mapped_column(
+        Boolean,
+        server_default=text("false"),
+        comment="Whether a person retired it: no search tests it again until it is restored.",
+    )
+
+
+class DiscoveryChange(Base):
+    """A change of status of a discovered slice."""
+
+    __tablename__ = "discovery_change"
+    __table_args__ = (
+        CheckConstraint(f"status in {STATUSES}", name="status"),
+        Index("ix_discovery_change_discovery", "discovery_id", "id"),
+        Index("ix_discovery_change_unfolded", "id", postgresql_where=text("fold_seq is null")),
+        {
+            "comment": "Every change of status of a discovered slice, with who and why; rows are never changed."
+        },
+    )
+    id: Mapped[BigInt] = mapped_column(Identity(always=True), primary_key=True, comment="Order of changes.")
+    discovery_id: Mapped[Int] = mapped_column(ForeignKey("discovery.id"), comment="Discovered slice.")
+    status: Mapped[Str] = mapped_column(comment="What it is from here on.")
+    made_by: Mapped[Str] = mapped_column(comment="Who: a user name, or monitor.")
+    made_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When.")
+    reason: Mapped[Str] = mapped_column(comment="Why, in words.")
+    fold_seq: Mapped[BigInt | None] = mapped_column(
+        comment="The fold follows it from here on; null until the monitor took it."
+    )
+
+
+class DiscoverySearch(Base):
+    """The last search of a version."""
+
+    __tablename__ = "discovery_search"
+    __table_args__ = ({"comment": "The last search of each candidate version, and what it cost."},)
+    model_version_id: Mapped[Int] = mapped_column(
+        ForeignKey("model_version.id"), primary_key=True, comment="Version searched."
+    )
+    searched_at: Mapped[Time] = mapped_column(comment="When.")
+    allowance: Mapped[Float] = mapped_column(
+        comment="Expected false confirmations that this round of searches may cost, all versions together."
+    )
+    n_items: Mapped[Int] = mapped_column(comment="Items searched.")
+    n_scored: Mapped[BigInt] = mapped_column(comment="Slices looked at.")
+    n_found: Mapped[Int] = mapped_column(comment="Slices found, known ones included.")
+    n_frozen: Mapped[Int] = mapped_column(comment="Of these, new candidates.")
+    n_left_out: Mapped[BigInt] = mapped_column(
+        comment="Attributes, values, conditions and slices that the limits left out."
+    )
+
+
+class Clustering(Base):
+    """Learned slices of a model, as fitted once."""
+
+    __tablename__ = "clustering"
+    __table_args__ = (
+        UniqueConstraint("model", "version"),
+        {
+            "comment": "Learned slices of a model, one row per fit; the newest of a reference and space is in force."
+        },
+    )
+    id: Mapped[Int] = mapped_column(Identity(always=True), primary_key=True, comment="Order of the fits.")
+    model: Mapped[Str] = mapped_column(comment="Model whose inputs it divides.")
+    version: Mapped[Int] = mapped_column(
+        comment="Rises by one with each fit of the model; comparison.detail names it under `clustering`."
+    )
+    reference_digest: Mapped[Str] = mapped_column(comment="SHA-256 of the reference that embeds the inputs.")
+    space: Mapped[Str] = mapped_column(
+        comment="The reference's output or layer, or features with their names."
+    )
+    made_at: Mapped[Time] = mapped_column(server_default=text("now()"), comment="When.")
+    made_by: Mapped[Str] = mapped_column(comment="Who asked for it: a user name, or monitor.")
+    from_at: Mapped[Time] = mapped_column(comment="Capture time of the first vector it was fitted to.")
+    to_at: Mapped[Time] = mapped_column(comment="Of the last.")
+    n_vectors: Mapped[Int] = mapped_column(comment="Vectors it was fitted to.")
+    next_id: Mapped[Int] = mapped_column(comment="First cluster id that the model had not used by then.")
+    clusters: Mapped[list[dict[str, Any]]] = mapped_column(
+        JSONB,
+        comment="Per cluster: id, n, estimated share of the traffic, radius, over-represented declared slices with"
+        " their lift, and the exchanges nearest to its centroid.",
+    )
+    content: Mapped[bytes] = mapped_column(
+        LargeBinary, comment="Centroids, radii, scaling and known attribute values: versioned and checked."
+    )
+
+
+class Embedding(Base):
+    """A vector of the bounded sample that clusterings are fitted to."""
+
+    __tablename__ = "embedding"
+    __table_args__ = (
+        Index("ix_embedding_space", "model", "reference_digest", "space", "captured_at"),
+        CheckConstraint("pi > 0 and pi <= 1", name="inclusion_probability"),
+        {
+            "comment": "A bounded sample of vectors that learned slices are fitted to; the oldest go first."
+            " Vectors may tell much of an input: readers see all but those."
+        },
+    )
+    captured_at: Mapped[Time] = mapped_column(primary_key=True, comment="As in comparison.")
+    exchange_id: Mapped[Uuid] = mapped_column(primary_key=True, comment="As in comparison.")
+    item: Mapped[SmallInt] = mapped_column(primary_key=True, comment="As in comparison.")
+    model: Mapped[Str] = mapped_column(comment="Model.")
+    reference_digest: Mapped[Str] = mapped_column(comment="SHA-256 of the reference that embedded it.")
+    space: Mapped[Str] = mapped_column(
+        comment="The reference's output or layer, or features with their names."
+    )
+    pi: Mapped[Float] = mapped_column(
+        comment="Total inclusion probability of the item; that of this sample, equal for all, is not in it."
+    )
+    vector: Mapped[bytes] = mapped_column(LargeBinary, comment="Float32, little-endian.")

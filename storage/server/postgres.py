@@ -1,0 +1,318 @@
+"""A Postgres server of one's own: a direct child, on this machine alone, that dies with its owner."""
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+from pathlib import Path
+from typing import Final, Self
+
+from quantdrift.core.child import ending
+from quantdrift.core.clock import Clock, SystemClock
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.storage.server.binaries import Binaries, find_binaries
+from quantdrift.storage.server.unprivileged import Account, choose_account
+
+USER: Final = "quantdrift"
+DATABASE: Final = "quantdrift"
+_POLL_S: Final = 0.01
+_AGAIN_S: Final = 0.1
+_WORDS: Final = 8192
+_SETTINGS: Final = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "60",
+    "shared_buffers": "128MB",
+    "max_wal_size": "512MB",
+    "max_parallel_workers_per_gather": "0",  # the cores belong to the model that is served
+    "jit": "off",
+    "log_checkpoints": "off",
+    "log_parameter_max_length_on_error": "0",  # never a payload in the log
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+}
+_FAST_AND_LOSE: Final = {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "autovacuum": "off",
+    "shared_buffers": "32MB",
+}
+# What the log of a server says that could not start because its predecessor has not quite gone.
+_PREDECESSOR: Final = ("still in use", "lock file")
+_PORT_TAKEN: Final = "could not bind"
+_STAMP: Final = re.compile(
+    r"^[\d-]+ [\d:.]+ \w+ \[\d+\] "
+)  # date, time, zone and process of a line of its log
+
+
+class PostgresServer:
+    """An embedded Postgres server.
+
+    `start` makes the data directory when there is none (0.5-0.9 s), and serves `dsn`. A server that was killed is
+    started again by `start`, on the same port and data. All methods belong to the main thread: the kernel ends
+    the server when the thread that started it ends.
+
+    Parameters
+    ----------
+    directory
+        Holds `data`, `password` (readable by its owner alone) and `log`. Made when absent; where this process is
+        root and the directory is empty, it is handed to the account that the server runs under.
+    binaries
+        Directory of the server programs; None searches the wheel, /usr/lib/postgresql and PATH.
+    durable
+        False trades the safety of the data for speed: for tests only.
+    start_timeout_s
+        Longest wait until it answers, recovery after a crash included.
+    stop_timeout_s
+        Longest wait for an orderly end, before it is ended without a checkpoint (nothing committed is lost).
+    clock
+        Measures both.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        binaries: Path | None = None,
+        durable: bool = True,
+        start_timeout_s: float = 60.0,
+        stop_timeout_s: float = 20.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.directory = directory.absolute()
+        self._data = self.directory / "data"
+        self._password = self.directory / "password"
+        self._log = self.directory / "log"
+        self._explicit = binaries
+        self._durable = durable
+        self._settings = _SETTINGS | ({} if durable else _FAST_AND_LOSE)
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._clock: Clock = clock or SystemClock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    @property
+    def dsn(self) -> str:
+        """Address with password: `postgresql://...`; valid from the first `start` on, restarts included."""
+        if not self._port:
+            raise RuntimeError("the server was never started")
+        password = self._password.read_text("utf-8")
+        return f"postgresql://{USER}:{password}@127.0.0.1:{self._port}/{DATABASE}"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs, else None."""
+        return self._process.pid if self._process and self._process.poll() is None else None
+
+    def alive(self) -> bool:
+        """Return whether its process runs."""
+        return self.pid is not None
+
+    def start(self, port: int = 0) -> None:
+        """Start it and return when it answers. Nothing happens while it runs.
+
+        Parameters
+        ----------
+        port
+            0 takes the port it had before, or at first a free one.
+
+        Raises
+        ------
+        OperatorError
+            It cannot run here: the message repeats the server's own words.
+        RetryError
+            Another server still works on the same data, or it did not answer in time.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            raise RuntimeError(
+                "start the server from the main thread: it dies with the thread that started it"
+            )
+        if self.pid is not None:
+            return
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        binaries = find_binaries(self._explicit, major=self._made_by())
+        account = choose_account(self.directory, binaries.postgres)
+        if not self._data.exists():
+            self._initialise(binaries, account)
+        deadline_s = self._clock.monotonic_s() + self._start_timeout_s
+        self._wait_for_predecessor(deadline_s)
+        fixed = port or self._port
+        again = _PREDECESSOR if fixed else (*_PREDECESSOR, _PORT_TAKEN)
+        while said := self._try_to_start(binaries, account, fixed or _free_port(), deadline_s):
+            if not any(phrase in said for phrase in again) or self._clock.monotonic_s() > deadline_s:
+                raise OperatorError(f"Postgres does not start: {_telling(said)} (log: {self._log})")
+            threading.Event().wait(_AGAIN_S)
+
+    def last_words(self) -> str:
+        """Return why it has ended: what killed it, or what it said last of what is wrong, or last of all."""
+        if self._process is not None and (self._process.poll() or 0) < 0:
+            return f"it {ending(self._process.returncode)}"
+        try:
+            with self._log.open("rb") as log:
+                log.seek(max(log.seek(0, os.SEEK_END) - _WORDS, 0))
+                said = log.read().decode(errors="replace")
+        except OSError as error:
+            return f"its log cannot be read ({error.strerror})"
+        return _telling(said)
+
+    def stop(self) -> None:
+        """End it: clients are disconnected, everything committed is kept. Nothing happens when it does not run."""
+        if self._process is None or self._process.poll() is not None:
+            return
+        self._process.send_signal(signal.SIGINT)
+        try:
+            self._process.wait(self._stop_timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it as a power cut would: nothing committed is lost, and `start` recovers.
+
+        Its sessions are killed with it: left alone, one of them might still commit before it notices.
+        """
+        process = self._process
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGSTOP)
+        sessions = _children(process.pid)
+        process.kill()
+        for session in sessions:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(session, signal.SIGKILL)
+        process.wait()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _made_by(self) -> int | None:
+        try:
+            return int((self._data / "PG_VERSION").read_text("ascii"))
+        except FileNotFoundError:
+            return None
+
+    def _initialise(self, binaries: Binaries, account: Account) -> None:
+        unfinished = self.directory / "data.new"
+        shutil.rmtree(unfinished, ignore_errors=True)  # left by one that was killed in the middle of this
+        self._password.unlink(missing_ok=True)
+        self._password.touch(mode=0o600)
+        self._password.write_text(secrets.token_hex(24), "ascii")
+        for path in (self._password, self.directory):
+            os.chown(path, account.uid, account.gid)
+        options = ["-D", str(unfinished), "-U", USER, "--pwfile", str(self._password)]
+        options += ["--auth=scram-sha-256", "--encoding=UTF8", "--no-locale", "--data-checksums"]
+        hasty = [] if self._durable else ["--no-sync"]
+        self._once(account, [binaries.initdb, *options, *hasty])
+        hasty = [] if self._durable else ["-F"]
+        single = [binaries.postgres, "--single", *hasty, "-D", str(unfinished), "postgres"]
+        self._once(account, single, f"create database {DATABASE}\n")
+        unfinished.rename(self._data)
+
+    def _once(self, account: Account, command: list[str], stdin: str = "") -> None:
+        done = subprocess.run(  # noqa: S603 - our own command
+            [*account.prefix, *command],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd="/",
+            env=_environment(),
+        )
+        if done.returncode:
+            raise OperatorError(
+                f"cannot make a Postgres data directory under {self.directory}: {_telling(done.stderr)}"
+            )
+
+    def _wait_for_predecessor(self, deadline_s: float) -> None:
+        """Wait for a server whose owner was killed: it is shutting down by itself."""
+        while (pid := self._running_on_data()) is not None:
+            if self._clock.monotonic_s() > deadline_s:
+                raise RetryError(
+                    f"another Postgres server (process {pid}) works on {self._data}: end it first"
+                )
+            threading.Event().wait(_POLL_S)
+
+    def _running_on_data(self) -> int | None:
+        try:
+            pid = int((self._data / "postmaster.pid").read_text("utf-8").split("\n", 1)[0])
+            at_work = Path(f"/proc/{pid}/cwd").readlink()
+        except (OSError, ValueError):
+            return None
+        return pid if at_work == self._data.resolve() else None
+
+    def _try_to_start(self, binaries: Binaries, account: Account, port: int, deadline_s: float) -> str:
+        """Return what it said when it ended at once, or nothing when it answers."""
+        settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
+        with self._log.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                [*account.prefix, binaries.postgres, "-D", self._data, "-p", str(port), *settings],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C in the terminal must not end it before its clients
+            )
+        while True:
+            try:
+                self._process.wait(_POLL_S)
+            except subprocess.TimeoutExpired:
+                if self._is_ready():
+                    self._port = port
+                    return ""
+                if self._clock.monotonic_s() < deadline_s:
+                    continue
+                self.stop()
+                raise RetryError(
+                    f"Postgres did not answer within {self._start_timeout_s:g} s; its log is {self._log}"
+                ) from None
+            return self._log.read_bytes()[begin:].decode(errors="replace") or "it said nothing"
+
+    def _is_ready(self) -> bool:
+        # A stale file says `ready` too: it counts only with the process id of our own child.
+        try:
+            lines = (self._data / "postmaster.pid").read_text("utf-8").splitlines()
+        except OSError:
+            return False
+        assert self._process is not None
+        return len(lines) >= 8 and lines[0] == str(self._process.pid) and lines[7].strip() == "ready"
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text("ascii").split()]
+    except FileNotFoundError:  # a kernel without the list: they end when they notice
+        return []
+
+
+def _environment() -> dict[str, str]:
+    # PGDATA, PGPORT and their like in the caller's environment are about another server.
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return kept | {"LC_ALL": "C"}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _telling(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
+    telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
+    # Else what initdb says last is that it cleans up: the reason stands before it.
+    found = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
+    return _STAMP.sub("", found)

@@ -1,0 +1,154 @@
+"""Rows of `comparison`, inserted by COPY at line rate, and safe to repeat."""
+
+from datetime import UTC, date, datetime
+from typing import Any, Final
+
+import asyncpg
+import msgspec
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.storage.shadow.rows import ComparedExchange
+
+_COLUMNS: Final = (
+    "captured_at",
+    "exchange_id",
+    "item",
+    "batch_id",
+    "model_version_id",
+    "policy_id",
+    "slice_ids",
+    "n_items",
+    "source",
+    "header_stratum",
+    "body_stratum",
+    "pi1",
+    "pi2",
+    "u1",
+    "u2",
+    "group_key",
+    "flip",
+    "topk",
+    "js",
+    "divergence",
+    "margin",
+    "candidate_margin",
+    "reference_margin",
+    "detail",
+    "attributes",
+    "features",
+    "trace",
+)
+_STAGING: Final = "comparison_staging"
+_CREATE_STAGING: Final = f"""
+    create temp table if not exists {_STAGING} (like comparison including defaults) on commit drop;
+    truncate {_STAGING}
+"""
+_MERGE: Final = f"""
+    insert into comparison ({", ".join(_COLUMNS)}) select {", ".join(_COLUMNS)} from {_STAGING}
+    on conflict do nothing
+"""  # noqa: S608 - constants
+
+Row = tuple[Any, ...]
+
+
+def comparison_rows(
+    compared: ComparedExchange,
+    batch_id: int,
+    version_id: int,
+    policy_id: int,
+    slices: dict[tuple[str, str], int],
+) -> list[Row]:
+    """Return one row per item of an exchange, in the order of the columns that are copied.
+
+    Parameters
+    ----------
+    compared
+        The exchange.
+    batch_id, version_id, policy_id
+        What its rows point to.
+    slices
+        Ids by model and predicate.
+    """
+    exchange = compared.exchange
+    sampling = exchange.sampling
+    attributes = msgspec.json.encode(exchange.attributes).decode()
+    return [
+        (
+            exchange.captured_at,
+            exchange.id,
+            index,
+            batch_id,
+            version_id,
+            policy_id,
+            sorted({slices[key.model, key.predicate] for key in item.slices}),
+            len(compared.items),
+            exchange.source,
+            sampling.header_stratum,
+            sampling.body_stratum,
+            sampling.pi1,
+            sampling.pi2,
+            sampling.u1,
+            sampling.u2,
+            exchange.group,
+            item.flip,
+            item.topk,
+            item.js,
+            item.divergence,
+            item.margin,
+            item.candidate_margin,
+            item.reference_margin,
+            item.detail,
+            attributes,
+            msgspec.json.encode(item.features).decode(),
+            exchange.trace,
+        )
+        for index, item in enumerate(compared.items)
+    ]
+
+
+async def insert_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:
+    """Insert rows; return how many were new, and the days that no partition takes.
+
+    The caller's transaction must have executed a statement before: the adapter begins lazily, and a COPY that
+    comes first would survive a rollback.
+    """
+    if not rows:
+        return 0, frozenset()
+    try:
+        return await _copy_or_merge(connection, rows), frozenset()
+    except asyncpg.CheckViolationError as error:
+        if error.constraint_name:  # a check of the table itself, not a missing partition
+            raise
+    # Partitions are days: whatever has none is found by trying each day alone.
+    by_day: dict[date, list[Row]] = {}
+    for row in rows:
+        by_day.setdefault(day_of(row[0]), []).append(row)
+    n_rows, missing = 0, set()
+    for day, of_day in sorted(by_day.items()):
+        try:
+            n_rows += await _copy_or_merge(connection, of_day)
+        except asyncpg.CheckViolationError as error:
+            if error.constraint_name:
+                raise
+            missing.add(day)
+    return n_rows, frozenset(missing)
+
+
+async def _copy_or_merge(connection: AsyncConnection, rows: list[Row]) -> int:
+    """COPY inside a savepoint; where rows are there already, merge them through a staging table instead."""
+    driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
+    try:
+        async with connection.begin_nested():
+            await driver.copy_records_to_table("comparison", records=rows, columns=_COLUMNS)
+    except asyncpg.UniqueViolationError:
+        async with connection.begin_nested():
+            await driver.execute(_CREATE_STAGING)
+            await driver.copy_records_to_table(_STAGING, records=rows, columns=_COLUMNS)
+            status = await driver.execute(_MERGE)
+        return int(status.rpartition(" ")[2])
+    return len(rows)
+
+
+def day_of(at: datetime) -> date:
+    """Return the UTC day: the partition that takes `at`."""
+    return at.astimezone(UTC).date()

@@ -1,0 +1,298 @@
+"""What expired in the stream: counted once, from the numbers that exchanges travel with.
+
+A tally says how many exchanges of a row the stream had taken, and the last number by then. Once everything that the
+stream stored before the tally is in the stream no more, what workers are not done with among these numbers is gone
+unread: it expired, or was purged. Workers note numbers in the transaction that stores what became of the exchanges, so
+that neither a kill nor a second delivery changes the count.
+"""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Final
+
+import msgspec
+from sqlalchemy import BigInteger, ForeignKey, Integer, text
+from sqlalchemy.dialects.postgresql import INT8MULTIRANGE
+from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy.orm import Mapped, mapped_column
+
+from quantdrift.core.numbering import Numbered
+from quantdrift.core.records import Tally
+from quantdrift.storage.database import Database
+from quantdrift.storage.schema.columns import NOW, Base, BigInt, Int, Str, Time, Uuid
+
+EXPIRED: Final = "expired"  # among the reasons of losses
+_LOCK: Final = 0x7175616E65787069  # "quanexpi" as a number
+_MOST_RANGES: Final = 1_000
+
+# Rows are locked in one order everywhere, so that two workers never wait for each other.
+_NOTE: Final = text("""
+    insert into arrival (boot, counts_row, numbers)
+    select cast(boot as uuid), counts_row, cast(numbers as int8multirange)
+    from unnest(cast(:boots as text[]), cast(:rows as int[]), cast(:numbers as text[])) one (boot, counts_row, numbers)
+    order by 1, 2
+    on conflict (boot, counts_row) do update set numbers = arrival.numbers + excluded.numbers, due = true
+""")
+_TOLD: Final = text("""
+    select a.boot::text, a.counts_row from arrival a
+        join unnest(cast(:boots as text[]), cast(:rows as int[])) one (boot, counts_row)
+            on a.boot = cast(one.boot as uuid) and a.counts_row = one.counts_row
+    where a.model is not null
+""")
+# A worker of an earlier release has noted no numbers: what was published by then counts as done.
+_TELL: Final = text("""
+    insert into arrival (boot, counts_row, source, stratum, model, closed)
+    select cast(one.boot as uuid), one.counts_row, one.source, one.stratum, one.model,
+        case when one.is_new and exists (
+            select from tally t where t.source = one.source and t.boot = cast(one.boot as uuid)
+                and t.stratum = one.stratum and t.streamed_at is null
+        ) then -one.published else 0 end
+    from unnest(
+        cast(:boots as text[]), cast(:rows as int[]), cast(:sources as text[]), cast(:strata as text[]),
+        cast(:models as text[]), cast(:published as bigint[]), cast(:is_new as boolean[])
+    ) one (boot, counts_row, source, stratum, model, published, is_new)
+    order by 1, 2
+    on conflict (boot, counts_row) do update set
+        source = excluded.source, stratum = excluded.stratum, model = excluded.model, due = true,
+        closed = arrival.closed + case when arrival.model is null then excluded.closed else 0 end
+    where not arrival.due or arrival.model is null
+""")
+_CUTS: Final = text("""
+    select a.boot::text, a.counts_row, a.source, a.stratum, a.model, cut.sequence, cut.published, cut.numbered
+    from arrival a cross join lateral (
+        select t.sequence, coalesce((t.models -> a.model ->> 'published')::bigint, 0) as published,
+            coalesce((t.models -> a.model ->> 'numbered')::bigint, 0) as numbered
+        from tally t
+        where t.source = a.source and t.boot = a.boot and t.stratum = a.stratum and t.sequence >= a.checked
+            and t.streamed_at < :gone_until
+        order by t.sequence desc limit 1
+    ) cut
+    where a.due and a.model is not null
+    order by a.boot, a.counts_row
+    for update of a
+""")
+# In a statement of its own: it sees what was committed before the locks were there.
+_CHECK: Final = text("""
+    with cut as (
+        select cast(boot as uuid) as boot, counts_row, sequence, published, numbered
+        from unnest(
+            cast(:boots as text[]), cast(:rows as int[]), cast(:sequences as bigint[]), cast(:published as bigint[]),
+            cast(:numbered as bigint[])
+        ) one (boot, counts_row, sequence, published, numbered)
+    ), found as (
+        select a.boot, a.counts_row, cut.sequence, cut.numbered, a.expired as before, a.closed,
+            coalesce((
+                select sum(upper(one) - lower(one))
+                from unnest(a.numbers * int8multirange(int8range(1, cut.numbered + 1))) one
+            ), 0)::bigint as done,
+            cut.published, (select count(*) from unnest(a.numbers)) > :most_ranges as is_long
+        from arrival a join cut using (boot, counts_row)
+    ), counted as (
+        select *, greatest(published - (done - closed), 0) as total from found
+    )
+    update arrival a set
+        expired = c.total,
+        checked = c.sequence,
+        due = exists (
+            select from tally t where t.source = a.source and t.boot = a.boot and t.stratum = a.stratum
+                and t.sequence > c.sequence
+        ),
+        numbers = case when c.is_long then a.numbers + int8multirange(int8range(1, c.numbered + 1)) else a.numbers end,
+        closed = case when c.is_long then c.closed + c.numbered - c.done else c.closed end
+    from counted c where a.boot = c.boot and a.counts_row = c.counts_row
+    returning a.boot::text, a.counts_row, c.total - c.before as n
+""")
+_BATCH: Final = text("""
+    insert into batch (kind, worker, captured_from, captured_to, n_rows)
+    values ('tally', :worker, :at, :at, :n_rows) returning id
+""")
+_COUNT: Final = text("""
+    insert into expiry (batch_id, boot, counts_row, source, stratum, model, n)
+    values (:batch_id, cast(:boot as uuid), :counts_row, :source, :stratum, :model, :n)
+""")
+
+
+class Arrival(Base):
+    """What workers are done with, of one row of one sidecar's table of counts."""
+
+    __tablename__ = "arrival"
+    __table_args__ = (
+        {
+            "comment": "What the workers are done with, of one header stratum and model of one sidecar: what is missing"
+            " here and in the stream has expired."
+        },
+    )
+    boot: Mapped[Uuid] = mapped_column(primary_key=True, comment="Start of the sidecar, as in tally.")
+    counts_row: Mapped[Int] = mapped_column(
+        Integer, primary_key=True, comment="Row of the sidecar's table of counts, as the numbers name it."
+    )
+    source: Mapped[Str | None] = mapped_column(comment="Sidecar; null until its tally has come.")
+    stratum: Mapped[Str | None] = mapped_column(comment="Header stratum; null until its tally has come.")
+    model: Mapped[Str | None] = mapped_column(comment="Model; null until its tally has come.")
+    numbers: Mapped[object] = mapped_column(
+        INT8MULTIRANGE,
+        server_default=text("'{}'"),
+        comment="Numbers of the exchanges that were compared, set aside or skipped.",
+    )
+    closed: Mapped[BigInt] = mapped_column(
+        BigInteger,
+        server_default=text("0"),
+        comment="Numbers in there that never came: gaps are closed when they are too many. Negative: exchanges that a"
+        " worker of an earlier release was done with.",
+    )
+    expired: Mapped[BigInt] = mapped_column(
+        BigInteger, server_default=text("0"), comment="Exchanges that expired, as of the tally in checked."
+    )
+    checked: Mapped[BigInt] = mapped_column(
+        BigInteger, server_default=text("0"), comment="Number of the tally that it was held against last."
+    )
+    due: Mapped[bool] = mapped_column(
+        server_default=text("true"), comment="Whether there is something new to hold it against."
+    )
+    created_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was first heard of.")
+
+
+class Expiry(Base):
+    """Exchanges that were found to have expired."""
+
+    __tablename__ = "expiry"
+    __table_args__ = (
+        {
+            "comment": "Exchanges that expired in the stream before they were replayed, each count by what it grew. Kept"
+            " as long as its batch."
+        },
+    )
+    batch_id: Mapped[BigInt] = mapped_column(
+        ForeignKey("batch.id", ondelete="CASCADE"),
+        primary_key=True,
+        comment="batch it came with, of kind tally.",
+    )
+    boot: Mapped[Uuid] = mapped_column(primary_key=True, comment="Start of the sidecar, as in tally.")
+    counts_row: Mapped[Int] = mapped_column(
+        Integer, primary_key=True, comment="Row of the sidecar's table of counts."
+    )
+    source: Mapped[Str] = mapped_column(comment="Sidecar.")
+    stratum: Mapped[Str] = mapped_column(comment="Header stratum.")
+    model: Mapped[Str] = mapped_column(comment="Model.")
+    n: Mapped[BigInt] = mapped_column(
+        comment="Exchanges that expired; negative where a worker had them in hand and was done with them later."
+    )
+
+
+class Expired(msgspec.Struct, frozen=True, kw_only=True):
+    """By how much a count has grown; negative where what was in hand came after all."""
+
+    stratum: str
+    model: str
+    n: int
+
+
+async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
+    """Note exchanges that a worker is done with, whatever became of them; the last statement of their transaction."""
+    rows = [
+        (boot, row, _multirange([one.number for one in of_row]))
+        for (boot, row), of_row in groupby(
+            sorted({*numbered}, key=lambda one: (one.boot, one.row, one.number)),
+            key=lambda one: (one.boot, one.row),
+        )
+    ]
+    if rows:
+        boots, counts_rows, numbers = zip(*rows, strict=True)
+        await connection.execute(
+            _NOTE, {"boots": list(boots), "rows": list(counts_rows), "numbers": list(numbers)}
+        )
+
+
+async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) -> None:
+    """Note what the rows are for, and that there is a new tally to hold them against; after the tallies themselves."""
+    told = {
+        (tally.boot.lower(), of.row): (tally.source, stratum.stratum, model, of.published)
+        for tally in tallies
+        for stratum in tally.strata
+        for model, of in stratum.models.items()
+        if of.row >= 0 and of.published
+    }
+    if not told:
+        return
+    keys = {"boots": [boot for boot, _ in told], "rows": [row for _, row in told]}
+    known = {(row.boot.replace("-", ""), row.counts_row) for row in await connection.execute(_TOLD, keys)}
+    sources, strata, models, published = zip(*told.values(), strict=True)
+    await connection.execute(
+        _TELL,
+        keys
+        | {
+            "sources": list(sources),
+            "strata": list(strata),
+            "models": list(models),
+            "published": list(published),
+            "is_new": [(boot, row) not in known for boot, row in told],
+        },
+    )
+
+
+async def count_expired(database: Database, worker: str, gone_until: datetime) -> Sequence[Expired]:
+    """Count what has expired, and return by how much the counts have grown; nothing while another worker counts.
+
+    Parameters
+    ----------
+    database
+        The record.
+    worker
+        Name of this worker.
+    gone_until
+        What the stream stored before is there no more. Asked of the stream before this is called: what a worker is
+        done with by then is in the record.
+
+    Raises
+    ------
+    RetryError
+        Postgres is away or busy: nothing has changed.
+    """
+    async with database.begin() as connection:
+        if not await connection.scalar(text(f"select pg_try_advisory_xact_lock({_LOCK})")):
+            return ()
+        cuts = (await connection.execute(_CUTS, {"gone_until": gone_until})).all()
+        if not cuts:
+            return ()
+        checked = await connection.execute(
+            _CHECK,
+            {
+                "boots": [cut.boot for cut in cuts],
+                "rows": [cut.counts_row for cut in cuts],
+                "sequences": [cut.sequence for cut in cuts],
+                "published": [cut.published for cut in cuts],
+                "numbered": [cut.numbered for cut in cuts],
+                "most_ranges": _MOST_RANGES,
+            },
+        )
+        grown = {(row.boot, row.counts_row): row.n for row in checked if row.n}
+        if not grown:
+            return ()
+        batch_id = await connection.scalar(_BATCH, {"worker": worker, "at": gone_until, "n_rows": len(grown)})
+        rows = [
+            {
+                "batch_id": batch_id,
+                "boot": cut.boot,
+                "counts_row": cut.counts_row,
+                "source": cut.source,
+                "stratum": cut.stratum,
+                "model": cut.model,
+                "n": grown[cut.boot, cut.counts_row],
+            }
+            for cut in cuts
+            if (cut.boot, cut.counts_row) in grown
+        ]
+        await connection.execute(_COUNT, rows)
+    return [Expired(stratum=row["stratum"], model=row["model"], n=row["n"]) for row in rows]
+
+
+def _multirange(numbers: Sequence[int]) -> str:
+    """Return distinct numbers in rising order as Postgres writes a set of them."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    return "{" + ",".join(f"[{low},{high})" for low, high in runs) + "}"

@@ -1,0 +1,438 @@
+"""The shadow's door to the record: one transaction per batch, written by COPY, safe to repeat.
+
+Nothing is acknowledged to the stream before the transaction has committed, so everything here may be asked to
+store what is stored already: rows, quarantined messages and tallies are there once, whatever happens.
+
+What the outputs of references say against the configuration, as the shadow states it.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from itertools import zip_longest
+from typing import Any, Final
+
+import msgspec
+from sqlalchemy import delete, insert, select, tuple_, update
+from sqlalchemy.dialects.postgresql import insert as upsert
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from quantdrift.core.clock import Clock
+from quantdrift.core.config.schema import MIB
+from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
+from quantdrift.core.records import Loss, Predicate, Tally
+from quantdrift.core.slices import SliceKey
+from quantdrift.storage.database import Database
+from quantdrift.storage.monitor.noise import insert_noise
+from quantdrift.storage.schema import tables
+from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
+from quantdrift.storage.shadow.expiries import note_numbers, note_tallies
+from quantdrift.storage.shadow.rows import (
+    ComparedExchange,
+    DoubtRow,
+    Quarantined,
+    StoreBatch,
+    VersionKey,
+    Written,
+)
+
+
+async def write_doubts(connection: AsyncConnection, doubts: Sequence[DoubtRow], at: datetime) -> None:
+    """State what was seen of references, in place of what was seen before."""
+    # In one order everywhere, so that two workers never wait for each other.
+    for doubt in sorted(doubts, key=lambda one: (one.model, one.reference_digest)):
+        told = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
+        await connection.execute(
+            upsert(tables.Doubt)
+            .values(model=doubt.model, reference_digest=doubt.reference_digest, **told)
+            .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=told)
+        )
+
+
+PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
+_HOUR_S: Final = 3600.0
+# Yesterday, today and tomorrow have a partition for as long as anybody makes them.
+_MAINTAINED: Final = timedelta(days=1)
+_UNDEFINED_TABLE: Final = "42P01"
+_NO_REFERENCE: Final = "no_reference"
+
+
+class Writer:
+    """Stores what a shadow worker compared. Any number of tasks of one event loop may use it.
+
+    Parameters
+    ----------
+    database
+        Where to.
+    clock
+        Tells what is captured in the future, and measures the allowance of payloads: a wrong configuration sets
+        everything aside, and must not fill the disk.
+    """
+
+    def __init__(self, database: Database, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+        self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
+
+    async def slices(self) -> list[SliceKey]:
+        """Return every slice the record knows, oldest first.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away.
+        OperatorError
+            The database has no schema yet.
+        """
+        wanted = select(
+            tables.Slice.model, tables.Slice.name, tables.Slice.predicate, tables.Slice.definition
+        )
+        try:
+            async with self._database.begin() as connection:
+                rows = (await connection.execute(wanted.order_by(tables.Slice.id))).all()
+        except ProgrammingError as error:
+            if getattr(error.orig, "sqlstate", "") != _UNDEFINED_TABLE:
+                raise
+            raise OperatorError(
+                "the database has no quantdrift schema: run `quantdrift db upgrade`"
+            ) from error
+        return [
+            SliceKey(
+                model=row.model,
+                name=row.name,
+                predicate=row.predicate,
+                where=msgspec.convert(row.definition["where"], tuple[Predicate, ...]),
+            )
+            for row in rows
+        ]
+
+    async def store(self, batch: StoreBatch) -> Written:
+        """Store a batch in one transaction: what its rows point to, one `batch` row, its comparisons.
+
+        A batch of which nothing is new leaves no `batch` row. Exchanges without a reference are counted every
+        time they come: nothing of them is kept that would tell a second time from the first.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away or busy, or lacks the partition of today: nothing is stored, the same call may succeed
+            later.
+        OperatorError
+            The address, a right or the schema is wrong: the same call succeeds once that is mended.
+        """
+        async with self._database.begin() as connection:
+            versions, policies, slices = await _ids(connection, batch)
+            skipped = Counter(await _quarantine(connection, batch.quarantined, self._payloads))
+            if batch.unreferenced:
+                skipped[_NO_REFERENCE] = len(batch.unreferenced)
+            expected = sum(len(compared.items) for compared in batch.compared)
+            unreferenced = sorted({versions[one.version] for one in batch.unreferenced})
+            batch_id = await _open_batch(connection, batch, expected, skipped, unreferenced)
+            rows = [
+                row
+                for compared in batch.compared
+                for row in comparison_rows(
+                    compared,
+                    batch_id,
+                    versions[compared.version],
+                    policies[compared.exchange.sampling.policy.epoch],
+                    slices,
+                )
+            ]
+            n_rows, days = await insert_comparisons(connection, rows)
+            now = self._clock.now()
+            unplaced = {
+                index: _unplaced(compared, now)
+                for index, compared in enumerate(batch.compared)
+                if day_of(compared.exchange.captured_at) in days
+            }
+            skipped.update(await _quarantine(connection, list(unplaced.values()), self._payloads))
+            await write_doubts(connection, batch.doubts, batch.at)
+            n_noise = await insert_noise(connection, batch.noise, batch_id, versions, policies)
+            if n_rows != expected or not (n_rows or skipped or n_noise):
+                await _correct_batch(connection, batch_id, n_rows, skipped, keep=bool(n_noise))
+            await note_numbers(connection, batch.numbered)
+        return Written(n_rows=n_rows, unplaced={index: one.reason for index, one in unplaced.items()})
+
+    async def store_tallies(
+        self, worker: str, tallies: Sequence[Tally], streamed_at: Sequence[datetime] = ()
+    ) -> Written:
+        """Store tallies, each once, in one transaction with one `batch` row.
+
+        Parameters
+        ----------
+        worker
+            Name of the worker.
+        tallies
+            As they came.
+        streamed_at
+            When the stream took each; without it, what expires of theirs is not counted.
+
+        Raises
+        ------
+        RetryError
+            Postgres is away or busy: nothing is stored, the same call may succeed later.
+        """
+        if not any(tally.strata for tally in tallies):
+            return Written(n_rows=0)
+        expected = sum(len(tally.strata) for tally in tallies)
+        async with self._database.begin() as connection:
+            batch_id = await connection.scalar(
+                insert(tables.Batch)
+                .values(
+                    kind="tally",
+                    worker=worker,
+                    captured_from=min(tally.at for tally in tallies),
+                    captured_to=max(tally.at for tally in tallies),
+                    n_rows=expected,
+                )
+                .returning(tables.Batch.id)
+            )
+            assert batch_id is not None
+            # Handed over beside the statement, which then goes out in parts that Postgres can take.
+            stored = await connection.scalars(
+                upsert(tables.Tally).on_conflict_do_nothing().returning(tables.Tally.sequence),
+                [
+                    row
+                    for tally, at in zip_longest(tallies, streamed_at)
+                    for row in _tally_rows(tally, batch_id, at)
+                ],
+            )
+            n_rows = len(stored.all())
+            if n_rows != expected:
+                await _correct_batch(connection, batch_id, n_rows, Counter())
+            if streamed_at:
+                await note_tallies(connection, tallies)
+        return Written(n_rows=n_rows)
+
+
+async def _ids(
+    connection: AsyncConnection, batch: StoreBatch
+) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
+    """Return the ids of everything that the batch points to, having made what was missing.
+
+    They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
+    out again for something else.
+    """
+    keys = {
+        *(c.version for c in batch.compared),
+        *(u.version for u in batch.unreferenced),
+        *(n.version for n in batch.noise),
+    }
+    versions = await _ids_of(
+        connection,
+        tables.ModelVersion.__table__,
+        ("model", "candidate_version", "reference_digest"),
+        {
+            msgspec.structs.astuple(key): {
+                "reference": msgspec.json.decode(batch.references.get(key.reference_digest, "{}"))
+            }
+            for key in keys
+        },
+    )
+    policies = await _ids_of(
+        connection,
+        tables.Policy.__table__,
+        ("epoch",),
+        {
+            (policy.epoch,): {"definition": msgspec.to_builtins(policy)}
+            for policy in (
+                *(compared.exchange.sampling.policy for compared in batch.compared),
+                *(one.policy for one in batch.noise),
+            )
+        },
+    )
+    met = {(s.model, s.predicate): s for c in batch.compared for item in c.items for s in item.slices}
+    slices = await _ids_of(
+        connection,
+        tables.Slice.__table__,
+        ("model", "predicate"),
+        {
+            key: {"name": one.name, "definition": {"where": msgspec.to_builtins(one.where)}}
+            for key, one in met.items()
+        },
+    )
+    return (
+        {key: versions[msgspec.structs.astuple(key)] for key in keys},
+        {epoch: policy_id for (epoch,), policy_id in policies.items()},
+        {(model, predicate): slice_id for (model, predicate), slice_id in slices.items()},
+    )
+
+
+async def _ids_of(
+    connection: AsyncConnection,
+    table: Any,
+    names: tuple[str, ...],
+    wanted: Mapping[tuple[str, ...], dict[str, Any]],
+) -> dict[tuple[str, ...], int]:
+    """Return the ids of the rows with these keys, having inserted those that were missing with their other values."""
+    if not wanted:
+        return {}
+    columns = [table.c[name] for name in names]
+    known = select(*columns, table.c.id).where(tuple_(*columns).in_(list(wanted)))
+    found = {tuple(row[:-1]): int(row[-1]) for row in await connection.execute(known)}
+    # In one order everywhere, so that two workers never wait for each other.
+    for key in sorted(set(wanted) - set(found)):
+        row = dict(zip(names, key, strict=True))
+        made = await connection.scalar(
+            upsert(table).values(**row, **wanted[key]).on_conflict_do_nothing().returning(table.c.id)
+        )
+        if made is None:  # another worker was faster, and has committed by now
+            made = await connection.scalar(select(table.c.id).filter_by(**row))
+        assert isinstance(made, int)
+        found[key] = made
+    return found
+
+
+class _Allowance:
+    """So many bytes per hour."""
+
+    def __init__(self, bytes_per_hour: int, clock: Clock) -> None:
+        self._bytes_per_hour = bytes_per_hour
+        self._clock = clock
+        self._left = bytes_per_hour
+        self._since_s = clock.monotonic_s()
+
+    def grants(self, n_bytes: int) -> bool:
+        """Return whether `n_bytes` are left of this hour, and take them."""
+        now_s = self._clock.monotonic_s()
+        if now_s - self._since_s >= _HOUR_S:
+            self._left, self._since_s = self._bytes_per_hour, now_s
+        granted = n_bytes <= self._left
+        if granted:
+            self._left -= n_bytes
+        return granted
+
+
+async def _quarantine(
+    connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Allowance
+) -> list[str]:
+    """Set messages aside; return the reasons of those that were not there before."""
+    if not messages:
+        return []
+    stored = await connection.scalars(
+        upsert(tables.Quarantine).on_conflict_do_nothing().returning(tables.Quarantine.reason),
+        [
+            {
+                "stream_sequence": message.stream_sequence,
+                "digest": hashlib.sha256(message.payload).digest(),
+                "exchange_id": message.exchange_id,
+                "model": message.model,
+                "captured_at": message.captured_at,
+                "reason": message.reason.value,
+                "detail": message.detail.replace("\0", ""),
+                "payload": message.payload if payloads.grants(len(message.payload)) else None,
+            }
+            for message in messages
+        ],
+    )
+    return list(stored)
+
+
+async def _open_batch(
+    connection: AsyncConnection,
+    batch: StoreBatch,
+    n_rows: int,
+    skipped: Counter[str],
+    unreferenced: Sequence[int],
+) -> int:
+    """Insert the `batch` row. COPY relies on a statement before it: the adapter begins lazily."""
+    times = [
+        *(c.exchange.captured_at for c in batch.compared),
+        *(u.captured_at for u in batch.unreferenced),
+        *(q.captured_at for q in batch.quarantined if q.captured_at is not None),
+    ] or [batch.at]
+    batch_id = await connection.scalar(
+        insert(tables.Batch)
+        .values(
+            kind="comparison",
+            worker=batch.worker,
+            captured_from=min(times),
+            captured_to=max(times),
+            n_rows=n_rows,
+            provenance=msgspec.json.decode(batch.provenance),
+            skipped=dict(skipped),
+            unreferenced=list(unreferenced),
+        )
+        .returning(tables.Batch.id)
+    )
+    assert isinstance(batch_id, int)
+    return batch_id
+
+
+async def _correct_batch(
+    connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str], *, keep: bool = False
+) -> None:
+    """State what the batch really holds, or take its row back where that is nothing."""
+    same = tables.Batch.id == batch_id
+    if n_rows or skipped or keep:
+        await connection.execute(
+            update(tables.Batch).where(same).values(n_rows=n_rows, skipped=dict(skipped))
+        )
+    else:
+        await connection.execute(delete(tables.Batch).where(same))
+
+
+def _tally_rows(tally: Tally, batch_id: int, streamed_at: datetime | None) -> list[dict[str, Any]]:
+    return [
+        {
+            "source": tally.source,
+            "boot": tally.boot,
+            "stratum": stratum.stratum,
+            "sequence": tally.sequence,
+            "at": tally.at,
+            "batch_id": batch_id,
+            "offered": stratum.offered,
+            "taken": stratum.taken,
+            "thinned": stratum.thinned,
+            "published": stratum.published,
+            "lost": _by_reason(stratum.lost),
+            "models": {
+                name: {
+                    "taken": model.taken,
+                    "lost": _by_reason(model.lost),
+                    "published": model.published,
+                    "row": model.row,
+                    "numbered": model.numbered,
+                }
+                for name, model in stratum.models.items()
+            },
+            "blind_connections": tally.blind_connections,
+            "streamed_at": streamed_at,
+        }
+        for stratum in tally.strata
+    ]
+
+
+def _by_reason(lost: Mapping[Loss, int]) -> dict[str, int]:
+    return {reason.value: n for reason, n in lost.items()}
+
+
+def _unplaced(compared: ComparedExchange, now: datetime) -> Quarantined:
+    """Set aside an exchange whose day has no partition.
+
+    Raises
+    ------
+    RetryError
+        Maintenance makes that day's: it is not the exchange that is wrong, and it waits.
+    """
+    exchange = compared.exchange
+    ahead = day_of(exchange.captured_at) - day_of(now)
+    if abs(ahead) <= _MAINTAINED:
+        raise RetryError(
+            f"the record has no partition for {day_of(exchange.captured_at)}: the monitor makes them every day, "
+            "is it running? `quantdrift db upgrade` makes them too"
+        )
+    reason = QuarantineReason.TOO_EARLY if ahead > _MAINTAINED else QuarantineReason.TOO_LATE
+    why = f", {ahead.days} days ahead of this worker's clock" if ahead > _MAINTAINED else ""
+    return Quarantined(
+        stream_sequence=compared.stream_sequence,
+        payload=compared.payload,
+        reason=reason,
+        detail=f"no partition takes {exchange.captured_at.isoformat()}{why}",
+        exchange_id=exchange.id,
+        model=exchange.model,
+        captured_at=exchange.captured_at,
+    )

@@ -1,0 +1,1 @@
+"""Discovered slices and clusters as rows."""
