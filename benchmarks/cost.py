@@ -20,7 +20,7 @@ _LAWS: dict[str, Law] = {"flip": Flips(rate=0.005), "divergence": Divergences()}
 
 
 def signals() -> list[SignalKey]:
-    """Return the signals of a slice with flips and divergences, as `quantdrift.monitor.signals` has them."""
+    """Return the signals of a slice with flips and divergences, as `quantdrift.monitor.fold.groups` has them."""
     wanted = (("flip", "budget"), ("divergence", "budget"), ("flip", "change"), ("divergence", "tail"))
     return [SignalKey(metric, kind) for metric, kind in wanted if kind in DETECTORS]
 

@@ -19,9 +19,9 @@ from benchmarks.shifts import (
     batches,
 )
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.scene import Scene, damaged, measure_of, mixed
-from quantdrift.monitor.yardstick import yardstick
+from quantdrift.monitor.explain.before_window import yardstick
+from quantdrift.monitor.explain.sample import Scene, damaged, measure_of, mixed
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 from quantdrift.storage.monitor.rows import ComparisonRow, Episode, Position, Snapshot, TransitionRow
 

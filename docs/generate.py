@@ -12,7 +12,7 @@ import msgspec
 from quantdrift.cli import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
-from quantdrift.monitor.noise import NoiseStory
+from quantdrift.monitor.fold.noise import NoiseStory
 from quantdrift.storage.admin.database_docs import page as database_markdown
 from quantdrift.storage.monitor.explanation import Explanation
 

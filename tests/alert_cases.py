@@ -9,9 +9,9 @@ from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.signal import N_TOTAL, Moved
-from quantdrift.monitor.account import reason_of
-from quantdrift.monitor.explanation import with_explanation
-from quantdrift.monitor.story import Story, summary, tell
+from quantdrift.monitor.explain.explain import with_explanation
+from quantdrift.monitor.fold.alert_event import Story, summary, tell
+from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE

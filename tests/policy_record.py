@@ -16,8 +16,8 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.process import Stop, run
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.policy import PolicyMaker
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.read import claim, load_catalog, resume

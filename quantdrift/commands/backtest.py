@@ -16,9 +16,9 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 
 if TYPE_CHECKING:
-    from quantdrift.monitor.alert import Alert
-    from quantdrift.monitor.backtest import Backtest, Findings
-    from quantdrift.monitor.hindsight import Hindsight
+    from quantdrift.monitor.planning.alerts import Alert
+    from quantdrift.monitor.planning.backtest import Backtest, Findings
+    from quantdrift.monitor.planning.backtest_report import Hindsight
     from quantdrift.report.timeline import Span
     from quantdrift.storage.monitor.history import HistoryExtent
     from quantdrift.storage.monitor.rows import Catalog
@@ -112,8 +112,8 @@ async def _fold(
     *,
     quiet: bool,
 ) -> "tuple[Hindsight, Callable[[Path], bool]]":
-    from quantdrift.monitor.backtest import Backtest
-    from quantdrift.monitor.hindsight import hindsight
+    from quantdrift.monitor.planning.backtest import Backtest
+    from quantdrift.monitor.planning.backtest_report import hindsight
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.history import History
 
@@ -152,7 +152,7 @@ def _draw(
     extent: "HistoryExtent",
     catalog: "Catalog",
 ) -> bool:
-    from quantdrift.monitor.hindsight import named
+    from quantdrift.monitor.planning.backtest_report import named
     from quantdrift.report.timeline import Lane, draw
 
     metrics: dict[tuple[int, int], str] = {breach.key: breach.metric for breach in findings.breaches}
@@ -185,7 +185,7 @@ def _draw(
 def _course(
     config: Config, test: "Backtest", key: tuple[int, int], metric: Metric, model: str
 ) -> tuple[list[datetime], list[float]]:
-    from quantdrift.monitor.backtest import accepted
+    from quantdrift.monitor.planning.backtest import accepted
     from quantdrift.storage.monitor.rows import from_us
 
     budget, _ = accepted(config, model, metric)

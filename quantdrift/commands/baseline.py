@@ -15,7 +15,7 @@ from quantdrift.core.records import Metric
 from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
-    from quantdrift.monitor.decisions import Scope
+    from quantdrift.monitor.baselines.decisions import Scope
     from quantdrift.storage.monitor.baseline import BaselineFact
 
 _MODEL = click.option("--model", required=True, help="The model.")
@@ -53,7 +53,7 @@ def _scope(
     by: str,
     reason: str,
 ) -> "Scope":
-    from quantdrift.monitor.decisions import Scope
+    from quantdrift.monitor.baselines.decisions import Scope
 
     return Scope(
         model=model,
@@ -189,7 +189,7 @@ def accept(
       quantdrift baseline accept --model digits --slice scanner=new --pool scanner=lab --pool scanner=office
       quantdrift baseline accept --model digits --version int8-b --reason "labels are better than before"
     """
-    from quantdrift.monitor import decisions
+    from quantdrift.monitor.baselines import decisions
     from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
@@ -290,7 +290,7 @@ _settling(
 
 
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
-    from quantdrift.monitor.decisions import settle
+    from quantdrift.monitor.baselines.decisions import settle
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.rows import Source
 
@@ -340,7 +340,7 @@ def import_(
       echo '[{"slice": "scanner=archive", "metric": "flip", "upper": 0.03, "n": 4000}]' > offline.json
       quantdrift baseline import offline.json --model digits
     """
-    from quantdrift.monitor import decisions
+    from quantdrift.monitor.baselines import decisions
     from quantdrift.storage.database import Database
 
     config, secrets = prepare(config_path, Role.MONITOR, data)

@@ -118,7 +118,7 @@ async def _fit(
     dry_run: bool,
     progress: Callable[[str], None],
 ) -> list[Overview]:
-    from quantdrift.monitor.clustering import configured, refit
+    from quantdrift.monitor.discovery.clusters import configured, refit
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.clusters import spaces
 
@@ -146,7 +146,7 @@ async def _fit(
 
 async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list[Overview], list[Space]]":
     """Return the clusterings in force, and the configured spaces that have vectors."""
-    from quantdrift.monitor.clustering import configured
+    from quantdrift.monitor.discovery.clusters import configured
     from quantdrift.storage.database import Database
     from quantdrift.storage.slices.clusters import newest_clusterings, spaces
 

@@ -18,7 +18,7 @@ from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
 from quantdrift.terminal import Steps
 
 if TYPE_CHECKING:
-    from quantdrift.monitor.forecast import Forecast, SliceForecast, Traffic
+    from quantdrift.monitor.planning.forecast import Forecast, SliceForecast, Traffic
 
 _AND = " & "
 _POSITIVE = click.FloatRange(min=0, min_open=True)
@@ -108,7 +108,7 @@ def plan(
       quantdrift plan --from-record --days 14 --data .quantdrift
     """
     from quantdrift.core.sampling.rates import policy_of
-    from quantdrift.monitor.forecast import Question, forecast
+    from quantdrift.monitor.planning.forecast import Question, forecast
 
     numbers = (rps, days, replays_per_s, replay_ms, gpu_share, shift, horizon, quiet_days)
     if not all(math.isfinite(number) for number in numbers if number is not None):
@@ -160,7 +160,7 @@ def _model(config: Config, name: str) -> str:
 def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> "tuple[Config, Traffic]":
     import asyncio
 
-    from quantdrift.monitor.forecast import Traffic
+    from quantdrift.monitor.planning.forecast import Traffic
     from quantdrift.storage.commands.usage import Usage, usage
     from quantdrift.storage.database import Database
 
@@ -189,7 +189,7 @@ def _recorded(config_path: Path, data: Path | None, model: str, days: float) -> 
 def _given(
     config: Config, model: str, rps: float, slices: tuple[str, ...], strata: tuple[str, ...]
 ) -> "Traffic":
-    from quantdrift.monitor.forecast import Traffic
+    from quantdrift.monitor.planning.forecast import Traffic
 
     shares = {}
     for name, share in map(_share, slices):

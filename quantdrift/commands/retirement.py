@@ -52,7 +52,7 @@ def retire(
     found = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, _: tuple[DiscoveryRow, ...]) -> StoredRow:
-        from quantdrift.monitor.retirement import retired_by_hand
+        from quantdrift.monitor.discovery.retirement import retired_by_hand
 
         return retired_by_hand(row, config, reason)
 
@@ -87,7 +87,7 @@ def restore(
     found = asyncio.run(_listed(config, secrets, model, which))
 
     def decide(row: DiscoveryRow, rows: tuple[DiscoveryRow, ...]) -> StoredRow:
-        from quantdrift.monitor.retirement import restored
+        from quantdrift.monitor.discovery.retirement import restored
 
         return restored(row, rows, config.discovery, SystemClock().now(), reason)
 

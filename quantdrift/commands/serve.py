@@ -64,7 +64,7 @@ def monitor(config_path: Path, data: Path | None) -> None:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
     from quantdrift.core.process import run
-    from quantdrift.monitor.worker import serve
+    from quantdrift.monitor.service import serve
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
     sys.exit(run(lambda stop: serve(config, secrets, stop), grace_s=config.monitor.grace_s))

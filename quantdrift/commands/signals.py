@@ -11,7 +11,7 @@ from quantdrift.terminal import columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quantdrift.monitor.vitals import Quantile, SelfNoise, Vital
+    from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, Vital
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
 _HEAD = ("signal", "held against", "evidence", "recent mean, or tail")

@@ -17,8 +17,8 @@ from quantdrift.terminal import Steps, columns
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
-    from quantdrift.monitor.round import Round, VersionSearch
-    from quantdrift.monitor.vitals import SelfNoise, Vital
+    from quantdrift.monitor.baselines.signal_view import SelfNoise, Vital
+    from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.monitor.discovery_log import Change
 
@@ -201,7 +201,7 @@ async def _more(
     config: Config, secrets: Secrets, one: ListedSlice
 ) -> tuple[list[Vital], list[Change], list[SelfNoise]]:
     """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
-    from quantdrift.monitor.vitals import noises, vitals
+    from quantdrift.monitor.baselines.signal_view import noises, vitals
     from quantdrift.storage.commands.slice_list import signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.discovery_log import changes_of
@@ -225,7 +225,7 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
     import msgspec
 
     from quantdrift.core.clock import SystemClock
-    from quantdrift.monitor.round import discover
+    from quantdrift.monitor.discovery.round import discover
     from quantdrift.storage.database import Database
 
     # A person waits, and may end it: the statements may take as long as a round in the monitor.

@@ -25,8 +25,8 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import grpc_headers
-from quantdrift.monitor.noise import noise_summary
-from quantdrift.monitor.story import Story, summary
+from quantdrift.monitor.fold.alert_event import Story, summary
+from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
 

@@ -19,8 +19,8 @@ from quantdrift.core.directive import Account, Directive, decode_account, decode
 from quantdrift.core.records import Exchange, Policy, Predicate, Tally
 from quantdrift.drift.bag import TailBaseline
 from quantdrift.drift.detector import LEARNERS
-from quantdrift.monitor.sessions import Sessions
-from quantdrift.monitor.story import Story
+from quantdrift.monitor.fold.alert_event import Story
+from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import ComparisonRow, SessionRow

@@ -18,8 +18,8 @@ from sqlalchemy import text
 from quantdrift.commands.options import user_name
 from quantdrift.core.config.schema import Budget, Model, Storage
 from quantdrift.core.errors import OperatorError
-from quantdrift.monitor.decisions import Scope, accept, settle
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.baselines.decisions import Scope, accept, settle
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
 from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume

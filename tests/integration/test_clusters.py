@@ -32,7 +32,7 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
-from quantdrift.monitor.clustering import Refits, configured, refit
+from quantdrift.monitor.discovery.clusters import Refits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import triage
 from quantdrift.shadow.replay.references import References

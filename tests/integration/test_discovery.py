@@ -20,8 +20,8 @@ from quantdrift.core.process import Stop
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery import GivenUpError
-from quantdrift.monitor.discovery import Discoverer
-from quantdrift.monitor.round import Round, discover
+from quantdrift.monitor.discovery.round import Round, discover
+from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
@@ -255,7 +255,7 @@ async def test_a_round_that_fails_is_tried_again_in_an_hour_and_not_at_once(
         begun.append(clock.now())
         raise ZeroDivisionError
 
-    monkeypatch.setattr("quantdrift.monitor.discovery.discover", fails)
+    monkeypatch.setattr("quantdrift.monitor.discovery.schedule.discover", fails)
     stop.set()  # a turn does not wait then
     telemetry = Telemetry("test", {})
     try:

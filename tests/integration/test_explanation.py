@@ -11,8 +11,8 @@ from sqlalchemy import text
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Model, Monitor, Storage
-from quantdrift.monitor.explanation import Explainer
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.explain.explain import Explainer
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.evidence import Evidence, EvidenceItem
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of

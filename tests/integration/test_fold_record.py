@@ -11,7 +11,7 @@ from sqlalchemy import text
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import BatchRows, TallyRow

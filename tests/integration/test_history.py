@@ -9,7 +9,7 @@ import pytest
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.commands.usage import usage
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.history import History

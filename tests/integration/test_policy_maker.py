@@ -20,8 +20,8 @@ from quantdrift.core.directive import (
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.keyvalue import KeyValue
 from quantdrift.core.process import Stop
-from quantdrift.monitor.demands import lowered
-from quantdrift.monitor.lag import LOOK_S
+from quantdrift.monitor.sampling.demands import lowered
+from quantdrift.monitor.sampling.lag import LOOK_S
 from quantdrift.sidecar.state.policy import judged
 from tests.policy_record import (
     BUDGET_PER_S,

@@ -16,8 +16,8 @@ from quantdrift.core.config.schema import Config, Discovery, Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Predicate
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.round import discover
+from quantdrift.monitor.discovery.round import discover
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
 from quantdrift.storage.monitor.traffic import read_evidence, read_traffic

@@ -15,7 +15,7 @@ from quantdrift.cli import main
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.storage.database import Database

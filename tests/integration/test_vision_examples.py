@@ -21,7 +21,7 @@ from quantdrift.core.config.schema import Config, Provider, Shadow, Storage, Str
 from quantdrift.core.jetstream import Queue
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Exchange, Verdict
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import Compared, compare_batch

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quantdrift.core.backlog import Backlog
-from quantdrift.monitor.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, Limits, advance, lag_of
+from quantdrift.monitor.sampling.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, Limits, advance, lag_of
 
 pytestmark = pytest.mark.property
 

@@ -11,7 +11,7 @@ from quantdrift.drift.block import FloatArray
 from quantdrift.drift.margin import N_BINS
 from quantdrift.drift.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.quantile import quantile, shortfall, tail_bin
-from quantdrift.monitor.rollup import Rollup
+from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.change_streams import baseline_of, observed
 

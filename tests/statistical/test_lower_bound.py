@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.delay import divergence
-from quantdrift.monitor.backtest import lower_bound
+from quantdrift.monitor.planning.backtest import lower_bound
 
 pytestmark = pytest.mark.statistical
 

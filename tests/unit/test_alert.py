@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.alert import Alert, Match, alerts, pair
+from quantdrift.monitor.planning.alerts import Alert, Match, alerts, pair
 from quantdrift.storage.monitor.history import StoredTransition
 from quantdrift.storage.monitor.rows import from_us
 from tests.fold_stream import BEGIN_US, SECOND_US

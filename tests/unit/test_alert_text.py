@@ -13,8 +13,8 @@ from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.drift.diagnosis import Kind
 from quantdrift.drift.mix import FEWEST_BEFORE
-from quantdrift.monitor.account import sentences
-from quantdrift.monitor.story import Story, summary
+from quantdrift.monitor.fold.alert_event import Story, summary
+from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.storage.monitor.explanation import Explanation
 from tests.alert_cases import alert, text
 from tests.fold_stream import ALL_ID

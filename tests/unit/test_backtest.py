@@ -10,10 +10,10 @@ import pytest
 
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.monitor.alert import Match
-from quantdrift.monitor.backtest import Backtest, Findings, accepted
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.hindsight import hindsight
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.planning.alerts import Match
+from quantdrift.monitor.planning.backtest import Backtest, Findings, accepted
+from quantdrift.monitor.planning.backtest_report import hindsight
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
 from quantdrift.storage.monitor.rows import BatchRows, Position, Snapshot
 from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, with_noise

@@ -9,9 +9,9 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
-from quantdrift.monitor.board import Board
+from quantdrift.monitor.fold.alert_event import Story
+from quantdrift.monitor.gauges import Board
 from quantdrift.monitor.outbox import log_record
-from quantdrift.monitor.story import Story
 from quantdrift.storage.monitor.outbox import WaitingEvent
 from quantdrift.storage.monitor.rows import VerdictRow
 from tests.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID

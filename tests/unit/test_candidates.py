@@ -11,7 +11,7 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
 from quantdrift.drift.discovery import Found
 from quantdrift.drift.items import Gathering, Items
-from quantdrift.monitor.candidates import frozen, origins, settled, with_traffic
+from quantdrift.monitor.discovery.candidates import frozen, origins, settled, with_traffic
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion

@@ -9,7 +9,15 @@ import pytest
 from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
 from quantdrift.drift.margin import EDGES
-from quantdrift.monitor.demands import account_of, draft, edges_of, header_layout, lowered, recent_of, surged
+from quantdrift.monitor.sampling.demands import (
+    account_of,
+    draft,
+    edges_of,
+    header_layout,
+    lowered,
+    recent_of,
+    surged,
+)
 from quantdrift.sidecar.state.policy import judged
 from quantdrift.storage.monitor.traffic import (
     Offered,

@@ -9,10 +9,9 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
 from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
 from quantdrift.drift.diagnosis import Aggregate, Begin
-from quantdrift.monitor.account import advice, reason_of, sentences
-from quantdrift.monitor.explanation import findings
-from quantdrift.monitor.relation import Standing, smallest
-from quantdrift.monitor.scene import (
+from quantdrift.monitor.explain.explain import findings
+from quantdrift.monitor.explain.related_alerts import Standing, smallest
+from quantdrift.monitor.explain.sample import (
     Measure,
     Scene,
     level_of,
@@ -22,6 +21,7 @@ from quantdrift.monitor.scene import (
     new_versions,
     versions_around,
 )
+from quantdrift.monitor.fold.alert_text import advice, reason_of, sentences
 from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.rows import Catalog, Episode, TransitionRow

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
 from tests.fold_stream import (
     ALL_ID,

@@ -8,8 +8,8 @@ from quantdrift.core.config.schema import Sampling as SamplingOptions
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.slices import SliceKey
-from quantdrift.monitor.forecast import Forecast, Question, SliceForecast, Traffic, forecast
-from quantdrift.monitor.population import N_REQUESTS, Population
+from quantdrift.monitor.planning.forecast import Forecast, Question, SliceForecast, Traffic, forecast
+from quantdrift.monitor.planning.population import N_REQUESTS, Population
 
 pytestmark = pytest.mark.unit
 

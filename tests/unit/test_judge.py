@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.records import Verdict
 from quantdrift.drift.watch import Phase
-from quantdrift.monitor.judge import Limits, Standing, judge
-from quantdrift.monitor.ledger import Counts
+from quantdrift.monitor.fold.loss import Counts
+from quantdrift.monitor.fold.verdict import Limits, Standing, judge
 
 pytestmark = pytest.mark.unit
 

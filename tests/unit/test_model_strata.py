@@ -9,8 +9,8 @@ from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling
 from quantdrift.core.inclusion import MODEL, largest_rate, of_model, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.monitor.demands import draft
-from quantdrift.monitor.rates import Rates
+from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.sampling.demands import draft
 from quantdrift.sidecar.capture.recorder import Origin, Recorder
 from quantdrift.sidecar.sampling.second_phase import Thinning
 from quantdrift.sidecar.state.config import Settled

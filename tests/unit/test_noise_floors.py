@@ -8,8 +8,8 @@ from quantdrift.drift import floor
 from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.signal import ALERTING, M
 from quantdrift.drift.state import load_state
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.noise import noise_summary
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
 from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
 from tests.folds import EMPTY, fold_all

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Clusters, Config, Model
-from quantdrift.monitor.clustering import due
+from quantdrift.monitor.discovery.clusters import due
 from quantdrift.storage.slices.clusters import Space
 
 pytestmark = pytest.mark.unit

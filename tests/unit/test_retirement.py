@@ -9,8 +9,8 @@ from quantdrift.core.config.schema import Budget, Capture, Config, Discovery, Mo
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.predicates import is_declared, slice_of
 from quantdrift.core.records import Predicate, Verdict
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
+from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
+from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched

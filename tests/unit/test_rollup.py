@@ -2,7 +2,7 @@
 
 import pytest
 
-from quantdrift.monitor.rollup import Rollup
+from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
 
 pytestmark = pytest.mark.unit

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
-from quantdrift.monitor import sessions as module
-from quantdrift.monitor.fold import Fold
-from quantdrift.monitor.sessions import Sessions
+from quantdrift.monitor.fold import sessions as module
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
 from tests.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 

@@ -7,8 +7,8 @@ import pytest
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.rates import Rates
-from quantdrift.monitor.signals import shown
+from quantdrift.monitor.fold.groups import shown
+from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.fold_stream import ALL_ID, CATALOG, batches
 

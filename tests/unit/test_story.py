@@ -8,8 +8,8 @@ from quantdrift.core.task import Task
 from quantdrift.drift.block import FloatArray
 from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.signal import N_TOTAL, Moved
-from quantdrift.monitor.account import reason_of
-from quantdrift.monitor.story import Story, ended, summary, tell
+from quantdrift.monitor.fold.alert_event import Story, ended, summary, tell
+from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 from tests.tail_streams import STRETCHED, given, last, learned

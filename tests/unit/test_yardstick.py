@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.monitor.scene import Measure, Scene, damaged
-from quantdrift.monitor.yardstick import ENOUGH, GAP_US, Yardstick, yardstick
+from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, Yardstick, yardstick
+from quantdrift.monitor.explain.sample import Measure, Scene, damaged
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Episode, TransitionRow, VersionRow
 from tests.fold_stream import BEGIN_US, SECOND_US

@@ -13,8 +13,8 @@ from quantdrift.drift import bag
 from quantdrift.drift.bag import TailBaseline
 from quantdrift.drift.detector import BUDGET, LEARNERS, TAIL
 from quantdrift.drift.state import load_state
-from quantdrift.monitor.learning import Learned, Learning
-from quantdrift.monitor.signals import LEARNED
+from quantdrift.monitor.baselines.learn import Learned, Learning
+from quantdrift.monitor.fold.groups import LEARNED
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import (
     Decision,

@@ -10,10 +10,9 @@ from quantdrift.drift.block import STEPS, Block, FloatArray
 from quantdrift.drift.detector import LEARNERS
 from quantdrift.drift.signal import LAST_AT, N_TOTAL
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.gather import exchanges, slices_of
-from quantdrift.monitor.rates import Rates
-from quantdrift.monitor.sessions import Sessions
-from quantdrift.monitor.signals import scale_of, shown
+from quantdrift.monitor.fold.groups import exchanges, scale_of, shown, slices_of
+from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
 
 

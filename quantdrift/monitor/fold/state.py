@@ -15,10 +15,10 @@ from quantdrift.drift.clock import CalendarClock
 from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, Watch
-from quantdrift.monitor.entry import Entry, Key, new_entry
-from quantdrift.monitor.noise import NoiseFloors
-from quantdrift.monitor.signals import budget_of, cap_of, scale_of
-from quantdrift.monitor.succession import Succession
+from quantdrift.monitor.fold.groups import budget_of, cap_of, scale_of
+from quantdrift.monitor.fold.noise import NoiseFloors
+from quantdrift.monitor.fold.slice_state import Entry, Key, new_entry
+from quantdrift.monitor.fold.versions import Succession
 from quantdrift.storage.monitor.rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}

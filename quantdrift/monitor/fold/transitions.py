@@ -10,12 +10,11 @@ from quantdrift.drift.detector import BUDGET, DETECTORS
 from quantdrift.drift.resolve import RESOLVED
 from quantdrift.drift.signal import N_TOTAL, SCALE, M, Moved
 from quantdrift.drift.watch import Change, Phase, SignalKey
-from quantdrift.monitor.account import reason_of
-from quantdrift.monitor.appraisal import Appraisal
-from quantdrift.monitor.entry import Entry, Key
-from quantdrift.monitor.judge import SUPERSEDED
-from quantdrift.monitor.roster import Roster
-from quantdrift.monitor.story import tell
+from quantdrift.monitor.fold.alert_event import tell
+from quantdrift.monitor.fold.alert_text import reason_of
+from quantdrift.monitor.fold.slice_state import Entry, Key
+from quantdrift.monitor.fold.state import Roster
+from quantdrift.monitor.fold.verdict import SUPERSEDED, Appraisal
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from quantdrift.core.records import Verdict
 from quantdrift.drift.overlap import Items, explaining
-from quantdrift.monitor.entry import Key
-from quantdrift.monitor.scene import Scene, level_of, measure_of
+from quantdrift.monitor.explain.sample import Scene, level_of, measure_of
+from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.rows import AlertNote, Episode, TransitionRow

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from quantdrift.drift.clock import MICROSECONDS
-from quantdrift.monitor.entry import Entry
+from quantdrift.monitor.fold.slice_state import Entry
 from quantdrift.storage.monitor.rows import Catalog
 
 

@@ -28,8 +28,8 @@ from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric
 from quantdrift.drift.bound import upper_bound
 from quantdrift.drift.confirmation import null_mean
-from quantdrift.monitor.judge import UNDECIDED_FROM
-from quantdrift.monitor.signals import WATCHED, budget_of, cap_of
+from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of
+from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
 from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow

@@ -17,9 +17,8 @@ from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.discovery import SAME, Found, overlap
 from quantdrift.drift.items import Items
 from quantdrift.drift.watch import SignalKey
-from quantdrift.monitor.gather import slices_of
-from quantdrift.monitor.rates import Rates
-from quantdrift.monitor.signals import cap_of, shown
+from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
+from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow

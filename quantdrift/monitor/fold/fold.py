@@ -12,18 +12,16 @@ from quantdrift.core.predicates import is_declared
 from quantdrift.core.slices import ALL
 from quantdrift.drift.clock import MICROSECONDS
 from quantdrift.drift.watch import Change, SignalKey, advance
-from quantdrift.monitor.appraisal import Appraisal
-from quantdrift.monitor.chronicle import Chronicle
-from quantdrift.monitor.entry import RETIRED_AFTER_US, Entry, Key
-from quantdrift.monitor.gather import SliceGroups, exchanges, slices_of
-from quantdrift.monitor.judge import NO_REFERENCE, RETIRED
-from quantdrift.monitor.ledger import Ledger
-from quantdrift.monitor.noise import Subject, by_version
-from quantdrift.monitor.rates import Rates
-from quantdrift.monitor.rollup import HOUR_US, Rollup
-from quantdrift.monitor.roster import Roster
-from quantdrift.monitor.sessions import Sessions
-from quantdrift.monitor.signals import shown
+from quantdrift.monitor.fold.groups import SliceGroups, exchanges, shown, slices_of
+from quantdrift.monitor.fold.inclusion import Rates
+from quantdrift.monitor.fold.loss import Ledger
+from quantdrift.monitor.fold.noise import Subject, by_version
+from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
+from quantdrift.monitor.fold.sessions import Sessions
+from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Entry, Key
+from quantdrift.monitor.fold.state import Roster
+from quantdrift.monitor.fold.transitions import Chronicle
+from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, Appraisal
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,

@@ -19,9 +19,9 @@ from quantdrift.drift.discovery import N_BINS, GivenUpError, Limits, Search, sea
 from quantdrift.drift.information import Choice
 from quantdrift.drift.interval import along
 from quantdrift.drift.items import Items
-from quantdrift.monitor.candidates import Origin, frozen, origins, settled, with_traffic
-from quantdrift.monitor.retirement import reason_to_retire
-from quantdrift.monitor.signals import WATCHED, budget_of
+from quantdrift.monitor.discovery.candidates import Origin, frozen, origins, settled, with_traffic
+from quantdrift.monitor.discovery.retirement import reason_to_retire
+from quantdrift.monitor.fold.groups import WATCHED, budget_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.rows import ComparisonRow
 from quantdrift.storage.schema.slice_tables import Status

@@ -1,6 +1,6 @@
 """Explains alerts as they open and escalate, from what was compared before and since the onset.
 
-What before is, `quantdrift.monitor.yardstick` decides.
+What before is, `quantdrift.monitor.explain.before_window` decides.
 
 It belongs to the leader's transaction, between the fold and the writing, and must neither break nor delay it: reads
 are bounded in rows and time and undone alone, only so many alerts of one fold are explained, pages first, and an alert
@@ -28,11 +28,10 @@ from quantdrift.drift.detector import BUDGET
 from quantdrift.drift.diagnosis import Aggregate, Begin
 from quantdrift.drift.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.moves import Moves
-from quantdrift.monitor.account import advice, sentences
-from quantdrift.monitor.beside import beside
-from quantdrift.monitor.entry import Key
-from quantdrift.monitor.relation import Standing, explains, smallest
-from quantdrift.monitor.scene import (
+from quantdrift.monitor.explain.before_window import Yardstick, yardstick
+from quantdrift.monitor.explain.other_measures import beside
+from quantdrift.monitor.explain.related_alerts import Standing, explains, smallest
+from quantdrift.monitor.explain.sample import (
     Measure,
     Scene,
     damaged,
@@ -43,7 +42,8 @@ from quantdrift.monitor.scene import (
     new_versions,
     versions_around,
 )
-from quantdrift.monitor.yardstick import Yardstick, yardstick
+from quantdrift.monitor.fold.alert_text import advice, sentences
+from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, TransitionRow

@@ -40,8 +40,8 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from quantdrift.monitor.demands import account_of, draft, lowered, surged
-from quantdrift.monitor.lag import LOOK_S, Lag, Limits, advance, lag_of
+from quantdrift.monitor.sampling.demands import account_of, draft, lowered, surged
+from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.traffic import read_evidence, read_traffic, replayed_per_s
 

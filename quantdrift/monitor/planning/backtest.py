@@ -8,9 +8,9 @@ import msgspec
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.records import Metric
 from quantdrift.drift.delay import divergence
-from quantdrift.monitor.alert import Alert, Pairing, alerts, pair
-from quantdrift.monitor.entry import Key
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.slice_state import Key
+from quantdrift.monitor.planning.alerts import Alert, Pairing, alerts, pair
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
 from quantdrift.storage.monitor.rows import BatchRows, Catalog, Position, RollupRow, Snapshot, TransitionRow
 

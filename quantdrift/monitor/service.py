@@ -22,14 +22,14 @@ from quantdrift.core.telemetry import (
     Telemetry,
     grpc_headers,
 )
-from quantdrift.monitor.board import Board
-from quantdrift.monitor.clustering import Refits
 from quantdrift.monitor.compilation import compile_loops
-from quantdrift.monitor.discovery import Discoverer
-from quantdrift.monitor.explanation import Explainer
-from quantdrift.monitor.fold import Fold
+from quantdrift.monitor.discovery.clusters import Refits
+from quantdrift.monitor.discovery.schedule import Discoverer
+from quantdrift.monitor.explain.explain import Explainer
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.gauges import Board
 from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender
-from quantdrift.monitor.policy import PolicyMaker
+from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership

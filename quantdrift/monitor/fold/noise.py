@@ -12,8 +12,8 @@ from quantdrift.core.records import Metric, Side
 from quantdrift.core.task import Task
 from quantdrift.drift.floor import Noise, Sums, added, exceeds, window_of
 from quantdrift.drift.group import group_value
-from quantdrift.monitor.signals import WATCHED, budget_of, cap_of, clipped
-from quantdrift.monitor.story import measure_of, unit_of
+from quantdrift.monitor.fold.alert_event import measure_of, unit_of
+from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
 _MOST_TESTED = 0.9  # of the room above a budget: a detector tests against something below 1

@@ -7,9 +7,9 @@ import msgspec
 
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric
-from quantdrift.monitor.alert import Alert, Match, Pairing
-from quantdrift.monitor.backtest import Breach, Findings
-from quantdrift.monitor.entry import Key
+from quantdrift.monitor.fold.slice_state import Key
+from quantdrift.monitor.planning.alerts import Alert, Match, Pairing
+from quantdrift.monitor.planning.backtest import Breach, Findings
 from quantdrift.storage.monitor.history import HistoryExtent
 from quantdrift.storage.monitor.rows import Catalog, from_us
 

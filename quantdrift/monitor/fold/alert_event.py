@@ -18,7 +18,7 @@ from quantdrift.drift.diagnosis_text import decided
 from quantdrift.drift.interval import Estimate
 from quantdrift.drift.mix import FEWEST_BEFORE
 from quantdrift.drift.signal import Moved
-from quantdrift.monitor.account import advice
+from quantdrift.monitor.fold.alert_text import advice
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 
 MICROSECONDS = 1_000_000

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.entry import Key
+from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.history import StoredTransition
 from quantdrift.storage.monitor.rows import to_us
 

@@ -1,0 +1,1 @@
+"""Baselines: learning them, decisions about them, and the view of what each signal knows."""

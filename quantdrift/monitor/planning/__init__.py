@@ -1,0 +1,1 @@
+"""Questions before and after: expected delays, and stored history under another policy."""

@@ -1,0 +1,1 @@
+"""The sampling policy: what each slice needs, how far the shadow lags, and publishing the rates."""
