@@ -16,7 +16,7 @@ setup: $(STAMP) ## Create .venv and install everything into it
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -c 'from quantdrift.drift.detector import compile_all; compile_all()'
+	$(BIN)/python -c 'from quantdrift.drift.detectors.protocol import compile_all; compile_all()'
 	@touch $@
 
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running

@@ -7,8 +7,8 @@ import numpy as np
 
 from benchmarks.race import OBSERVE, Shipped, known, learned
 from benchmarks.streams import Divergences, Flips, Law
-from quantdrift.drift.block import STEPS, FloatArray, IntArray
-from quantdrift.drift.detector import DETECTORS, LEARNERS
+from quantdrift.drift.detectors.protocol import DETECTORS, LEARNERS
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
 from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
 
 BATCH_ITEMS = 64  # of the shadow's default

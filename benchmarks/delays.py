@@ -10,8 +10,8 @@ from benchmarks.plots import Curve
 from benchmarks.race import OPERATING_POINT, Contestant, Passages, Ratio, compare, known, learned, race
 from benchmarks.streams import BASELINE, FLIPS, HARD, TAIL, Case, Exceedances, Flips, Law, Stream
 from benchmarks.usual import EVER_05, WINDOW, Z_05, NeverRestarted, ZTest
-from quantdrift.drift.bag import READY
-from quantdrift.drift.block import FloatArray
+from quantdrift.drift.detectors.tail.pooled_histogram import READY
+from quantdrift.drift.evidence.observations import FloatArray
 
 N_DETECTORS, SAMPLES_PER_S, PAGES_PER_30_DAYS = 4000, 1.0, 0.1
 # Evidence on the sample clock that is 1 / q on the calendar clock: (1 / q) / gamma, gamma = dt / (30 days * N_det).

@@ -32,7 +32,7 @@ from benchmarks import cost, delays, falsealarm, fleet
 from benchmarks.contest import Contest, contest, drawn
 from benchmarks.result import Goal, finish
 from benchmarks.streams import FLIPS, HARD, TAIL
-from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.detectors.protocol import DETECTORS
 
 OUT = Path("out/benchmarks")
 ENVIRONMENTS = Path("out/peers")

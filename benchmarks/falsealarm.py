@@ -15,9 +15,9 @@ from scipy.stats import beta, chi2
 
 from benchmarks.race import OBSERVE, known, learned, race
 from benchmarks.streams import BASELINE, Case, Divergences, Flips, Law, Stream
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.clock import DAY_US, MONTH_US, CalendarClock
-from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
+from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 
 CONFIDENCE = 0.95

@@ -11,9 +11,9 @@ import numpy as np
 from scipy.special import ndtr
 
 from benchmarks.race import budgeted
-from quantdrift.drift.block import FloatArray, IntArray
-from quantdrift.drift.clock import DAY_US, CalendarClock
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.clock import DAY_US, CalendarClock
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.triage import ALPHA, triage
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from benchmarks.streams import Law
-from quantdrift.drift.block import BoolArray, FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 WITHIN, CHANCE = 200_000, 0.05
 _CYCLES = 30_000

@@ -8,11 +8,11 @@ import msgspec
 import numpy as np
 
 from benchmarks.streams import Stream
-from quantdrift.drift.block import STEPS, Block, BoolArray, FloatArray
-from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS, Detector
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.quantile import N_BINS as N_TAIL_BINS
-from quantdrift.drift.quantile import tail_bin
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS, Detector
+from quantdrift.drift.detectors.tail.quantile import N_BINS as N_TAIL_BINS
+from quantdrift.drift.detectors.tail.quantile import tail_bin
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, Block, BoolArray, FloatArray
 
 OPERATING_POINT = 4e6
 SECOND_US = 1_000_000

@@ -7,7 +7,7 @@ detector looks for it, every group counting 1 on its clock, threshold 4e6 (P(fal
 the slice) <= 5 %). Counted are the replays of *all* slices from the change to the alarm:
 
 - **uniform**: every item with the same probability;
-- **policy**: `quantdrift.drift.allocation`, from what the run itself has seen, made anew every 500 replays.
+- **policy**: `quantdrift.drift.sampling.allocation`, from what the run itself has seen, made anew every 500 replays.
 
 Replays may be 1 % of the traffic, and no item can be replayed twice: a 0.5 % slice can fill at most half of them.
 The first policy follows 2,000 uniform replays; the change comes after 20,000.
@@ -30,12 +30,12 @@ import numpy as np
 
 from benchmarks.result import Goal, finish
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.drift import budget as fields
-from quantdrift.drift.allocation import Budget, Demand, Recent, allocate, urgency
-from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.boosts import Boosts, Layout
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.signal import MASS, PAGE_MASS
+from quantdrift.drift.detectors import budget as fields
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.header import MASS, PAGE_MASS
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, allocate, urgency
+from quantdrift.drift.sampling.boosts import Boosts, Layout
 
 N_SLICES = 100
 RARE, LARGEST = 0, N_SLICES - 1

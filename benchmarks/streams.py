@@ -5,7 +5,7 @@ import math
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import STEPS, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
 
 BASELINE = 5_000  # groups that a learned baseline is made of
 LIVE = 20_000  # healthy groups after it, then the change

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from benchmarks.watching import Point, Run
 from quantdrift.core.records import Verdict
-from quantdrift.drift.block import FloatArray
+from quantdrift.drift.evidence.observations import FloatArray
 
 _BEFORE_S = 300.0
 _AFTER_S = 150.0  # beyond the last alarm

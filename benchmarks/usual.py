@@ -5,9 +5,9 @@ import math
 import numpy as np
 from scipy.special import logsumexp
 
-from quantdrift.drift.block import STEPS, BoolArray, FloatArray
-from quantdrift.drift.budget import RATES
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.budget import RATES
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, BoolArray, FloatArray
 
 WINDOW = 1024  # a multiple of STEPS
 Z_05 = 1.6448536269514722  # one-sided, p < .05

@@ -6,9 +6,9 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
-from quantdrift.drift.detector import BUDGET, CHANGE
-from quantdrift.drift.interval import Estimate
-from quantdrift.drift.signal import N_TOTAL, Moved
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
+from quantdrift.drift.evidence.header import N_TOTAL, Moved
+from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.monitor.explain.explain import with_explanation
 from quantdrift.monitor.fold.alert_event import Story, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from quantdrift.drift.baseline import Baseline
-from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.change import ChangeDetector
-from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.detectors.change.baseline import Baseline
+from quantdrift.drift.detectors.change.detector import ChangeDetector
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
 
 CHANGE = ChangeDetector()
 SURE = N_BINS - 1  # the bin of large margins

@@ -5,14 +5,20 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from quantdrift.drift import bag, budget, course
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, TAIL, Detector
-from quantdrift.drift.quantile import tail_bin
+from quantdrift.drift.detectors import budget
+from quantdrift.drift.detectors.change import run
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.detectors.tail import pooled_histogram
+from quantdrift.drift.detectors.tail.quantile import tail_bin
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 from tests import change_streams, tail_streams
 
 PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
-PAGES = {"budget": budget.PAGE, "change": course.PAGE, "tail": bag.PAGE}  # evidence of each bet, in a state
+PAGES = {
+    "budget": budget.PAGE,
+    "change": run.PAGE,
+    "tail": pooled_histogram.PAGE,
+}  # evidence of each bet, in a state
 
 
 class Example(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, Predicate
-from quantdrift.drift.confirmation import N_BETS
+from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow
 

@@ -6,21 +6,24 @@ from types import ModuleType
 import numba
 import pytest
 
-from quantdrift.drift import bets, budget, course, memory, rank, resolve, stake, tail
-from quantdrift.drift.block import FloatArray, IntArray
-from quantdrift.drift.margin import N_BINS
+from quantdrift.drift.detectors import budget
+from quantdrift.drift.detectors.change import baseline_state, bets, run
+from quantdrift.drift.detectors.tail import detector, payoff, rank
+from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
 
-_BORN = memory.ROWS.start + memory.BORN * memory.ROW
-_CHANGE = ((bets, "factors"), (course, "_follow"))
-_BUDGET = ((resolve, "reflect"), (budget, "_see"), (budget, "_follow"))
+_BORN = baseline_state.ROWS.start + baseline_state.BORN * baseline_state.ROW
+_CHANGE = ((bets, "factors"), (run, "_follow"))
+_BUDGET = ((recovery, "reflect"), (budget, "_see"), (budget, "_follow"))
 _TAIL = (
     (rank, "e_values"),
     (rank, "stretch_values"),
-    (stake, "factors"),
-    (tail, "factors"),
-    (tail, "_follow"),
+    (payoff, "factors"),
+    (detector, "factors"),
+    (detector, "_follow"),
 )
-_WHOLES = {memory: _CHANGE, bets: _CHANGE, resolve: _BUDGET, rank: _TAIL}
+_WHOLES = {baseline_state: _CHANGE, bets: _CHANGE, recovery: _BUDGET, rank: _TAIL}
 
 
 def plant(
@@ -38,6 +41,6 @@ def known_when_born(state: FloatArray, strata: IntArray, stratum: int) -> tuple[
     share = total = 0.0
     for place in range(N_BINS):
         if strata[place] == stratum:
-            share += state[_BORN + memory.SHARE_AT + place]
-            total += state[_BORN + memory.TOTAL_AT + place]
+            share += state[_BORN + baseline_state.SHARE_AT + place]
+            total += state[_BORN + baseline_state.TOTAL_AT + place]
     return share, total

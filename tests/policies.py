@@ -9,9 +9,9 @@ from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slic
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.directive import Directive, name_of
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
-from quantdrift.drift import signal as fields
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.state import dump_state
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence import header as fields
+from quantdrift.drift.evidence.state import dump_state
 from quantdrift.storage.monitor.traffic import SignalEvidence
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)

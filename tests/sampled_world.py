@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.drift.allocation import Demand, Recent
-from quantdrift.drift.block import FloatArray, IntArray
-from quantdrift.drift.boosts import Layout
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
+from quantdrift.drift.sampling.allocation import Demand, Recent
+from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.sidecar.sampling.second_phase import Thinning
 
 HEADERS = (

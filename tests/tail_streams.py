@@ -3,11 +3,11 @@
 import numpy as np
 
 from benchmarks.streams import Divergences
-from quantdrift.drift.bag import TailBaseline
-from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.path import Path
-from quantdrift.drift.quantile import N_BINS, tail_bin
-from quantdrift.drift.tail import TailDetector
+from quantdrift.drift.detectors.tail.detector import TailDetector
+from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
+from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.evidence.run import Path
 from tests.change_streams import block
 
 TAIL = TailDetector()

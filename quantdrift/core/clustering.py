@@ -2,7 +2,7 @@
 
 An item belongs to the cluster whose centroid is nearest. It is *novel* where it lies beyond the radius of every
 centroid: min_j ||x - c_j|| / r_j > 1. Distances are Euclidean, after the fit's centre and scale were applied.
-`quantdrift.drift.clusters` fits one; how the radii are chosen, and what share of ordinary traffic lies beyond them,
+`quantdrift.drift.clusters.fit` fits one; how the radii are chosen, and what share of ordinary traffic lies beyond them,
 is said there.
 """
 

@@ -1,6 +1,6 @@
 """How long detection takes: the shipped bets on simulated streams, and the delay that no detector can beat.
 
-`simulate` runs the recursion of `quantdrift.drift.budget` with the bets of a fresh detector on independent groups of a
+`simulate` runs the recursion of `quantdrift.drift.detectors.budget` with the bets of a fresh detector on independent groups of a
 known law, seeded. It begins with no evidence, as a slice inside its budget nearly does, so it errs towards late.
 
 `optimum` is the mean delay of the CUSUM that knows the rates before and after. Among all detectors with the same
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.budget import RATES
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.budget import RATES
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
 
 STREAMS = 400
 MOST_SAMPLES = 20_000

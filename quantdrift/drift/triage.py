@@ -21,7 +21,7 @@ e-values and empirical Bayes, arXiv 2409.19812; for e-detectors Dandapanthula an
 
 import numpy as np
 
-from quantdrift.drift.block import FloatArray, IntArray
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
 
 ALPHA = 0.05
 

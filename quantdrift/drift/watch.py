@@ -12,10 +12,19 @@ from typing import NamedTuple, Self
 import msgspec
 import numpy as np
 
-from quantdrift.drift.block import BoolArray, FloatArray, Trail
-from quantdrift.drift.detector import DETECTORS
-from quantdrift.drift.path import N_ROWS, PAGE, PAGE_MASS, RECOVERY, SIDE_BY_SIDE, TICKET, TICKET_MASS, Flow
-from quantdrift.drift.resolve import RESOLVED
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, Trail
+from quantdrift.drift.evidence.recovery import RESOLVED
+from quantdrift.drift.evidence.run import (
+    N_ROWS,
+    PAGE,
+    PAGE_MASS,
+    RECOVERY,
+    SIDE_BY_SIDE,
+    TICKET,
+    TICKET_MASS,
+    Flow,
+)
 
 
 class Phase(StrEnum):

@@ -8,11 +8,13 @@ from typing import Final
 
 from quantdrift.core.leash import leashed
 from quantdrift.core.process import Stop
-from quantdrift.drift.compiled import is_kept, others_find_it
-from quantdrift.drift.detector import compile_all
+from quantdrift.drift.detectors.protocol import compile_all
+from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
 
 # A process of its own, which gives way to whatever else runs here: the model that is served, say.
-_COMPILE: Final = "import os; os.nice(10); from quantdrift.drift.detector import compile_all; compile_all()"
+_COMPILE: Final = (
+    "import os; os.nice(10); from quantdrift.drift.detectors.protocol import compile_all; compile_all()"
+)
 _LOG = logging.getLogger(__name__)
 
 

@@ -5,9 +5,9 @@ from urllib.parse import urlsplit
 
 from quantdrift.core.notation import count_of, percent
 from quantdrift.core.records import Metric
-from quantdrift.drift.diagnosis import Begin, begin_of
-from quantdrift.drift.diagnosis_text import first_step
-from quantdrift.drift.mix import FEWEST_BEFORE
+from quantdrift.drift.explain.diagnosis import Begin, begin_of
+from quantdrift.drift.explain.diagnosis_text import first_step
+from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report.interval import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Episode, SliceName, Version

@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import Task
-from quantdrift.drift.diagnosis import Aggregate
+from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind
 from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts

@@ -12,9 +12,9 @@ from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import Task
-from quantdrift.drift.diagnosis import Decided, Kind
-from quantdrift.drift.diagnosis_text import decided
-from quantdrift.drift.mix import FEWEST_BEFORE
+from quantdrift.drift.explain.diagnosis import Decided, Kind
+from quantdrift.drift.explain.diagnosis_text import decided
+from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.figures import EpisodeFigures, ExampleFigures, Gap, ModelFigures, SliceFigures
 from quantdrift.report.interval import Estimate, excess, mean_of_bins, quantile, share, shortfall

@@ -7,8 +7,8 @@ from typing import Any
 from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import MEASURES
-from quantdrift.drift import diagnosis_text
-from quantdrift.drift.diagnosis import Aggregate, Whole
+from quantdrift.drift.explain import diagnosis_text
+from quantdrift.drift.explain.diagnosis import Aggregate, Whole
 from quantdrift.report.figures import EpisodeFigures, SliceFigures
 from quantdrift.report.interval import Estimate
 

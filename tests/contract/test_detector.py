@@ -5,10 +5,9 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift.block import STEPS
-from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.detector import DETECTORS, LEARNERS
-from quantdrift.drift.signal import (
+from quantdrift.drift.detectors.protocol import DETECTORS, LEARNERS
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.header import (
     ALERTING,
     LAST_AT,
     MASS,
@@ -20,7 +19,8 @@ from quantdrift.drift.signal import (
     M,
     N,
 )
-from quantdrift.drift.state import VERSION, dump_state, load_state
+from quantdrift.drift.evidence.observations import STEPS
+from quantdrift.drift.evidence.state import VERSION, dump_state, load_state
 from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
 from tests.detectors import EXAMPLES, PATHS, after, given, mixed, phases, sound
 

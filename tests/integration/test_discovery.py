@@ -19,7 +19,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.drift.discovery import GivenUpError
+from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices

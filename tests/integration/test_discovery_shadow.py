@@ -16,7 +16,7 @@ from quantdrift.core.jetstream import Queue
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.process import Stop
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.confirmation import N_BETS
+from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status

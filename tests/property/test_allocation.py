@@ -10,9 +10,9 @@ from sklearn.isotonic import isotonic_regression
 
 from quantdrift.core.inclusion import MARGIN, smallest_rate
 from quantdrift.core.records import Predicate
-from quantdrift.drift.allocation import Budget, Spread, allocate
-from quantdrift.drift.boosts import Boosts
-from quantdrift.drift.stratification import bins_of, falling
+from quantdrift.drift.sampling.allocation import Budget, Spread, allocate
+from quantdrift.drift.sampling.boosts import Boosts
+from quantdrift.drift.sampling.stratification import bins_of, falling
 from quantdrift.sidecar.sampling.second_phase import Thinning
 from tests.sampled_world import EDGES, LAYOUT, WHERES, World, world
 

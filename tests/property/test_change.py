@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.drift import bets, course
-from quantdrift.drift.baseline import LEAST_GROUPS, N_STRATA, cuts_of
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.bound import upper_bound
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.path import SIDE_BY_SIDE
-from quantdrift.drift.signal import ALERTING, PAGING
+from quantdrift.drift.detectors.change import bets, run
+from quantdrift.drift.detectors.change.baseline import LEAST_GROUPS, N_STRATA, cuts_of
+from quantdrift.drift.evidence.bound import upper_bound
+from quantdrift.drift.evidence.header import ALERTING, PAGING
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.drift.evidence.run import SIDE_BY_SIDE
 from tests.change_streams import CHANGE, SURE, baseline, block
 
 pytestmark = pytest.mark.property
@@ -143,8 +143,8 @@ def test_everything_stays_finite_at_the_edges(x: float) -> None:
         states = path.stopped(np.full(4, STEPS - 1))
         assert np.isfinite(path.page).all()
         assert np.isfinite(states).all()
-        assert (states[:, course.PAGE] >= 0).all()
-        assert (states[:, course.MIRROR] >= 0).all()
+        assert (states[:, run.PAGE] >= 0).all()
+        assert (states[:, run.MIRROR] >= 0).all()
         for state in states:
             if state[PAGING] and CHANGE.evidence(state) > 1e6:
                 CHANGE.alarmed(state, page=True)

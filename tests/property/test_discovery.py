@@ -9,8 +9,8 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceAssigner, holds
-from quantdrift.drift.confirmation import Trial
-from quantdrift.drift.items import Gathering
+from quantdrift.drift.discovery.confirmation import Trial
+from quantdrift.drift.discovery.items import Gathering
 
 pytestmark = pytest.mark.property
 

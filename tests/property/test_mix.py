@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.drift.damage import strata
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE, LEAST, Cause, Part, Sample, Split, split
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.explain.damage import strata
+from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, LEAST, Cause, Part, Sample, Split, split
 
 pytestmark = pytest.mark.property
 CELLS = 4

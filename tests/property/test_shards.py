@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.drift.baseline import Baseline
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.quantile import N_BINS as N_TAIL_BINS
-from quantdrift.drift.quantile import quantile, shortfall, tail_bin
+from quantdrift.drift.detectors.change.baseline import Baseline
+from quantdrift.drift.detectors.tail.quantile import N_BINS as N_TAIL_BINS
+from quantdrift.drift.detectors.tail.quantile import quantile, shortfall, tail_bin
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.change_streams import baseline_of, observed

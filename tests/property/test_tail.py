@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.drift import bag
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.quantile import N_BINS
-from quantdrift.drift.state import dump_state, load_state
+from quantdrift.drift.detectors.tail import pooled_histogram
+from quantdrift.drift.detectors.tail.quantile import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.state import dump_state, load_state
 from tests.change_streams import block
 from tests.tail_streams import TAIL, learned
 
@@ -91,11 +91,11 @@ def test_baselines_of_shards_add_up_to_that_of_the_whole_stream(seed: int) -> No
     )
     blank = TAIL.fresh(tau=0.0, scale=1.0, mass=0.0, at_us=0)[None]
 
-    def content(seen: FloatArray) -> bag.TailBaseline:
+    def content(seen: FloatArray) -> pooled_histogram.TailBaseline:
         given_ = Block(x=whole.x, seen=seen[:, None] > 0, mass=whole.mass, at_us=whole.at_us)
         return TAIL.content(TAIL.run(blank, given_).stopped(np.array([STEPS - 1]))[0])
 
-    pooled = bag.pool([content((dealt == shard).astype(np.float64)) for shard in range(3)])
+    pooled = pooled_histogram.pool([content((dealt == shard).astype(np.float64)) for shard in range(3)])
     once = content(np.ones(STEPS))
     assert pooled.n_groups == once.n_groups == STEPS
     np.testing.assert_allclose(pooled.counts, once.counts, rtol=1e-12, atol=1e-12)

@@ -13,10 +13,10 @@ import pytest
 
 from quantdrift.core.inclusion import MARGIN, smallest_rate
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.drift.allocation import Budget, Demand, Recent, Spread, allocate
-from quantdrift.drift.block import STEPS, Block, BoolArray, FloatArray, IntArray
-from quantdrift.drift.boosts import Layout
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, Block, BoolArray, FloatArray, IntArray
+from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, Spread, allocate
+from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.sidecar.sampling.second_phase import Thinning
 
 pytestmark = pytest.mark.statistical

@@ -6,10 +6,11 @@ Every simulation is seeded and states its failure probability; each claim is put
 import numpy as np
 import pytest
 
-from quantdrift.drift import memory, resolve
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.change import baseline_state
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 from tests.change_streams import CHANGE, block, first_passages, learned, observed
 from tests.planted import known_when_born, plant
@@ -29,7 +30,7 @@ def short_baselines(streams: int, tau: float, seed: int, n_groups: int = SHORT) 
 
 def stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the null of the learned half stand still: a finite baseline taken for the truth."""
-    plant(monkeypatch, memory, "known", known_when_born)
+    plant(monkeypatch, baseline_state, "known", known_when_born)
 
 
 def test_a_page_after_a_ticket_keeps_its_bound_however_long_the_warning_lasts(
@@ -133,7 +134,7 @@ def test_a_second_drift_is_found_as_soon_as_the_first() -> None:
     for first in range(2048, 2560, STEPS):
         path = CHANGE.run(states, block(observed(np.zeros((STEPS, streams))), first=first))
         states = path.stopped(np.full(streams, STEPS - 1))
-    assert (path.recovery >= resolve.RESOLVED).all()
+    assert (path.recovery >= recovery.RESOLVED).all()
     for each in (states, kept):
         for state in each:
             CHANGE.arm(state, mass=0.0, at_us=0)

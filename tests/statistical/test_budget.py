@@ -9,11 +9,11 @@ import itertools
 import numpy as np
 import pytest
 
-from quantdrift.drift import budget as fields
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.group import group_value
-from quantdrift.drift.resolve import RESOLVED
+from quantdrift.drift.detectors import budget as fields
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.recovery import RESOLVED
 
 pytestmark = pytest.mark.statistical
 

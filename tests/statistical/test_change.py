@@ -8,12 +8,13 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift import bets, memory, resolve
-from quantdrift.drift.baseline import Baseline
-from quantdrift.drift.block import STEPS, FloatArray, IntArray
-from quantdrift.drift.bound import upper_bound
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.signal import Moved
+from quantdrift.drift.detectors.change import baseline_state, bets
+from quantdrift.drift.detectors.change.baseline import Baseline
+from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence.bound import upper_bound
+from quantdrift.drift.evidence.header import Moved
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
 from tests.change_streams import CHANGE, SURE, block, first_passages, learned, observed
 from tests.planted import known_when_born, plant
 
@@ -110,7 +111,7 @@ def violates(
         if null is not None:
             plant(patched, bets, "null", null)
         if still:
-            plant(patched, memory, "known", known_when_born)
+            plant(patched, baseline_state, "known", known_when_born)
         found = first_passages(starts, rates, n, threshold, 33).reshape(len(cells), streams)
     at = np.arange(1, n + 1)
     bound = at / threshold
@@ -187,7 +188,7 @@ def test_a_change_in_one_stratum_is_found_there() -> None:
         path = CHANGE.run(states, block(groups(0.5), first=first))
         peak = np.maximum(peak, path.recovery.max(axis=0))
         states = path.stopped(np.full(64, STEPS - 1))
-    assert (peak < resolve.RESOLVED).all()
+    assert (peak < recovery.RESOLVED).all()
 
 
 def test_traffic_that_moves_to_low_margins_is_no_change() -> None:
@@ -250,11 +251,11 @@ def test_detection_delay_is_what_the_docstring_says(tau: float, expected: float,
     """1 % -> 3 % flips at A = 4e6, 5,000 groups before it was ready and 20,000 learned live. 64 streams: P < 1e-3."""
     rng = np.random.default_rng(40)
     states = learned(5000, rng.binomial(5000, 0.01, 64), tau=tau)
-    rows = memory.rows_of(states).copy()
-    rows[:, memory.LIVE, memory.GROUPS] += 20000
-    rows[:, memory.LIVE, memory.SHARE.start + SURE] += 20000
-    rows[:, memory.LIVE, memory.TOTAL.start + SURE] += rng.binomial(20000, 0.01, 64)
-    states[:, memory.ROWS] = rows.reshape(64, -1)
+    rows = baseline_state.rows_of(states).copy()
+    rows[:, baseline_state.LIVE, baseline_state.GROUPS] += 20000
+    rows[:, baseline_state.LIVE, baseline_state.SHARE.start + SURE] += 20000
+    rows[:, baseline_state.LIVE, baseline_state.TOTAL.start + SURE] += rng.binomial(20000, 0.01, 64)
+    states[:, baseline_state.ROWS] = rows.reshape(64, -1)
     found = first_passages(states, 0.03, 4096, OPERATING_POINT, 41)
     assert abs(found.mean() - expected) < slack
 
@@ -288,19 +289,21 @@ def test_what_alarmed_resolves_when_it_is_over_and_never_while_it_lasts() -> Non
     """
     rng = np.random.default_rng(39)
     states = learned(5000, rng.binomial(5000, 0.05, 64), tau=0.25)
-    before = memory.rows_of(states)[:, memory.LIVE].copy()
+    before = baseline_state.rows_of(states)[:, baseline_state.LIVE].copy()
     for state in states:
         CHANGE.alarmed(state, page=True)
     for first in range(0, 4096, STEPS):
         x = (rng.random((STEPS, 64)) < 0.15).astype(float)
         path = CHANGE.run(states, block(observed(x), first=first))
-        assert (path.recovery < resolve.RESOLVED).all()
+        assert (path.recovery < recovery.RESOLVED).all()
         states = path.stopped(np.full(64, STEPS - 1))
-    np.testing.assert_array_equal(memory.rows_of(states)[:, memory.LIVE], before)
-    aside = memory.rows_of(states)[:, memory.ASIDE]
-    polluted = (before + aside)[:, memory.TOTAL].sum(axis=1) / (before + aside)[:, memory.GROUPS]
+    np.testing.assert_array_equal(baseline_state.rows_of(states)[:, baseline_state.LIVE], before)
+    aside = baseline_state.rows_of(states)[:, baseline_state.ASIDE]
+    polluted = (before + aside)[:, baseline_state.TOTAL].sum(axis=1) / (before + aside)[
+        :, baseline_state.GROUPS
+    ]
     assert (polluted > 1.25 * 0.05 * 1.2).all()
     for first in range(4096, 4496, STEPS):
         path = CHANGE.run(states, block(observed(np.zeros((STEPS, 64))), first=first))
         states = path.stopped(np.full(64, STEPS - 1))
-    assert (path.recovery >= resolve.RESOLVED).all()
+    assert (path.recovery >= recovery.RESOLVED).all()

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from quantdrift.drift.clock import DAY_US, MICROSECONDS, MONTH_US, CalendarClock
+from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US, CalendarClock
 
 pytestmark = pytest.mark.statistical
 

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.confirmation import MONTH_S, Trial, allowance, rates_of, threshold
-from quantdrift.drift.discovery import Limits, search
-from quantdrift.drift.group import group_value
-from quantdrift.drift.items import Gathering, Items
+from quantdrift.drift.discovery.confirmation import MONTH_S, Trial, allowance, rates_of, threshold
+from quantdrift.drift.discovery.items import Gathering, Items
+from quantdrift.drift.discovery.search import Limits, search
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.evidence.observations import FloatArray
 
 pytestmark = pytest.mark.statistical
 

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.budget import LARGEST_BET, N_BETS, RATES, SMALLEST_RATE
 from quantdrift.drift.delay import Allowance, Law, divergence, flips, optimum, simulate
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.budget import LARGEST_BET, N_BETS, RATES, SMALLEST_RATE
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 
 pytestmark = pytest.mark.statistical

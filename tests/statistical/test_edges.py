@@ -9,9 +9,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift import bets, budget, rank, resolve
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.detector import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.detectors import budget
+from quantdrift.drift.detectors.change import bets
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL, Detector
+from quantdrift.drift.detectors.tail import rank
+from quantdrift.drift.evidence import recovery
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from tests.change_streams import baseline
 from tests.detectors import EXAMPLES, pairs, phases, sound
 from tests.planted import plant
@@ -65,16 +68,16 @@ def test_recovery_with_the_bets_of_the_alarm_has_negative_evidence(monkeypatch: 
     """Its largest bet is 1 / (1 - m), as z is at most 1 - m there; with c / m it loses more than all at x = 1."""
 
     def reflect(mirror: FloatArray, m: float, z: float) -> None:
-        for k in range(len(resolve.BETS)):
-            mirror[k] = (mirror[k] + 1.0) * (1.0 - resolve.BETS[k] / m * z)
+        for k in range(len(recovery.BETS)):
+            mirror[k] = (mirror[k] + 1.0) * (1.0 - recovery.BETS[k] / m * z)
 
-    plant(monkeypatch, resolve, "reflect", reflect)
+    plant(monkeypatch, recovery, "reflect", reflect)
     assert not everywhere(BUDGET, budgeted(0.01, alerting=True), pairs)
 
 
 def test_recovery_without_a_ceiling_passes_all_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sure for months, while another signal of its slice is not: at a budget of 0.95 it takes 250 groups of 0."""
-    plant(monkeypatch, resolve, "CEILING", np.inf)
+    plant(monkeypatch, recovery, "CEILING", np.inf)
     assert not everywhere(BUDGET, budgeted(0.95, alerting=True), pairs)
 
 

@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import BoolArray, FloatArray
-from quantdrift.drift.damage import Damage, DamageCause, Window, damage
-from quantdrift.drift.mix import FEWEST_AFTER, Cause, Sample, Split, split
-from quantdrift.drift.overlap import Items, rest_of
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
+from quantdrift.drift.explain.damage import Damage, DamageCause, Window, damage
+from quantdrift.drift.explain.mix import FEWEST_AFTER, Cause, Sample, Split, split
+from quantdrift.drift.explain.overlap import Items, rest_of
 
 pytestmark = pytest.mark.statistical
 RUNS = 300

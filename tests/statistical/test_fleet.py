@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.drift.clock import DAY_US, MONTH_US, CalendarClock
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock
 from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
 
 pytestmark = pytest.mark.statistical

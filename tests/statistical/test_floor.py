@@ -6,8 +6,8 @@ Seeds are fixed: each test states with which probability another seed would fail
 import numpy as np
 import pytest
 
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.floor import WINDOW, Noise, Sums, added
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.noise import WINDOW, Noise, Sums, added
 from tests.statistical.test_budget import block
 
 pytestmark = pytest.mark.statistical

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.interval import SUMS, advance, estimate
+from quantdrift.drift.evidence.interval import SUMS, advance, estimate
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
 
 pytestmark = pytest.mark.statistical
 

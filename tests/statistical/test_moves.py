@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.drift.moves import LEVEL, Measured, moves
+from quantdrift.drift.explain.moves import LEVEL, Measured, moves
 
 pytestmark = pytest.mark.statistical
 

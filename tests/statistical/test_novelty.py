@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.clustering import Clustering
-from quantdrift.drift.clusters import Naming, Sample, _half, fit_clusters, novelty_threshold
-from quantdrift.drift.vocabulary import known_values
+from quantdrift.drift.clusters.fit import Naming, Sample, _half, fit_clusters, novelty_threshold
+from quantdrift.drift.clusters.vocabulary import known_values
 
 pytestmark = pytest.mark.statistical
 

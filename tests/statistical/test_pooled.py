@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.drift import bag
-from quantdrift.drift.bag import TailBaseline
-from quantdrift.drift.block import STEPS
-from quantdrift.drift.quantile import N_BINS, tail_bin
+from quantdrift.drift.detectors.tail import pooled_histogram
+from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
+from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
+from quantdrift.drift.evidence.observations import STEPS
 from tests.change_streams import block
 from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, last, observed
 
@@ -26,7 +26,7 @@ Pool = Callable[[Sequence[TailBaseline]], TailBaseline]
 
 def as_it_is(contents: Sequence[TailBaseline]) -> TailBaseline:
     """Return the siblings' counts together with the tolerance of one of them: as if they were all the same."""
-    return msgspec.structs.replace(bag.pool(contents), tau=contents[0].tau)
+    return msgspec.structs.replace(pooled_histogram.pool(contents), tau=contents[0].tau)
 
 
 def alarms(siblings: Sequence[float], own: float, threshold: float, *, pool: Pool, stretched: bool) -> float:
@@ -60,7 +60,7 @@ def test_a_slice_like_any_of_its_siblings_stays_inside_the_bound(
     siblings: tuple[float, ...], own: float
 ) -> None:
     """P(alarm within n) <= 1/4 at A = 4 n; 20 streams, more than 0.65 of them has P < 1e-4 were it attained."""
-    assert alarms(siblings, own, 4.0 * N, pool=bag.pool, stretched=False) <= 0.65
+    assert alarms(siblings, own, 4.0 * N, pool=pooled_histogram.pool, stretched=False) <= 0.65
 
 
 def test_siblings_taken_for_the_same_break_the_bound() -> None:
@@ -75,7 +75,7 @@ def test_a_stretched_tail_is_still_found(siblings: tuple[float, ...], own: float
     Medians seen: 670 groups on siblings that are alike (590 on a baseline of its own), 1,020 for the heaviest of
     siblings that are not; for one in their middle 3,300, and the lightest is not found.
     """
-    assert alarms(siblings, own, 4e6, pool=bag.pool, stretched=True) >= 0.9
+    assert alarms(siblings, own, 4e6, pool=pooled_histogram.pool, stretched=True) >= 0.9
 
 
 def test_the_tolerance_is_widened_by_what_siblings_differ_and_by_little_else() -> None:
@@ -94,9 +94,9 @@ def test_the_tolerance_is_widened_by_what_siblings_differ_and_by_little_else() -
             for one in siblings
         ]
 
-    assert 1.25 <= bag.pool(contents(ALIKE, 12_000)).tau + 1 < 1.25 * 1.5
-    assert bag.pool(contents(UNLIKE, 12_000)).tau + 1 > 1.25 * 1.8
-    assert bag.pool(contents((1.3,), 12_000)).tau == pytest.approx(0.25)
-    assert bag.pool(contents(UNLIKE, 20)).tau == pytest.approx(0.25)
+    assert 1.25 <= pooled_histogram.pool(contents(ALIKE, 12_000)).tau + 1 < 1.25 * 1.5
+    assert pooled_histogram.pool(contents(UNLIKE, 12_000)).tau + 1 > 1.25 * 1.8
+    assert pooled_histogram.pool(contents((1.3,), 12_000)).tau == pytest.approx(0.25)
+    assert pooled_histogram.pool(contents(UNLIKE, 20)).tau == pytest.approx(0.25)
     blank = baseline(np.zeros(N_BINS), tau=0.25)
-    assert bag.pool([blank, blank]).tau == 0.25
+    assert pooled_histogram.pool([blank, blank]).tau == 0.25

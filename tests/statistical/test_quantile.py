@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.quantile import EDGES, N_BINS, ceiling, quantile, survival, tail_bin
+from quantdrift.drift.detectors.tail.quantile import EDGES, N_BINS, ceiling, quantile, survival, tail_bin
+from quantdrift.drift.evidence.observations import FloatArray
 
 pytestmark = pytest.mark.statistical
 

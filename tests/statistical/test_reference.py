@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift import budget as fields
-from quantdrift.drift import signal as header
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.group import group_value
+from quantdrift.drift.detectors import budget as fields
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence import header
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
 from tests.statistical.reference_detector import Signal, Slice
 

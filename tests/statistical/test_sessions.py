@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 
 pytestmark = pytest.mark.statistical
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.detector import DETECTORS
-from quantdrift.drift.signal import N_TOTAL
-from quantdrift.drift.state import dump_state, load_state
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.header import N_TOTAL
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.drift.evidence.state import dump_state, load_state
 from tests.detectors import after, given, phases
 
 pytestmark = pytest.mark.statistical

@@ -7,8 +7,8 @@ rates where stated, each stream with a phase of its own. The baseline is learned
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, FloatArray, IntArray
-from quantdrift.drift.clock import DAY_US
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
 from tests.change_streams import CHANGE, SURE, block, observed
 
 pytestmark = pytest.mark.statistical

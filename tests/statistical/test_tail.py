@@ -8,11 +8,12 @@ import itertools
 import numpy as np
 import pytest
 
-from quantdrift.drift import bag, rank, resolve, signal
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.quantile import N_BINS, survival, tail_bin
-from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.stake import FROZEN_SHARE, READY_RAREST, factors
+from quantdrift.drift.detectors.tail import pooled_histogram, rank
+from quantdrift.drift.detectors.tail.payoff import FROZEN_SHARE, READY_RAREST, factors
+from quantdrift.drift.detectors.tail.quantile import N_BINS, survival, tail_bin
+from quantdrift.drift.evidence import header, recovery
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.drift.evidence.recovery import RESOLVED
 from tests.change_streams import block
 from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, given, last, learned, observed
 
@@ -31,12 +32,12 @@ def gains(groups: FloatArray, tau: float) -> FloatArray:
         [TAIL.from_content(baseline(one, tau=tau, bound=1.0), scale=1.0, mass=0.0, at_us=0) for one in others]
     )
     # The bets on the top 0.1 % take part from 30,000 groups on: the same bag, so many times over.
-    factor = np.empty((n, bag.N_BETS))
+    factor = np.empty((n, pooled_histogram.N_BETS))
     for row, state in enumerate(states):
-        bag.take(state, groups[row])
-        state[bag.BASE] *= np.ceil(READY_RAREST / n)
+        pooled_histogram.take(state, groups[row])
+        state[pooled_histogram.BASE] *= np.ceil(READY_RAREST / n)
         factors(state, groups[row], factor[row])
-    return np.asarray(factor[:, : bag.N_LEARNED].mean(axis=0))
+    return np.asarray(factor[:, : pooled_histogram.N_LEARNED].mean(axis=0))
 
 
 def worth(hi: FloatArray, lo: FloatArray) -> FloatArray:
@@ -145,14 +146,14 @@ def passages(
         for state in states:
             TAIL.alarmed(state, page=False)
     found = np.full(streams, np.inf)
-    keep = states[:, bag.BASE].copy()
+    keep = states[:, pooled_histogram.BASE].copy()
     for first in range(0, n, STEPS):
         path = TAIL.run(states, given(rng, HEALTHY, streams, first))
         hit = path.page >= 4 * n
         found = np.minimum(found, np.where(hit.any(axis=0), first + hit.argmax(axis=0) + 1.0, np.inf))
         states = last(path)
         if still:
-            states[:, bag.BASE], states[:, bag.ASIDE] = keep, 0.0
+            states[:, pooled_histogram.BASE], states[:, pooled_histogram.ASIDE] = keep, 0.0
     return found
 
 
@@ -210,14 +211,16 @@ def test_a_drift_that_creeps_in_is_seen_by_the_frozen_bets_alone() -> None:
     At A = 4e6 all are found; with the learned bets alone, whose bag takes the drift in, none is.
     """
     rng, streams, n = np.random.default_rng(6), 8, 100_000
-    states = learned(rng, streams, bag.READY, tau=0.25)
+    states = learned(rng, streams, pooled_histogram.READY, tau=0.25)
     whole, alone = np.zeros(streams), np.zeros(streams)
     for first in range(0, n, STEPS):
         x = (1 + first / n) * HEALTHY.draw(rng, (STEPS, streams))
         path = TAIL.run(states, block(observed(tail_bin(x)), first=first))
         whole = np.maximum(whole, path.page.max(axis=0))
         states = last(path)
-        only = states[:, bag.PAGE][:, : bag.N_LEARNED].sum(axis=1) / (1 - FROZEN_SHARE)
+        only = states[:, pooled_histogram.PAGE][:, : pooled_histogram.N_LEARNED].sum(axis=1) / (
+            1 - FROZEN_SHARE
+        )
         alone = np.maximum(alone, only)
         if (whole >= OPERATING_POINT).all():
             break
@@ -234,10 +237,10 @@ def alerting(streams: int, tau: float) -> FloatArray:
         path = TAIL.run(states, given(rng, HEALTHY if first < 256 else STRETCHED, streams, first))
         hit = path.page >= OPERATING_POINT
         ended = path.stopped(np.where(hit.any(axis=0), hit.argmax(axis=0), STEPS - 1))
-        fresh = hit.any(axis=0) & (done[:, signal.SCALE] == 0)
+        fresh = hit.any(axis=0) & (done[:, header.SCALE] == 0)
         done[fresh] = ended[fresh]
         states = last(path)
-        if done[:, signal.SCALE].all():
+        if done[:, header.SCALE].all():
             break
     for state in done:
         TAIL.alarmed(state, page=True)
@@ -255,11 +258,11 @@ def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over
     states = alerting(streams, tau)
     levelled = states.copy()
     for state in levelled:
-        shares = survival(state[bag.NEWER][2:])[:-1] / state[bag.NEWER][0]
-        state[bag.BAR] = np.count_nonzero(shares > 0.01) - 1
-        state[signal.M] = (1 + tau) * shares[int(state[bag.BAR])]
+        shares = survival(state[pooled_histogram.NEWER][2:])[:-1] / state[pooled_histogram.NEWER][0]
+        state[pooled_histogram.BAR] = np.count_nonzero(shares > 0.01) - 1
+        state[header.M] = (1 + tau) * shares[int(state[pooled_histogram.BAR])]
     mean = (1 + tau) * HEALTHY.draw(rng, (10**6,)).mean()
-    mirror = np.zeros((streams, len(resolve.BETS)))
+    mirror = np.zeros((streams, len(recovery.BETS)))
     flaps = by_mean = False
     for first in range(0, 8192, STEPS):
         x = STRETCHED.draw(rng, (STEPS, streams))
@@ -272,8 +275,8 @@ def test_a_stretched_tail_never_resolves_while_it_lasts_and_does_when_it_is_over
         levelled = last(path)
         for stream, one in enumerate(mirror):
             for value in np.minimum(x[:, stream], 1.0):
-                resolve.reflect(one, mean, value - mean)
-                by_mean = by_mean or resolve.recovered(one) >= RESOLVED
+                recovery.reflect(one, mean, value - mean)
+                by_mean = by_mean or recovery.recovered(one) >= RESOLVED
     assert tau == 0 or (flaps and by_mean)
     over = np.zeros(streams, dtype=bool)
     for first in range(8192, 48_192, STEPS):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.detector import BUDGET
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
 from quantdrift.drift.triage import ALPHA, triage
 
 pytestmark = pytest.mark.statistical

@@ -11,12 +11,12 @@ import pytest
 
 from quantdrift.core.inclusion import MARGIN, smallest_rate
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.drift.baseline import Baseline
-from quantdrift.drift.block import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.detector import BUDGET, DETECTORS
-from quantdrift.drift.group import group_value
-from quantdrift.drift.margin import EDGES, N_BINS, margin_bin
-from quantdrift.drift.quantile import tail_bin
+from quantdrift.drift.detectors.change.baseline import Baseline
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.detectors.tail.quantile import tail_bin
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.evidence.margin import EDGES, N_BINS, margin_bin
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
 from tests import tail_streams
 from tests.change_streams import CHANGE, SURE, baseline, block, observed
 from tests.tail_streams import HEALTHY, TAIL

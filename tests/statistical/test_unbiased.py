@@ -17,8 +17,8 @@ from quantdrift.core.config.schema import Sampling
 from quantdrift.core.inclusion import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import epoch_salt
-from quantdrift.drift.allocation import Budget, allocate
-from quantdrift.drift.block import FloatArray
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.sampling.allocation import Budget, allocate
 from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
 from quantdrift.sidecar.sampling.second_phase import Thinning, phase_salt
 from tests.sampled_world import LAYOUT, WHERES, World, world

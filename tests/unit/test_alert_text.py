@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
-from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
-from quantdrift.drift.diagnosis import Kind
-from quantdrift.drift.mix import FEWEST_BEFORE
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.drift.explain.diagnosis import Kind
+from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.monitor.fold.alert_event import Story, summary
 from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.storage.monitor.explanation import Explanation

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.drift.allocation import (
+from quantdrift.drift.sampling.allocation import (
     HEADROOM,
     Allocation,
     Budget,
@@ -17,8 +17,15 @@ from quantdrift.drift.allocation import (
     allocate,
     urgency,
 )
-from quantdrift.drift.boosts import Layout
-from quantdrift.drift.stratification import GRID, Profile, bins_of, margin_edges, profile_of, rounded_down
+from quantdrift.drift.sampling.boosts import Layout
+from quantdrift.drift.sampling.stratification import (
+    GRID,
+    Profile,
+    bins_of,
+    margin_edges,
+    profile_of,
+    rounded_down,
+)
 from tests.sampled_world import EDGES, HEADERS, LAYOUT, world
 
 pytestmark = pytest.mark.unit

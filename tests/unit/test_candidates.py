@@ -9,8 +9,8 @@ from quantdrift.core.config.schema import Budget, Discovery
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey
-from quantdrift.drift.discovery import Found
-from quantdrift.drift.items import Gathering, Items
+from quantdrift.drift.discovery.items import Gathering, Items
+from quantdrift.drift.discovery.search import Found
 from quantdrift.monitor.discovery.candidates import frozen, origins, settled, with_traffic
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status

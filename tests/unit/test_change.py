@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift import bets, course, memory
-from quantdrift.drift.baseline import READY_EVENTS, READY_GROUPS, Baseline
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.margin import N_BINS
-from quantdrift.drift.signal import ALERTING, LAST_AT, N_TOTAL, PAGE_MASS, PAGING, TICKET_MASS, M
-from quantdrift.drift.state import dump_state, load_state
+from quantdrift.drift.detectors.change import baseline_state, bets, run
+from quantdrift.drift.detectors.change.baseline import READY_EVENTS, READY_GROUPS, Baseline
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.header import ALERTING, LAST_AT, N_TOTAL, PAGE_MASS, PAGING, TICKET_MASS, M
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.drift.evidence.state import dump_state, load_state
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
 from tests.change_streams import CHANGE, SURE, baseline, baseline_of, block, observed
 
@@ -35,18 +35,18 @@ def feed(state: FloatArray, x: list[float], *, first: int = 0, bins: list[int] |
     return state
 
 
-def sums(state: FloatArray, row: int = memory.LIVE) -> tuple[float, float]:
+def sums(state: FloatArray, row: int = baseline_state.LIVE) -> tuple[float, float]:
     """Return number and events of the groups in a row of its memory."""
-    found = memory.rows_of(state)[row]
-    return float(found[memory.GROUPS]), float(found[memory.TOTAL].sum())
+    found = baseline_state.rows_of(state)[row]
+    return float(found[baseline_state.GROUPS]), float(found[baseline_state.TOTAL].sum())
 
 
 def weights_of(n_strata: int, stage: float) -> FloatArray:
     """Return the weights of a signal with so many testing strata at a stage."""
     state = live()
-    state[memory.CUTS] = N_BINS
-    state[memory.CUTS.start : memory.CUTS.start + n_strata - 1] = range(1, n_strata)
-    state[memory.STAGE] = stage
+    state[baseline_state.CUTS] = N_BINS
+    state[baseline_state.CUTS.start : baseline_state.CUTS.start + n_strata - 1] = range(1, n_strata)
+    state[baseline_state.STAGE] = stage
     found: FloatArray = bets.weights(state[None])[0]
     return found
 
@@ -55,15 +55,15 @@ def weights_of(n_strata: int, stage: float) -> FloatArray:
 def test_the_capital_is_one_and_a_stratum_costs_the_same_whatever_their_number(n_strata: int) -> None:
     """More than one would break the bound. Half for single strata where there is but one would double the common bets."""
     n_common = len(bets.COMMON)
-    living = weights_of(n_strata, memory.LIVING).reshape(2, bets.HALF)
+    living = weights_of(n_strata, baseline_state.LIVING).reshape(2, bets.HALF)
     assert living.sum() == pytest.approx(1.0, abs=1e-12)
     assert living.sum(axis=1) == pytest.approx([2 / 3, 1 / 3])
     single = living[:, n_common:].reshape(2, -1, len(bets.SINGLE)).sum(axis=2) / living.sum(axis=1)[:, None]
     assert single[:, :n_strata] == pytest.approx(0.1)
     assert not single[:, n_strata:].any()
-    fixed = weights_of(n_strata, memory.FIXED).reshape(2, bets.HALF)
+    fixed = weights_of(n_strata, baseline_state.FIXED).reshape(2, bets.HALF)
     assert fixed.sum(axis=1) == pytest.approx([0.0, 1.0])
-    assert not weights_of(n_strata, memory.LEARNING).any()
+    assert not weights_of(n_strata, baseline_state.LEARNING).any()
 
 
 def test_it_is_silent_until_it_has_5000_groups_and_50_events() -> None:
@@ -114,7 +114,7 @@ def test_learning_goes_on_while_live_and_pauses_while_alerting() -> None:
     assert state[PAGING] == state[PAGE_MASS] == state[TICKET_MASS] == 0.0
     state = feed(state, [1.0] * 64, first=64)
     assert sums(state) == (6064, 60)
-    assert sums(state, memory.ASIDE) == (64, 64)
+    assert sums(state, baseline_state.ASIDE) == (64, 64)
     assert state[N_TOTAL] == 128
 
 
@@ -139,7 +139,7 @@ def test_after_an_alert_it_goes_back_to_the_day_before_the_onset() -> None:
     state = feed(state, [1.0] * STEPS, first=onset_day + 320)
     CHANGE.arm(state, mass=1.0, at_us=int(state[LAST_AT]))
     assert before - 20 < sums(state)[1] <= before
-    assert sums(state)[0] + sums(state, memory.ASIDE)[0] == whole[0] + STEPS
+    assert sums(state)[0] + sums(state, baseline_state.ASIDE)[0] == whole[0] + STEPS
     assert state[ALERTING] == 0.0
     assert state[PAGING] == 1.0
     assert CHANGE.evidence(state) == 0.0
@@ -161,28 +161,30 @@ def test_an_alarm_judged_false_takes_everything_back_in(*, while_alerting: bool)
         CHANGE.keep(state)
     more = 2 * STEPS if while_alerting else STEPS
     assert sums(state) == pytest.approx((whole[0] + more, whole[1] + more))
-    assert sums(state, memory.ASIDE) == (0, 0)
-    assert state[memory.ONSET_AT] == memory.NO_ONSET
+    assert sums(state, baseline_state.ASIDE) == (0, 0)
+    assert state[baseline_state.ONSET_AT] == baseline_state.NO_ONSET
 
 
 def test_an_onset_older_than_every_day_kept_goes_back_to_the_first_baseline() -> None:
     """A drift that took longer than three days to be found leaves the baseline that it went live with."""
     state, _ = drifted()
     CHANGE.alarmed(state, page=False)
-    state[memory.ONSET_AT] = 1.0
+    state[baseline_state.ONSET_AT] = 1.0
     CHANGE.arm(state, mass=1.0, at_us=int(state[LAST_AT]))
     assert sums(state) == (6000, 60)
-    assert (memory.rows_of(state)[memory.DAYS, memory.AT] == memory.EMPTY).all()
+    assert (
+        baseline_state.rows_of(state)[baseline_state.DAYS, baseline_state.AT] == baseline_state.EMPTY
+    ).all()
 
 
 def test_at_most_one_snapshot_is_kept_a_day_and_none_of_silent_days() -> None:
     """Three days are kept; a week without traffic does not push them out."""
     state, _ = drifted()
-    days = memory.rows_of(state)[memory.DAYS].copy()
-    assert (np.diff(np.sort(days[:, memory.AT])) >= DAY_US).all()
+    days = baseline_state.rows_of(state)[baseline_state.DAYS].copy()
+    assert (np.diff(np.sort(days[:, baseline_state.AT])) >= DAY_US).all()
     for day in range(1, 8):
         CHANGE.tend(state, mass=1.0, at_us=int(state[LAST_AT]) + day * DAY_US)
-    after = memory.rows_of(state)[memory.DAYS]
+    after = baseline_state.rows_of(state)[baseline_state.DAYS]
     assert sum(row.tobytes() in {one.tobytes() for one in days} for row in after) >= 2
 
 
@@ -210,7 +212,7 @@ def test_a_frozen_baseline_is_learned_into_no_more() -> None:
     frozen = sums(state)
     state = feed(state, [1.0] * 64, first=3)
     assert sums(state) == frozen
-    assert (state[course.PAGE][: course.FOLLOWED] > 0).any()
+    assert (state[run.PAGE][: run.FOLLOWED] > 0).any()
     assert CHANGE.evidence(state) > 1e6
     found = CHANGE.moved(state)
     assert found.before == pytest.approx(2.0 * 63 / 6003)

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from quantdrift.core.clustering import Clustering
-from quantdrift.drift.clusters import Fitted, Naming, Sample, fit_clusters
-from quantdrift.drift.traits import traits_of
+from quantdrift.drift.clusters.describe import traits_of
+from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quantdrift.drift.compiled import dot, kept_in, user_cache
-from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.numba_cache import dot, kept_in, user_cache
 
 pytestmark = pytest.mark.unit
 

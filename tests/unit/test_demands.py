@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
-from quantdrift.drift.margin import EDGES
+from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
     account_of,
     draft,

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.conditions import edges_of
-from quantdrift.drift.discovery import Found, GivenUpError, Limits, Search, overlap, search
-from quantdrift.drift.items import MOST_KEYS, MOST_VALUES, Gathering, Items
+from quantdrift.drift.discovery.conditions import edges_of
+from quantdrift.drift.discovery.items import MOST_KEYS, MOST_VALUES, Gathering, Items
+from quantdrift.drift.discovery.search import Found, GivenUpError, Limits, Search, overlap, search
 
 pytestmark = pytest.mark.unit
 

@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
-from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
-from quantdrift.drift.diagnosis import Aggregate, Begin
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.monitor.explain.explain import findings
 from quantdrift.monitor.explain.related_alerts import Standing, smallest
 from quantdrift.monitor.explain.sample import (

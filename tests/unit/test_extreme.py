@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.extreme import extreme_quantile
-from quantdrift.drift.quantile import N_BINS, tail_bin
+from quantdrift.drift.detectors.tail.extreme import extreme_quantile
+from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
+from quantdrift.drift.evidence.observations import FloatArray
 
 pytestmark = pytest.mark.unit
 

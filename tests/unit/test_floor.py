@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.drift.floor import MATERIAL, WINDOW, Noise, added, exceeds, window_of
+from quantdrift.drift.noise import MATERIAL, WINDOW, Noise, added, exceeds, window_of
 
 pytestmark = pytest.mark.unit
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Verdict
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import DETECTORS
-from quantdrift.drift.state import dump_state, load_state
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.state import dump_state, load_state
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     DetectorRow,

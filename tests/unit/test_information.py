@@ -5,15 +5,15 @@ import math
 import pytest
 
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.drift.discovery import Limits, search
-from quantdrift.drift.information import (
+from quantdrift.drift.discovery.information import (
     GLIMPSED,
     Choice,
     attribute_information,
     feature_information,
     informative_keys,
 )
-from quantdrift.drift.items import MOST_KEYS, Gathering, Items
+from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
+from quantdrift.drift.discovery.search import Limits, search
 
 pytestmark = pytest.mark.unit
 

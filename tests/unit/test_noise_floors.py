@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Side, Verdict
-from quantdrift.drift import floor
-from quantdrift.drift.detector import BUDGET, DETECTORS
-from quantdrift.drift.signal import ALERTING, M
-from quantdrift.drift.state import load_state
+from quantdrift.drift import noise
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.evidence.header import ALERTING, M
+from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
@@ -90,7 +90,7 @@ def test_the_candidates_noise_is_added_too() -> None:
 
 def test_noise_that_is_over_ends_with_an_event(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once the windows have moved on; budgets go down again."""
-    monkeypatch.setattr(floor, "WINDOW", 0.0)
+    monkeypatch.setattr(noise, "WINDOW", 0.0)
     stream = with_noise(batches(40, faint_flips=CALM), 0.3, per_batch=30)
     stream += with_noise(batches(150, faint_flips=CALM), 0.0, per_batch=100)[40:]
     fold, outcome = fold_all(stream)

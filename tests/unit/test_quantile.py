@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.quantile import (
+from quantdrift.drift.detectors.tail.quantile import (
     EDGES,
     LARGEST,
     N_BINS,
@@ -16,6 +15,7 @@ from quantdrift.drift.quantile import (
     survival,
     tail_bin,
 )
+from quantdrift.drift.evidence.observations import FloatArray
 
 pytestmark = pytest.mark.unit
 

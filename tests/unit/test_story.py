@@ -5,9 +5,9 @@ import pytest
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
-from quantdrift.drift.signal import N_TOTAL, Moved
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
+from quantdrift.drift.evidence.header import N_TOTAL, Moved
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.alert_event import Story, ended, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.rows import Episode, TransitionRow

@@ -21,7 +21,7 @@ from benchmarks.streams import (
     Law,
     Stream,
 )
-from quantdrift.drift.block import STEPS
+from quantdrift.drift.evidence.observations import STEPS
 
 pytestmark = pytest.mark.unit
 

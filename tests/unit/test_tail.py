@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.drift import bag, signal
-from quantdrift.drift.block import STEPS, FloatArray
-from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.quantile import EDGES, N_BINS, tail_bin
-from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.stake import READY_RAREST
+from quantdrift.drift.detectors.tail import pooled_histogram
+from quantdrift.drift.detectors.tail.payoff import READY_RAREST
+from quantdrift.drift.detectors.tail.quantile import EDGES, N_BINS, tail_bin
+from quantdrift.drift.evidence import header
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.observations import STEPS, FloatArray
+from quantdrift.drift.evidence.recovery import RESOLVED
 from tests.change_streams import block
 from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, given, last, learned, observed
 
@@ -55,18 +56,18 @@ def test_it_says_what_is_missing_and_goes_live_between_batches() -> None:
     rng = np.random.default_rng(3)
     state = TAIL.fresh(tau=0.25, scale=1.0, mass=0.0, at_us=0)
     assert not TAIL.live(state)
-    assert TAIL.missing(state) == bag.READY
-    for first in range(0, bag.READY, STEPS):
+    assert TAIL.missing(state) == pooled_histogram.READY
+    for first in range(0, pooled_histogram.READY, STEPS):
         path = TAIL.run(state[None], given(rng, HEALTHY, 1, first))
         assert (path.page == 0).all()
         state = last(path)[0]
         TAIL.tend(state, mass=float(first + STEPS), at_us=first + STEPS)
     assert TAIL.live(state)
     assert TAIL.missing(state) == 0
-    assert TAIL.learned(state) >= bag.READY
-    shares = np.cumsum(state[bag.BASE][:1:-1])[::-1] / state[bag.BASE][0]
-    assert (state[bag.BOUND] >= shares).all()
-    assert state[signal.MASS] == first + STEPS
+    assert TAIL.learned(state) >= pooled_histogram.READY
+    shares = np.cumsum(state[pooled_histogram.BASE][:1:-1])[::-1] / state[pooled_histogram.BASE][0]
+    assert (state[pooled_histogram.BOUND] >= shares).all()
+    assert state[header.MASS] == first + STEPS
 
 
 def test_weights_that_are_no_shares_of_a_group_are_refused() -> None:
@@ -85,25 +86,25 @@ def test_moved_and_exceedance_tell_what_happened() -> None:
     assert moved.before == pytest.approx(0.1, rel=0.2)
     assert moved.after is not None
     assert moved.after > 1.5 * 0.1
-    told = bag.exceedance(state)
+    told = pooled_histogram.exceedance(state)
     assert told is not None
     assert told.after > 10 * told.before
     assert told.level > 0.2
-    assert bag.exceedance(one()[0]) is None
+    assert pooled_histogram.exceedance(one()[0]) is None
 
 
 def test_an_alert_goes_back_to_the_baseline_before_its_onset_and_sets_the_rest_aside() -> None:
     """The contaminated groups leave the baseline; judged false, they come back; nothing is lost on the way."""
     state = fired()[0]
-    seen, onset = state[bag.BASE].copy(), TAIL.moved(state).onset_us
+    seen, onset = state[pooled_histogram.BASE].copy(), TAIL.moved(state).onset_us
     TAIL.alarmed(state, page=True)
     assert TAIL.content(state).n_groups <= READY_RAREST + onset
     after = last(TAIL.run(state[None], given(np.random.default_rng(4), STRETCHED, 1, 2000)))[0]
-    np.testing.assert_array_equal(after[bag.BASE], state[bag.BASE])
-    assert after[bag.ASIDE][0] == STEPS
+    np.testing.assert_array_equal(after[pooled_histogram.BASE], state[pooled_histogram.BASE])
+    assert after[pooled_histogram.ASIDE][0] == STEPS
     TAIL.arm(after, mass=3000.0, at_us=3000)
     assert TAIL.learned(after) <= READY_RAREST + onset
-    assert after[bag.BASE][0] + after[bag.ASIDE][0] == seen[0] + STEPS
+    assert after[pooled_histogram.BASE][0] + after[pooled_histogram.ASIDE][0] == seen[0] + STEPS
     TAIL.keep(after)
     assert TAIL.learned(after) == seen[0] + STEPS
     TAIL.keep(after)
@@ -115,7 +116,7 @@ def test_kept_while_it_lasts_an_alert_takes_nothing_out_of_the_baseline() -> Non
     state = fired()[0]
     TAIL.alarmed(state, page=True)
     state = last(TAIL.run(state[None], given(np.random.default_rng(4), STRETCHED, 1, 2000)))[0]
-    n = state[signal.N_TOTAL] + READY_RAREST
+    n = state[header.N_TOTAL] + READY_RAREST
     TAIL.keep(state)
     TAIL.arm(state, mass=3000.0, at_us=3000)
     assert TAIL.learned(state) == n
@@ -125,13 +126,16 @@ def test_a_daily_snapshot_from_before_the_onset_is_preferred() -> None:
     """Two snapshots a day apart are kept; the newest that is older than the onset is what is gone back to."""
     state = one()[0]
     for day in (1, 2, 3):
-        state[bag.BASE][0] += 1
-        state[bag.BASE][5] += 1
+        state[pooled_histogram.BASE][0] += 1
+        state[pooled_histogram.BASE][5] += 1
         TAIL.tend(state, mass=0.0, at_us=day * DAY_US)
         TAIL.tend(state, mass=0.0, at_us=day * DAY_US + 1)
-    assert [state[part][1] for part in (bag.OLDER, bag.NEWER)] == [2 * DAY_US, 3 * DAY_US]
-    state[bag.FLOOR] = state[bag.BASE]
-    state[bag.FLOOR][1] = 2.5 * DAY_US
+    assert [state[part][1] for part in (pooled_histogram.OLDER, pooled_histogram.NEWER)] == [
+        2 * DAY_US,
+        3 * DAY_US,
+    ]
+    state[pooled_histogram.FLOOR] = state[pooled_histogram.BASE]
+    state[pooled_histogram.FLOOR][1] = 2.5 * DAY_US
     TAIL.alarmed(state, page=False)
     assert TAIL.content(state).n_groups == READY_RAREST + 2
 
@@ -154,7 +158,7 @@ def test_a_successor_starts_from_the_baseline_of_its_predecessor() -> None:
     assert TAIL.live(heir)
     assert TAIL.content(heir) == TAIL.content(state)
     assert TAIL.evidence(heir) == 0.0
-    assert heir[signal.MASS] == 7.0
+    assert heir[header.MASS] == 7.0
     blank = TAIL.fresh(tau=0.1, scale=1.0, mass=0.0, at_us=0)
     assert not TAIL.live(TAIL.inherit(blank, mass=0.0, at_us=0))
 
@@ -170,7 +174,7 @@ def test_a_frozen_baseline_learns_no_more_and_goes_on_alarming() -> None:
         doubled = tail_bin(2 * HEALTHY.draw(rng, (STEPS, 1)))
         path = TAIL.run(states, block(observed(doubled), first=first))
         states = last(path)
-        assert (states[:, bag.PAGE][:, : bag.N_LEARNED] == 0).all()
+        assert (states[:, pooled_histogram.PAGE][:, : pooled_histogram.N_LEARNED] == 0).all()
     assert path.page.max() > 1e6
     TAIL.alarmed(states[0], page=True)
     states = last(TAIL.run(states, given(rng, STRETCHED, 1, 32 * STEPS)))
@@ -223,13 +227,13 @@ def test_what_is_shown_is_p99_of_the_recent_window() -> None:
 def test_pooled_siblings_make_one_baseline() -> None:
     """Counts add up, bounds are made anew, the greater tolerance holds; nothing to pool is refused by name."""
     rng = np.random.default_rng(10)
-    parts = [TAIL.content(state) for state in learned(rng, 3, bag.READY, tau=0.1)]
-    pooled = bag.pool(parts)
-    assert pooled.n_groups == 3 * bag.READY
+    parts = [TAIL.content(state) for state in learned(rng, 3, pooled_histogram.READY, tau=0.1)]
+    pooled = pooled_histogram.pool(parts)
+    assert pooled.n_groups == 3 * pooled_histogram.READY
     assert not pooled.bound
     assert TAIL.live(TAIL.from_content(pooled, scale=1.0, mass=0.0, at_us=0))
     with pytest.raises(OperatorError, match="pool"):
-        bag.pool([])
+        pooled_histogram.pool([])
 
 
 @pytest.mark.parametrize(

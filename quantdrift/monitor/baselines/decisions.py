@@ -9,10 +9,10 @@ import msgspec
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.drift import bag
-from quantdrift.drift.bag import TailBaseline
-from quantdrift.drift.detector import BUDGET, LEARNERS, TAIL
-from quantdrift.drift.state import load_state
+from quantdrift.drift.detectors.protocol import BUDGET, LEARNERS, TAIL
+from quantdrift.drift.detectors.tail import pooled_histogram
+from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
+from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.baselines.learn import Learned, Learning
 from quantdrift.monitor.fold.groups import LEARNED
 from quantdrift.storage.database import Database
@@ -214,10 +214,10 @@ def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Le
         name for slice_id, name in pooled.items() if slice_id not in tails or tails[slice_id].content is None
     ]:
         raise OperatorError(
-            f"{', '.join(lacking)} cannot be pooled: a tail takes {bag.READY:,} exchanges of each of them"
+            f"{', '.join(lacking)} cannot be pooled: a tail takes {pooled_histogram.READY:,} exchanges of each of them"
         )
     contents = [msgspec.convert(one.content, TailBaseline) for one in tails.values()]
-    content = msgspec.to_builtins(bag.pool(contents))
+    content = msgspec.to_builtins(pooled_histogram.pool(contents))
     return [
         msgspec.structs.replace(one, content=content, missing=0)
         if one.signal.kind == TAIL.kind and one.content is None

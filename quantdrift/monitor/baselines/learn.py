@@ -6,9 +6,9 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
-from quantdrift.drift.block import STEPS, Block, FloatArray
-from quantdrift.drift.detector import LEARNERS
-from quantdrift.drift.signal import LAST_AT, N_TOTAL
+from quantdrift.drift.detectors.protocol import LEARNERS
+from quantdrift.drift.evidence.header import LAST_AT, N_TOTAL
+from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import exchanges, scale_of, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates

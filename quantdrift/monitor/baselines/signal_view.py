@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import msgspec
 
 from quantdrift.core.records import Side
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import DETECTORS, LEARNERS, TAIL
-from quantdrift.drift.interval import Estimate
-from quantdrift.drift.signal import N_TOTAL, SCALE, M
-from quantdrift.drift.state import load_state
+from quantdrift.drift.detectors.protocol import DETECTORS, LEARNERS, TAIL
+from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M
+from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.state import load_state
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow
 
 QUANTILES = ((0.95, "p95"), (0.99, "p99"), (0.999, "p99.9"))

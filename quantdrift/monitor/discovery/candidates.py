@@ -12,10 +12,10 @@ from quantdrift.core.notation import count_of
 from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Policy
 from quantdrift.core.slices import SliceKey
-from quantdrift.drift.confirmation import N_BETS, Trial
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.discovery import SAME, Found, overlap
-from quantdrift.drift.items import Items
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.discovery.confirmation import N_BETS, Trial
+from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.discovery.search import SAME, Found, overlap
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import cap_of, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates

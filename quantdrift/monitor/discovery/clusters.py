@@ -14,7 +14,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.slices import attribute_key
-from quantdrift.drift.clusters import Fitted, Naming, Sample, fit_clusters
+from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import (
     Space,

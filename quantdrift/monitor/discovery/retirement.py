@@ -8,7 +8,7 @@ A slice is **quiet** when over the last `discovery.retire_days`
    is shown not to be so;
 3. no candidate version on its own is shown to be above that.
 
-The bounds are those of `quantdrift.drift.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
+The bounds are those of `quantdrift.drift.evidence.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
 together, weighted, with Kish's effective number of exchanges. With that number they are approximate, and exchanges of one
 session count as several. Too little traffic to say so is no quiet: such a slice stays until nothing was compared in it
 for 30 days, while others of the model were (**unseen**), or until a person retires it. A slice that the configuration declares as well needs no place
@@ -26,8 +26,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
 from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric
-from quantdrift.drift.bound import upper_bound
-from quantdrift.drift.confirmation import null_mean
+from quantdrift.drift.discovery.confirmation import null_mean
+from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of
 from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
 from quantdrift.storage.schema.slice_tables import Status

@@ -13,12 +13,12 @@ import numpy as np
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric, Policy
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.confirmation import allowance, null_mean, threshold
-from quantdrift.drift.discovery import N_BINS, GivenUpError, Limits, Search, search
-from quantdrift.drift.information import Choice
-from quantdrift.drift.interval import along
-from quantdrift.drift.items import Items
+from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
+from quantdrift.drift.discovery.information import Choice
+from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.discovery.search import N_BINS, GivenUpError, Limits, Search, search
+from quantdrift.drift.evidence.interval import along
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.discovery.candidates import Origin, frozen, origins, settled, with_traffic
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of

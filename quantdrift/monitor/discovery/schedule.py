@@ -17,7 +17,7 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.process import Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
-from quantdrift.drift.discovery import GivenUpError
+from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import last_searched

@@ -10,8 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from quantdrift.drift.clock import DAY_US
-from quantdrift.drift.mix import FEWEST_BEFORE
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import TransitionRow, VersionRow
 

@@ -23,11 +23,11 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, EVERYTHING
 from quantdrift.core.task import Task
-from quantdrift.drift.damage import DamageCause
-from quantdrift.drift.detector import BUDGET
-from quantdrift.drift.diagnosis import Aggregate, Begin
-from quantdrift.drift.mix import FEWEST_BEFORE, Cause
-from quantdrift.drift.moves import Moves
+from quantdrift.drift.detectors.protocol import BUDGET
+from quantdrift.drift.explain.damage import DamageCause
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin
+from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
+from quantdrift.drift.explain.moves import Moves
 from quantdrift.monitor.explain.before_window import Yardstick, yardstick
 from quantdrift.monitor.explain.other_measures import beside
 from quantdrift.monitor.explain.related_alerts import Standing, explains, smallest

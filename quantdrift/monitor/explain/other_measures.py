@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.task import COUNTED, LABELS
-from quantdrift.drift.moves import Measured, Moves, moves
+from quantdrift.drift.explain.moves import Measured, Moves, moves
 from quantdrift.storage.monitor.evidence import DetailItem
 
 MOST_MEASURES: Final = 64

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quantdrift.core.records import Verdict
-from quantdrift.drift.overlap import Items, explaining
+from quantdrift.drift.explain.overlap import Items, explaining
 from quantdrift.monitor.explain.sample import Scene, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting

@@ -10,10 +10,10 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.records import Metric
-from quantdrift.drift.block import BoolArray, FloatArray, IntArray
-from quantdrift.drift.damage import Damage, Window, damage
-from quantdrift.drift.detector import BUDGET, TAIL
-from quantdrift.drift.mix import LEAST, Sample, Split, split
+from quantdrift.drift.detectors.protocol import BUDGET, TAIL
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.explain.damage import Damage, Window, damage
+from quantdrift.drift.explain.mix import LEAST, Sample, Split, split
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 

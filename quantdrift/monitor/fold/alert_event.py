@@ -9,15 +9,15 @@ from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
 from quantdrift.core.task import MEASURES, Task
-from quantdrift.drift import signal as fields
-from quantdrift.drift.bag import exceedance
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET, DETECTORS, TAIL
-from quantdrift.drift.diagnosis import Aggregate, Decided, begin_of
-from quantdrift.drift.diagnosis_text import decided
-from quantdrift.drift.interval import Estimate
-from quantdrift.drift.mix import FEWEST_BEFORE
-from quantdrift.drift.signal import Moved
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
+from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
+from quantdrift.drift.evidence import header as fields
+from quantdrift.drift.evidence.header import Moved
+from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.explain.diagnosis import Aggregate, Decided, begin_of
+from quantdrift.drift.explain.diagnosis_text import decided
+from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.monitor.fold.alert_text import advice
 from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, VersionRow
 

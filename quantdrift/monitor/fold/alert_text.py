@@ -5,10 +5,10 @@ import math
 from quantdrift.core.notation import count_of, from_to, number, percent
 from quantdrift.core.records import Metric
 from quantdrift.core.task import MEASURES, Measure, Task
-from quantdrift.drift import diagnosis_text
-from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
-from quantdrift.drift.diagnosis import Aggregate, Begin, Whole
-from quantdrift.drift.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.drift.explain import diagnosis_text
+from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Whole
+from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, Z
 from quantdrift.storage.monitor.explanation import Explanation
 
 _MOST_MOVED = 6

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from quantdrift.core.config.schema import Config
 from quantdrift.core.predicates import is_declared
 from quantdrift.core.slices import ALL
-from quantdrift.drift.clock import MICROSECONDS
+from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.watch import Change, SignalKey, advance
 from quantdrift.monitor.fold.groups import SliceGroups, exchanges, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates

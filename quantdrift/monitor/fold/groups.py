@@ -13,11 +13,11 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.records import Metric
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET, CHANGE, TAIL
-from quantdrift.drift.group import group_value
-from quantdrift.drift.margin import N_BINS, margin_bin
-from quantdrift.drift.quantile import bin_of
+from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
+from quantdrift.drift.detectors.tail.quantile import bin_of
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.evidence.margin import N_BINS, margin_bin
+from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.watch import Groups, Series, SignalKey
 from quantdrift.monitor.fold.inclusion import SliceRates
 from quantdrift.storage.monitor.rows import ComparisonRow, NoiseRow

@@ -9,7 +9,7 @@ from quantdrift.core.inclusion import (
     second_rate,
     smallest_rate,
 )
-from quantdrift.drift.group import ROUNDING
+from quantdrift.drift.evidence.group import ROUNDING
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
 
 

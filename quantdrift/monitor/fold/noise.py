@@ -10,8 +10,8 @@ from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Side
 from quantdrift.core.task import Task
-from quantdrift.drift.floor import Noise, Sums, added, exceeds, window_of
-from quantdrift.drift.group import group_value
+from quantdrift.drift.evidence.group import group_value
+from quantdrift.drift.noise import Noise, Sums, added, exceeds, window_of
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow

@@ -6,11 +6,11 @@ from datetime import timedelta
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.drift import signal as fields
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET, DETECTORS
-from quantdrift.drift.interval import Estimate
-from quantdrift.drift.state import dump_state
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.evidence import header as fields
+from quantdrift.drift.evidence.interval import Estimate
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.state import dump_state
 from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
 from quantdrift.storage.monitor.rows import RETIRED_AFTER, DetectorRow, VerdictRow
 

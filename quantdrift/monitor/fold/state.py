@@ -9,11 +9,11 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.task import Task
-from quantdrift.drift import signal as header
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.clock import CalendarClock
-from quantdrift.drift.detector import BUDGET, DETECTORS, LEARNERS
-from quantdrift.drift.state import load_state
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
+from quantdrift.drift.evidence import header
+from quantdrift.drift.evidence.clock import CalendarClock
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.state import load_state
 from quantdrift.drift.watch import Phase, SignalKey, Watch
 from quantdrift.monitor.fold.groups import budget_of, cap_of, scale_of
 from quantdrift.monitor.fold.noise import NoiseFloors

@@ -5,10 +5,10 @@ import math
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.detector import BUDGET, DETECTORS
-from quantdrift.drift.resolve import RESOLVED
-from quantdrift.drift.signal import N_TOTAL, SCALE, M, Moved
+from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
+from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Moved
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey
 from quantdrift.monitor.fold.alert_event import tell
 from quantdrift.monitor.fold.alert_text import reason_of

@@ -11,9 +11,9 @@ from quantdrift.core.config.schema import Monitor
 from quantdrift.core.notation import count_of
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL
-from quantdrift.drift.clock import MICROSECONDS
-from quantdrift.drift.interval import Estimate
-from quantdrift.drift.signal import SCALE, M
+from quantdrift.drift.evidence.clock import MICROSECONDS
+from quantdrift.drift.evidence.header import SCALE, M
+from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.watch import Phase, Thresholds
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.loss import Counts, Ledger

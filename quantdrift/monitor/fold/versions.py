@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from quantdrift.drift.clock import MICROSECONDS
+from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.monitor.fold.slice_state import Entry
 from quantdrift.storage.monitor.rows import Catalog
 

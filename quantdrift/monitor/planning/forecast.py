@@ -11,9 +11,9 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
-from quantdrift.drift.clock import DAY_US, MICROSECONDS, MONTH_US
 from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
-from quantdrift.drift.detector import DETECTORS
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.clock import DAY_US, MICROSECONDS, MONTH_US
 from quantdrift.monitor.fold.groups import WATCHED
 from quantdrift.monitor.planning.population import Population, alike, allotted
 

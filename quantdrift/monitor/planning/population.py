@@ -5,9 +5,9 @@ import numpy as np
 
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.slices import SliceKey, everything
-from quantdrift.drift.allocation import Allocation, Budget, Demand, Recent, allocate
-from quantdrift.drift.block import BoolArray, FloatArray, IntArray
-from quantdrift.drift.boosts import Layout
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.drift.sampling.allocation import Allocation, Budget, Demand, Recent, allocate
+from quantdrift.drift.sampling.boosts import Layout
 
 N_REQUESTS = 20_000
 

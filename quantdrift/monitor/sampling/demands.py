@@ -1,4 +1,4 @@
-"""From the record to a sampling policy: what `quantdrift.drift.allocation` is given, and what is told of its answer.
+"""From the record to a sampling policy: what `quantdrift.drift.sampling.allocation` is given, and what is told of its answer.
 
 Pure: rows come in, numbers go out.
 """
@@ -13,13 +13,13 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.directive import Account, Directive, SliceShare, encode, name_of
 from quantdrift.core.inclusion import of_model
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
-from quantdrift.drift.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
-from quantdrift.drift.block import FloatArray
-from quantdrift.drift.boosts import Layout
-from quantdrift.drift.detector import DETECTORS
-from quantdrift.drift.margin import EDGES
-from quantdrift.drift.state import load_state
-from quantdrift.drift.stratification import margin_edges
+from quantdrift.drift.detectors.protocol import DETECTORS
+from quantdrift.drift.evidence.margin import EDGES
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.state import load_state
+from quantdrift.drift.sampling.allocation import Allocation, Budget, Demand, Recent, allocate, urgency
+from quantdrift.drift.sampling.boosts import Layout
+from quantdrift.drift.sampling.stratification import margin_edges
 from quantdrift.storage.monitor.traffic import SignalEvidence, SliceTraffic, TrafficRecord
 
 LEAST_ITEMS = 200  # of fewer no policy is made: the configuration's rates go on

@@ -1,0 +1,1 @@
+"""The detectors, each a formula with its assumption, bound and source."""

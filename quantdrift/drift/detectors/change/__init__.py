@@ -1,0 +1,1 @@
+"""The detector of a change against a learned baseline, and its parts."""

@@ -1,0 +1,219 @@
+"""What a signal that learns remembers, inside its state: its baseline, earlier ones, and what was set aside.
+
+Each is one row: event time of the last group, number of groups, and the two sums per margin bin of
+`quantdrift.drift.detectors.change.baseline`. `LIVE` is learned into; `BORN` is how it was when it went live; `DAYS` hold it as it was
+at the last days' ends, so that after a change that was real it can go back to before its onset. Nothing is lost by
+that: what is taken out, and what comes while an alert lasts, is in `ASIDE` until the next alert, in case a person
+judges that nothing was wrong.
+"""
+
+import numpy as np
+
+from quantdrift.drift.detectors.change.baseline import N_STRATA, READY_EVENTS, READY_GROUPS, Baseline
+from quantdrift.drift.evidence.clock import DAY_US
+from quantdrift.drift.evidence.header import ALERTING, HEADER, LAST_AT
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.numba_cache import compiled
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
+
+STAGE, TAU, DELTA, SINCE_AT, ONSET_AT = range(HEADER, HEADER + 5)
+LEARNING, LIVING, FIXED = 0.0, 1.0, 2.0  # what `STAGE` holds
+NO_ONSET = -1.0  # in `ONSET_AT`: there is nothing to go back from
+FALSE_ALARM = -2.0  # in `ONSET_AT`: the alert that lasts was judged false
+EMPTY = -1.0  # in a row's `AT`: no snapshot yet
+CUTS = slice(ONSET_AT + 1, ONSET_AT + N_STRATA)  # N_BINS where there is no further stratum
+BOUNDS = slice(CUTS.stop, CUTS.stop + N_STRATA)
+AT, GROUPS = 0, 1
+SHARE = slice(2, 2 + N_BINS)
+TOTAL = slice(SHARE.stop, SHARE.stop + N_BINS)
+ROW = TOTAL.stop
+SHARE_AT, TOTAL_AT = SHARE.start, TOTAL.start
+N_DAYS = 3
+LIVE, ASIDE, BORN = range(3)
+DAYS = slice(3, 3 + N_DAYS)
+ROWS = slice(BOUNDS.stop, BOUNDS.stop + (3 + N_DAYS) * ROW)
+STOP = ROWS.stop
+# Where they begin: compiled code knows no slices of the module.
+_LIVE, _ASIDE, _CUTS = ROWS.start + LIVE * ROW, ROWS.start + ASIDE * ROW, CUTS.start
+_KEPT_AT = [ROWS.start + row * ROW + AT for row in (BORN, *range(DAYS.start, DAYS.stop))]
+
+
+def rows_of(states: FloatArray) -> FloatArray:
+    """Return the rows of one state or of many, (..., rows, ROW); of one state it is a view to write to."""
+    return states[..., ROWS].reshape(*states.shape[:-1], -1, ROW)
+
+
+@compiled
+def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, float]:
+    """Return share and total of a testing stratum in the bag that the learned null rests on.
+
+    That is the baseline, and what an alert that lasts set aside: a page copy that runs on through a warning would
+    otherwise bet against a baseline that is finite and stands still, and for as long as the warning lasts.
+    """
+    share = total = 0.0
+    for place in range(N_BINS):
+        if strata[place] == stratum:
+            share += state[_LIVE + SHARE_AT + place]
+            total += state[_LIVE + TOTAL_AT + place]
+            if state[ALERTING] > 0:
+                share += state[_ASIDE + SHARE_AT + place]
+                total += state[_ASIDE + TOTAL_AT + place]
+    return share, total
+
+
+@compiled
+def learn(state: FloatArray, group: FloatArray) -> None:
+    """Take a group, (2 * N_BINS,) shares and totals, into the baseline, or set it aside while an alert lasts; in place.
+
+    What is fixed learns nothing.
+    """
+    if state[STAGE] == FIXED:
+        return
+    row = _ASIDE if state[ALERTING] > 0 else _LIVE
+    state[row + AT] = state[LAST_AT]
+    state[row + GROUPS] += 1.0
+    for place in range(N_BINS):
+        if group[place] > 0:
+            state[row + SHARE_AT + place] += group[place]
+            state[row + TOTAL_AT + place] += min(group[N_BINS + place], group[place])
+
+
+def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None:
+    """Begin to learn, in place."""
+    if not (tau >= 0 and 0 < delta < 1):
+        raise ValueError(
+            f"a tolerance of {tau} at level {delta}: it is at least 0, and the level inside (0, 1)"
+        )
+    state[STAGE], state[TAU], state[DELTA] = LEARNING, tau, delta
+    state[SINCE_AT], state[ONSET_AT] = at_us, NO_ONSET
+    state[CUTS], state[BOUNDS] = N_BINS, 1.0
+    rows = rows_of(state)
+    rows[:] = 0.0
+    rows[DAYS, AT] = rows[BORN, AT] = EMPTY
+    rows[LIVE, AT] = at_us
+
+
+def read(state: FloatArray) -> Baseline:
+    """Return the baseline as it stands."""
+    row = rows_of(state)[LIVE]
+    live = state[STAGE] != LEARNING
+    cuts = tuple(int(cut) for cut in state[CUTS] if cut < N_BINS) if live else ()
+    return Baseline(
+        share=tuple(map(float, row[SHARE])),
+        total=tuple(map(float, row[TOTAL])),
+        n_groups=int(row[GROUPS]),
+        cuts=cuts,
+        bounds=tuple(map(float, state[BOUNDS][: len(cuts) + 1])) if live else (),
+        tau=float(state[TAU]),
+        delta=float(state[DELTA]),
+        since_us=int(state[SINCE_AT]),
+        until_us=int(row[AT]),
+        fixed=bool(state[STAGE] == FIXED),
+    )
+
+
+def write(state: FloatArray, baseline: Baseline) -> None:
+    """Begin with `baseline`, in place; with strata it is live, without them it goes on learning."""
+    if len(baseline.share) != N_BINS or len(baseline.total) != N_BINS:
+        raise ValueError(f"a baseline has two sums for each of {N_BINS} margin bins")
+    opened(state, tau=baseline.tau, delta=baseline.delta, at_us=baseline.since_us)
+    row = rows_of(state)[LIVE]
+    row[AT], row[GROUPS] = baseline.until_us, baseline.n_groups
+    row[SHARE], row[TOTAL] = baseline.share, baseline.total
+    if baseline.bounds:
+        settle(state, baseline)
+        state[STAGE] = FIXED if baseline.fixed else LIVING
+
+
+def settle(state: FloatArray, baseline: Baseline) -> None:
+    """Go live with the strata and bounds of `baseline`, in place."""
+    state[CUTS.start : CUTS.start + len(baseline.cuts)] = baseline.cuts
+    state[BOUNDS.start : BOUNDS.start + len(baseline.bounds)] = baseline.bounds
+    state[STAGE] = LIVING
+    rows = rows_of(state)
+    rows[BORN] = rows[LIVE]
+
+
+def fix(state: FloatArray) -> None:
+    """Learn nothing more, in place: bounds are fixed anew, with all that was learned since it went live."""
+    bounds = read(state).bounded().bounds
+    state[BOUNDS.start : BOUNDS.start + len(bounds)] = bounds
+    state[STAGE] = FIXED
+
+
+def promising(state: FloatArray) -> bool:
+    """Return whether there is enough but for rounding: a quick look before `read`, which is asked for the answer."""
+    enough = state.item(_LIVE + GROUPS) >= READY_GROUPS
+    return enough and bool(state[_LIVE + TOTAL_AT : _LIVE + TOTAL_AT + N_BINS].sum() >= READY_EVENTS - 0.5)
+
+
+def snapshot(state: FloatArray, *, at_us: int) -> None:
+    """Once a day keep the baseline of a live signal as it is, in the oldest snapshot's place."""
+    # Asked of every signal after every batch: the answer is nearly always no.
+    if state.item(STAGE) != LIVING or state.item(ALERTING):
+        return
+    newest = max(map(state.item, _KEPT_AT))
+    if at_us - newest < DAY_US:
+        return
+    rows = rows_of(state)
+    days = rows[DAYS]
+    if rows[LIVE, GROUPS] == max(days[:, GROUPS].max(), rows[BORN, GROUPS]):
+        return
+    oldest = int(np.argmin(days[:, AT]))
+    days[oldest] = rows[LIVE]
+    days[oldest, AT] = max(at_us, state[LAST_AT])
+
+
+def before(state: FloatArray, onset_us: float) -> FloatArray:
+    """Return the newest row, (ROW,), that ended before `onset_us`; where there is none, how it was when it went live."""
+    rows = rows_of(state)
+    known = [row for row in rows[DAYS] if EMPTY < row[AT] <= onset_us]
+    newest: FloatArray = max(known, key=lambda row: float(row[AT]), default=rows[BORN])
+    return newest.copy()
+
+
+def go_back(state: FloatArray) -> None:
+    """After an alert go back to before its onset, in place; what is taken out is set aside."""
+    onset_us = float(state[ONSET_AT])
+    if onset_us == FALSE_ALARM:
+        take_back(state)
+    state[ONSET_AT] = NO_ONSET
+    if state[STAGE] != LIVING or onset_us in {NO_ONSET, FALSE_ALARM}:
+        return
+    rows = rows_of(state)
+    kept = before(state, onset_us)
+    taken = rows[LIVE] - kept
+    rows[ASIDE, GROUPS:] += np.maximum(taken[GROUPS:], 0.0)
+    rows[ASIDE, AT] = max(rows[ASIDE, AT], rows[LIVE, AT])
+    rows[LIVE] = kept
+    for row in rows[DAYS]:
+        if row[AT] > kept[AT]:
+            row[:] = 0.0
+            row[AT] = EMPTY
+
+
+def take_back(state: FloatArray) -> None:
+    """Take what was set aside into the baseline, in place: nothing was wrong with it, nor is while the alert lasts."""
+    state[ONSET_AT] = FALSE_ALARM if state[ALERTING] else NO_ONSET
+    if state[STAGE] == FIXED:
+        return
+    rows = rows_of(state)
+    rows[LIVE, GROUPS:] += rows[ASIDE, GROUPS:]
+    rows[LIVE, AT] = max(rows[LIVE, AT], rows[ASIDE, AT])
+    rows[ASIDE] = 0.0
+
+
+def has_aside(state: FloatArray) -> bool:
+    """Return whether `take_back` would change anything: an alert lasts, or has set something aside."""
+    held = state[ALERTING] or rows_of(state)[ASIDE, GROUPS]
+    return bool(state[STAGE] != FIXED and held)
+
+
+@compiled
+def strata_of(state: FloatArray) -> IntArray:
+    """Return the testing stratum of each margin bin, (N_BINS,)."""
+    found = np.zeros(N_BINS, dtype=np.intp)
+    for place in range(N_BINS):
+        for cut in range(_CUTS, _CUTS + N_STRATA - 1):
+            found[place] += place >= state[cut]
+    return found

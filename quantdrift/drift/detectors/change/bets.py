@@ -1,0 +1,121 @@
+"""The bets of change detection: what one group multiplies the evidence of each by.
+
+A group is, per testing stratum h, the share s_h of its items in it and the part y_h of its mean of x that these
+contribute; 0 <= y_h <= s_h, and the shares sum to 1. A bet is a ratio r, on all strata or on one:
+
+    e_r = 1 + sum over its strata of (r - 1) (y_h - s_h pi_h) / (1 + (r - 1) pi_h)
+
+the average of the strata's `(1 + (r - 1) x_h) / (1 + (r - 1) pi_h)`, x_h = y_h / s_h, weighted by the shares, with 1
+for strata that the bet is not on. (Their product would have mean above 1: items of one group are no independent
+looks.) It is nonnegative, needs no clipping, and takes fractional x. There are two halves, which differ in pi_h:
+
+Learned: `pi_h = min(1, (1 + tau) (S_h + 1) / (n_h + 1))`, S_h and n_h the sums of y_h and s_h over the past. Let the
+groups so far and this one be a bag from which each is equally likely to be this one, with sums T_h and M_h. As
+y <= s <= 1, `(T - y + 1) / (M - s + 1) >= T / M`, so e is at most what it is at pi = T / M, and the mean of that over
+the bag is exactly 1. That holds for every tau >= 0, and where pi is cut at 1 no bet on h can gain at all.
+
+Frozen: `pi_h = min(1, (1 + tau) U_h)`, U_h the upper bound that was fixed when the baseline was ready. e is linear in
+y and s, so its mean is at most 1 while the stratum's mean is at most pi_h: a budget (`quantdrift.drift.detectors.budget`) with
+rates (r - 1) / (1 + (r - 1) pi_h).
+
+Sources: the e-value of a likelihood ratio with a plug-in null, made valid by the one added event; Shin, Ramdas,
+Rinaldo, arXiv 2203.03532 for the procedure it feeds.
+"""
+
+import numpy as np
+
+from quantdrift.drift.detectors.change import baseline_state
+from quantdrift.drift.detectors.change.baseline import N_STRATA
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.numba_cache import compiled
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
+
+COMMON = np.array((1.5, 2.0, 3.0, 5.0, 8.0))
+COMMON_WEIGHTS = np.array((0.2, 0.3, 0.25, 0.15, 0.1))  # most to what takes longest and can still be found
+SINGLE_SHARE = 0.1  # of a half's capital, for each stratum, to the bets on it alone
+LEARNED_SHARE = 2 / 3  # of all capital, to the learned half
+SINGLE = np.array((3.0, 10.0, 40.0, 150.0))
+HALF = len(COMMON) + N_STRATA * len(SINGLE)
+N_BETS = 2 * HALF  # learned before frozen; in each the common ones, then stratum by stratum
+_N_COMMON, _N_SINGLE = len(COMMON), len(SINGLE)
+_CUTS, _BOUNDS = baseline_state.CUTS.start, baseline_state.BOUNDS.start
+
+
+@compiled
+def null(total: float, share: float, tau: float) -> float:
+    """Return pi of the learned half from the sums of the past."""
+    return min(1.0, (1.0 + tau) * (total + 1.0) / (share + 1.0))
+
+
+@compiled
+def factors(state: FloatArray, strata: IntArray, cells: FloatArray, factor: FloatArray) -> None:
+    """Write what a group multiplies the bets by, (N_BETS,); 1 where it says nothing.
+
+    Parameters
+    ----------
+    state
+        Before the group.
+    strata
+        (N_BINS,) testing stratum of each margin bin.
+    cells
+        (2, N_STRATA) the group's shares, and what the items in them add to its mean of x.
+    factor
+        (N_BETS,) written to.
+    """
+    factor[:] = 1.0
+    tau = state[baseline_state.TAU]
+    for stratum in range(N_STRATA):
+        if cells[0, stratum] > 0:
+            share, total = baseline_state.known(state, strata, stratum)
+            learned = null(total, share, tau)
+            frozen = min(1.0, (1.0 + tau) * state[_BOUNDS + stratum])
+            gain(factor[:HALF], stratum, cells[0, stratum], cells[1, stratum], learned)
+            gain(factor[HALF:], stratum, cells[0, stratum], cells[1, stratum], frozen)
+
+
+@compiled
+def gain(half: FloatArray, stratum: int, share: float, total: float, pi: float) -> None:
+    """Add what one stratum of a group says to the factors of one half, (HALF,), in place."""
+    apart = total - share * pi
+    for bet in range(_N_COMMON):
+        r = COMMON[bet] - 1.0
+        half[bet] += r * apart / (1.0 + r * pi)
+    first = _N_COMMON + stratum * _N_SINGLE
+    for bet in range(_N_SINGLE):
+        r = SINGLE[bet] - 1.0
+        half[first + bet] += r * apart / (1.0 + r * pi)
+
+
+@compiled
+def weigh(state: FloatArray, weight: FloatArray) -> None:
+    """Write the weight of each bet in the evidence, (N_BETS,), 1 in sum; 0 for one that still learns.
+
+    Two thirds for the learned and a third for the frozen bets (all for these once the baseline is fixed by hand); of
+    either a tenth for the bets on each stratum alone, and the rest for the common ones. Where there is but one stratum
+    a bet on it is a common one, and half for a question that is not asked would cost what it costs with five.
+    """
+    n_strata = 1
+    for cut in range(_CUTS, _CUTS + N_STRATA - 1):
+        n_strata += state[cut] < N_BINS
+    learned = LEARNED_SHARE if state[baseline_state.STAGE] == baseline_state.LIVING else 0.0
+    frozen = 0.0 if state[baseline_state.STAGE] == baseline_state.LEARNING else 1.0 - learned
+    weight[:] = 0.0
+    for half, capital in ((0, learned), (HALF, frozen)):
+        for bet in range(_N_COMMON):
+            weight[half + bet] = capital * (1.0 - SINGLE_SHARE * n_strata) * COMMON_WEIGHTS[bet]
+        for bet in range(n_strata * _N_SINGLE):
+            weight[half + _N_COMMON + bet] = capital * SINGLE_SHARE / _N_SINGLE
+
+
+def weights(states: FloatArray) -> FloatArray:
+    """Return the weight of each bet in the evidence, (N, N_BETS); see `weigh`."""
+    found: FloatArray = np.empty((len(states), N_BETS))
+    for state, weight in zip(states, found, strict=True):
+        weigh(state, weight)
+    return found
+
+
+def stratum_of(bet: int) -> int | None:
+    """Return the stratum that a bet is on, or None where it is on all of them."""
+    place = bet % HALF - len(COMMON)
+    return place // len(SINGLE) if place >= 0 else None

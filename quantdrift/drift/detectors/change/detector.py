@@ -1,0 +1,313 @@
+"""Change against a learned baseline: is a slice worse than it used to be? A mixture e-Shiryaev-Roberts detector.
+
+H0 "groups are exchangeable with the baseline's, given their margins, up to a factor of 1 + tau on the mean of x". A
+group is two numbers per margin bin b, 32 in all: the share of its items in b, and the sum of x in [0, 1] over these,
+divided by its items; shares sum to 1. Its items were thinned to one constant inclusion probability of the slice.
+
+A signal learns until 5,000 groups with 50 events are in its baseline. Then margin bins are merged to at most five
+testing strata, upper bounds of their means are fixed at level delta (`quantdrift.drift.evidence.bound`), and it is live:
+
+    R_k <- (R_k + gamma) * e_k,    E = 2/3 E_learned + 1/3 E_frozen
+
+with the bets of `quantdrift.drift.detectors.change.bets`, and gamma the calendar mass since the last group. In both halves a ratio
+in one stratum, r in {3, 10, 40, 150}, has a tenth of the weight for each stratum, and a ratio common to all of them,
+r in {1.5, 2, 3, 5, 8}, the rest. The learned half goes on learning and so needs no margin for the error of a finite
+baseline; taken alone it would absorb a change that comes soon after a short one, which is what the frozen half is for:
+the third that it has costs it ln 3 of evidence where it alone finds something, and the other ln 1.5. A page copy and
+a ticket copy of R have their own thresholds and resets.
+
+Assumption: arrival, loss and lag say nothing about x given the past; the traffic may move between margin strata.
+Bound, frozen half: as `quantdrift.drift.detectors.budget`, plus delta per baseline. Learned half: given the bag of values every
+e_k has mean at most 1, so E[E_t] <= mass given at every fixed time, and P(E_t >= A) <= mass / A. At the times of
+alarms, the first passage, the same is verified by simulation over n0, p, r and tau, not proved. While an alert lasts
+nothing goes into the baseline, but the null of the learned half takes in what came since: a page copy that runs on
+through a warning against a null that stands still would bet against a finite sample (17 times the bound, measured).
+Delay: 1 % -> 3 % flips at A = 4e6, baseline of 25,000 groups: 1.2 times an oracle CUSUM's 710 at tau = 0 and 1.87
+times at tau = 0.25, of which 1.44 is the price of the tolerance for anybody (a CUSUM that knows both rates and must not
+alarm at 1.25 %); with five testing strata 1.3 and 2 times. Right after a baseline of 6,000 it is 1.5 times at tau = 0,
+and at tau = 0.25 one in fourteen is not found within 16,000 groups: so short a baseline has the frozen bound near 2.4 %.
+Recovery: H0 "(1 + tau) times the baseline at onset or more" (`quantdrift.drift.evidence.recovery`), in all strata,
+or in the one that alarmed alone. Back at a baseline of 1 % with tau = 0.25 that takes some 4,000 groups (7,000 at worst).
+"""
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.drift.detectors.change import baseline_state, bets
+from quantdrift.drift.detectors.change.baseline import DEFAULT_DELTA, DEFAULT_TAU, N_STRATA, Baseline, missing
+from quantdrift.drift.detectors.change.run import (
+    CUSUM,
+    FLOOR_AT,
+    FLOOR_N,
+    FLOOR_X,
+    FOLLOWED,
+    MIRROR,
+    MIRROR_M,
+    MIRRORED,
+    PAGE,
+    SIZE,
+    TICKET,
+    WINDOWS,
+    evidence,
+    follow,
+)
+from quantdrift.drift.evidence import header, interval, onset, window
+from quantdrift.drift.evidence.header import (
+    ALERTING,
+    LAST_AT,
+    PAGE_MASS,
+    PAGING,
+    SCALE,
+    TICKET_MASS,
+    TICKETING,
+    M,
+    Moved,
+    N,
+    W,
+    X,
+)
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.observations import Block, FloatArray, Trail
+from quantdrift.drift.evidence.run import Flow, Path
+
+OWN_RATIO = 100.0  # evidence per mass from which a signal has moved itself, not only its slice's others
+HIGHEST_M = 0.95  # recovery is never looked for against more
+
+
+class ChangeDetector:
+    """The detector of this module, for many signals at a time. It holds nothing: states are rows of numbers."""
+
+    kind = "change"
+    size = SIZE
+    width = 2 * N_BINS
+    record: type[msgspec.Struct] = Baseline
+
+    def fresh(
+        self, *, scale: float, mass: float, at_us: int, tau: float = DEFAULT_TAU, delta: float = DEFAULT_DELTA
+    ) -> FloatArray:
+        """Return the state of a signal that has everything to learn, (SIZE,).
+
+        Parameters
+        ----------
+        scale
+            The cap of x, in the metric's own unit.
+        mass, at_us
+            The calendar clock now.
+        tau
+            Tolerance against seasons, at least 0: means up to (1 + tau) times the baseline are no change.
+        delta
+            Probability that the frozen half's bound lies below the baseline's mean: this much is added to the
+            expected number of false pages, once per baseline.
+        """
+        return self.from_content(
+            Baseline(
+                share=(0.0,) * N_BINS,
+                total=(0.0,) * N_BINS,
+                n_groups=0,
+                tau=tau,
+                delta=delta,
+                since_us=at_us,
+                until_us=at_us,
+            ),
+            scale=scale,
+            mass=mass,
+            at_us=at_us,
+        )
+
+    def from_content(self, content: Baseline, *, scale: float, mass: float, at_us: int) -> FloatArray:
+        """Return the state of a new signal with a recorded baseline: live if that has strata, else it learns on."""
+        state = np.zeros(SIZE)
+        state[SCALE] = scale
+        header.opened(state, mass=mass, at_us=at_us)
+        baseline_state.write(state, content)
+        self.arm(state, mass=mass, at_us=at_us)
+        return state
+
+    def learned(self, state: FloatArray) -> int:
+        """Return how many groups the baseline is made from."""
+        return baseline_state.read(state).n_groups
+
+    def content(self, state: FloatArray) -> Baseline:
+        """Return the baseline as it stands, for the record."""
+        return baseline_state.read(state)
+
+    def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
+        """Return a new signal, live at once, with another's baseline, strata and bounds: a version and its successor.
+
+        Where the other alerts, with its baseline before the onset. Where it still learns there is nothing to inherit:
+        the new one learns from nothing, or its own groups would be compared with a mixture that holds them.
+        """
+        scale, tau, delta = (
+            float(state[SCALE]),
+            float(state[baseline_state.TAU]),
+            float(state[baseline_state.DELTA]),
+        )
+        if not self.live(state):
+            return self.fresh(scale=scale, mass=mass, at_us=at_us, tau=tau, delta=delta)
+        other = state.copy()
+        baseline_state.go_back(other)
+        return self.from_content(baseline_state.read(other), scale=scale, mass=mass, at_us=at_us)
+
+    def freeze(self, state: FloatArray) -> None:
+        """Stop learning for good, in place: from now on the frozen half alone is tested, and evidence begins anew.
+
+        Raises
+        ------
+        OperatorError
+            It has not learned enough yet.
+        """
+        if lacking := self.missing(state):
+            raise OperatorError(f"the baseline cannot be frozen yet: some {lacking} groups are missing")
+        # What came between the onset and an alert that lasts must not be in the bounds.
+        baseline_state.go_back(state)
+        baseline_state.fix(state)
+        self._tested(state)
+        state[PAGE] = state[TICKET] = 0.0
+        state[[PAGE_MASS, TICKET_MASS, N, W, X]] = 0.0
+        self._floor(state, float(state[LAST_AT]))
+
+    def keep(self, state: FloatArray) -> None:
+        """Take what an alert set aside back into the baseline, in place: it was judged false.
+
+        Also while the alert lasts; then nothing is taken out of the baseline when it is over.
+        """
+        baseline_state.take_back(state)
+        self._tested(state)
+
+    def aside(self, state: FloatArray) -> bool:
+        """Return whether there is anything that `keep` would learn."""
+        return baseline_state.has_aside(state)
+
+    def live(self, state: FloatArray) -> bool:
+        """Return whether it takes part."""
+        return state.item(baseline_state.STAGE) != baseline_state.LEARNING
+
+    def missing(self, state: FloatArray) -> int:
+        """Return how many groups it lacks until it takes part, at the rate of events so far; 0 when live."""
+        if self.live(state):
+            return 0
+        row = baseline_state.rows_of(state)[baseline_state.LIVE]
+        return max(missing(int(row[baseline_state.GROUPS]), float(row[baseline_state.TOTAL].sum())), 1)
+
+    def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
+        """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
+        window.rotate(state, WINDOWS.start)
+        if not self.live(state) and not state.item(ALERTING) and baseline_state.promising(state):
+            learned = baseline_state.read(state)
+            if learned.missing == 0:
+                baseline_state.settle(state, learned.settled())
+                self.arm(state, mass=mass, at_us=at_us)
+        baseline_state.snapshot(state, at_us=at_us)
+
+    def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
+        """Let both copies begin anew at this mass and time, in place; after an alert, on the baseline before it."""
+        baseline_state.go_back(state)
+        header.armed(state, mass=mass)
+        if not self.live(state):
+            state[[PAGING, TICKETING]] = 0.0
+        state[PAGE] = state[TICKET] = state[MIRROR] = 0.0
+        state[MIRROR_M] = state[MIRRORED] = 0.0
+        self._floor(state, at_us)
+        self._tested(state)
+        window.verdict_changed(state[WINDOWS])
+
+    def alarmed(self, state: FloatArray, *, page: bool) -> None:
+        """After an alarm of its slice, in place: pause learning, reset the copy (both for a page), look for recovery."""
+        if not state[ALERTING]:
+            baseline_state.rows_of(state)[baseline_state.ASIDE] = 0.0
+            state[baseline_state.ONSET_AT] = self.moved(state).onset_us
+        if self.live(state):
+            self._mirror(state)
+        header.paused(state, page=page)
+        state[TICKET] = state[MIRROR] = 0.0
+        if page:
+            state[PAGE] = 0.0
+        window.verdict_changed(state[WINDOWS])
+
+    def evidence(self, state: FloatArray) -> float:
+        """Return the evidence of the page copy."""
+        return evidence(state) if self.live(state) else 0.0
+
+    def page_mass(self, state: FloatArray) -> float:
+        """Return the calendar mass that the page copy was given since its reset."""
+        return float(state[PAGE_MASS])
+
+    def recent(self, state: FloatArray) -> interval.Estimate | None:
+        """Return mean and interval over the recent window, in the metric's own unit."""
+        return window.recent(state[WINDOWS], float(state[SCALE]))
+
+    def since_change(self, state: FloatArray) -> interval.Estimate | None:
+        """Return the same since the last change of verdict; while firing its `low` is the severity."""
+        return window.since_change(state[WINDOWS], float(state[SCALE]))
+
+    def moved(self, state: FloatArray) -> Moved:
+        """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it.
+
+        The mean before it is the baseline's, without what came since the onset.
+        """
+        bet = onset.onset_bet(self._weighted(state)[:FOLLOWED])
+        n_after = float(state[N] - state[FLOOR_N][bet])
+        x_after = float(state[X] - state[FLOOR_X][bet])
+        rows = baseline_state.rows_of(state)
+        known = rows[baseline_state.LIVE] + (rows[baseline_state.ASIDE] if state[ALERTING] else 0.0)
+        since = (n_after, x_after) if state[baseline_state.STAGE] != baseline_state.FIXED else (0.0, 0.0)
+        n_before, x_before = (
+            known[baseline_state.GROUPS] - since[0],
+            known[baseline_state.TOTAL].sum() - since[1],
+        )
+        scale = float(state[SCALE])
+        return Moved(
+            onset_us=int(state[FLOOR_AT][bet]),
+            before=scale * max(float(x_before), 0.0) / float(n_before) if n_before > 0 else None,
+            after=scale * x_after / n_after if n_after > 0 else None,
+            n_after=int(n_after),
+            n_before=max(int(n_before), 0),
+        )
+
+    def run(self, states: FloatArray, block: Block) -> Path:
+        """Return what signals with `states`, (N, SIZE), go through along `block`."""
+        return Path(follow, states, block)
+
+    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
+        return follow(states, trail)
+
+    def _mirror(self, state: FloatArray) -> None:
+        """Write what recovery is tested against, from the evidence that alarmed, in place."""
+        weighted = self._weighted(state)
+        mass = float(state[PAGE_MASS] if state[PAGING] else state[TICKET_MASS])
+        stratum = bets.stratum_of(int(np.argmax(weighted)))
+        state[MIRRORED] = 1.0
+        if stratum is not None and weighted.sum() >= OWN_RATIO * mass:
+            state[MIRRORED] = np.arange(N_STRATA) == stratum
+        row = baseline_state.rows_of(state)[baseline_state.LIVE]
+        if state[baseline_state.STAGE] == baseline_state.LIVING and state[baseline_state.ONSET_AT] >= 0:
+            row = baseline_state.before(state, float(state[baseline_state.ONSET_AT]))
+        place = baseline_state.strata_of(state)
+        for stratum_ in range(N_STRATA):
+            share, total = (
+                row[part][place == stratum_].sum() for part in (baseline_state.SHARE, baseline_state.TOTAL)
+            )
+            state[MIRROR_M.start + stratum_] = min(
+                bets.null(total, share, state[baseline_state.TAU]), HIGHEST_M
+            )
+
+    @staticmethod
+    def _weighted(state: FloatArray) -> FloatArray:
+        """Return the weighted evidence of each bet of a copy that runs."""
+        running = state[PAGE] if state[PAGING] else state[TICKET]
+        weighted: FloatArray = bets.weights(state[None])[0] * running
+        return weighted
+
+    @staticmethod
+    def _floor(state: FloatArray, at_us: float) -> None:
+        state[CUSUM] = 1.0
+        state[FLOOR_AT] = at_us
+        state[FLOOR_N] = state[FLOOR_X] = 0.0
+
+    @staticmethod
+    def _tested(state: FloatArray) -> None:
+        row = baseline_state.rows_of(state)[baseline_state.LIVE]
+        mean = row[baseline_state.TOTAL].sum() / max(row[baseline_state.GROUPS], 1.0)
+        state[M] = min(1.0, (1.0 + state[baseline_state.TAU]) * mean)

@@ -1,0 +1,158 @@
+"""The state of a change signal, field by field, and what many of them go through along a trail."""
+
+import math
+
+import numpy as np
+
+from quantdrift.drift.detectors.change import baseline_state, bets
+from quantdrift.drift.detectors.change.baseline import N_STRATA
+from quantdrift.drift.evidence import header, onset, run, window
+from quantdrift.drift.evidence import recovery as resolve
+from quantdrift.drift.evidence.group import ROUNDING
+from quantdrift.drift.evidence.header import (
+    ALERTING,
+    N_TOTAL,
+    TICKETING,
+    M,
+    N,
+    W,
+    X,
+)
+from quantdrift.drift.evidence.margin import N_BINS
+from quantdrift.drift.evidence.numba_cache import compiled, dot
+from quantdrift.drift.evidence.observations import FloatArray, IntArray, Trail
+from quantdrift.drift.evidence.run import Flow
+
+FOLLOWED = bets.HALF + len(
+    bets.COMMON
+)  # bets with a twin for the onset: the learned ones, and the frozen common ones
+
+PAGE = slice(baseline_state.STOP, baseline_state.STOP + bets.N_BETS)
+TICKET = slice(PAGE.stop, PAGE.stop + bets.N_BETS)
+CUSUM = slice(TICKET.stop, TICKET.stop + FOLLOWED)
+FLOOR_AT = slice(CUSUM.stop, CUSUM.stop + FOLLOWED)
+FLOOR_N = slice(FLOOR_AT.stop, FLOOR_AT.stop + FOLLOWED)
+FLOOR_X = slice(FLOOR_N.stop, FLOOR_N.stop + FOLLOWED)
+MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
+MIRROR_M = slice(MIRROR.stop, MIRROR.stop + N_STRATA)  # per stratum, (1 + tau) times the baseline at onset
+MIRRORED = slice(MIRROR_M.stop, MIRROR_M.stop + N_STRATA)  # 1.0 for strata that must recover
+WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.SIZE)
+SIZE = WINDOWS.stop
+# Where they begin: compiled code knows no slices of the module.
+_PAGE, _TICKET, _CUSUM = PAGE.start, TICKET.start, CUSUM.start
+_FLOOR_AT, _FLOOR_N, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_X.start
+_MIRROR, _MIRROR_M, _MIRRORED, _WINDOWS = MIRROR.start, MIRROR_M.start, MIRRORED.start, WINDOWS.start
+_LIVE = baseline_state.ROWS.start + baseline_state.LIVE * baseline_state.ROW
+
+
+def follow(states: FloatArray, trail: Trail) -> Flow:
+    """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place.
+
+    Raises
+    ------
+    ValueError
+        A group is no group: shares above 1 in sum, or values above 1. Both would break the false-alarm bound.
+    """
+    course = np.empty((run.N_ROWS, len(trail.seen)))
+    if not _follow(states, trail, course):
+        raise ValueError(
+            "a group's shares sum to 1 and its values lie in [0, 1]: anything else breaks the bound"
+        )
+    return Flow(course=course, states=states)
+
+
+@compiled
+def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+    cells, factor, weight = np.empty((2, N_STRATA)), np.empty(bets.N_BETS), np.empty(bets.N_BETS)
+    ends, x, seen, mass, at_us = trail
+    begin = 0
+    for row in range(len(states)):
+        state = states[row]
+        strata = baseline_state.strata_of(state)
+        bets.weigh(state, weight)
+        asked = state[ALERTING] > 0 and state[baseline_state.STAGE] != baseline_state.LEARNING
+        mirror = state[_MIRROR : _MIRROR + len(resolve.BETS)]
+        if not asked:
+            mirror[:] = 0.0
+        page = _evidence(state, weight)
+        recovery = resolve.recovered(mirror) if asked else math.inf
+        for group in range(begin, ends[row]):
+            if seen[group]:
+                if not _cells(x[group], strata, cells):
+                    return False
+                given = header.spend(state, mass[group], at_us[group], 1.0)
+                bets.factors(state, strata, cells, factor)
+                _see(state, factor, cells[1].sum(), given, at_us[group])
+                baseline_state.learn(state, x[group])
+                page = _evidence(state, weight)
+                if asked:
+                    _reflect(state, cells)
+                    recovery = resolve.recovered(mirror)
+            run.note(course, group, state, page, recovery)
+        begin = ends[row]
+        for bet in range(bets.N_BETS):
+            state[_TICKET + bet] = state[_PAGE + bet] * state[TICKETING]
+        mean = state[_LIVE + baseline_state.TOTAL_AT : _LIVE + baseline_state.TOTAL_AT + N_BINS].sum()
+        mean /= max(state[_LIVE + baseline_state.GROUPS], 1.0)
+        state[M] = min(1.0, (1.0 + state[baseline_state.TAU]) * mean)
+    return True
+
+
+@compiled
+def _cells(group: FloatArray, strata: IntArray, cells: FloatArray) -> bool:
+    """Add a group up by testing stratum, (2, N_STRATA); return whether it is one."""
+    cells[:] = 0.0
+    whole = 0.0
+    for place in range(N_BINS):
+        share, total = group[place], group[N_BINS + place]
+        if share != 0.0:
+            if not (share > 0.0 and 0.0 <= total <= share + ROUNDING):
+                return False
+            cells[0, strata[place]] += share
+            cells[1, strata[place]] += min(total, share)
+            whole += share
+    return whole <= 1.0 + ROUNDING
+
+
+@compiled
+def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: float) -> None:
+    state[N_TOTAL] += 1.0
+    state[N] += 1.0
+    state[W] = state[N]
+    state[X] += x
+    n, total = state[N], state[X]
+    for bet in range(bets.N_BETS):
+        state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor[bet]
+    for bet in range(FOLLOWED):
+        after = onset.twin(state[_CUSUM + bet], factor[bet])
+        # Without branches: what is written is mostly what was there, but the processor takes several bets at a time.
+        state[_CUSUM + bet] = after
+        state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
+        state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
+        state[_FLOOR_X + bet] = total if after == 1.0 else state[_FLOOR_X + bet]
+    window.advance(state[_WINDOWS : _WINDOWS + window.SIZE], 1.0, x)
+
+
+@compiled
+def _evidence(state: FloatArray, weight: FloatArray) -> float:
+    return dot(weight, state[_PAGE : _PAGE + bets.N_BETS])
+
+
+def evidence(state: FloatArray) -> float:
+    """Return the evidence of the page copy."""
+    weight = np.empty(bets.N_BETS)
+    bets.weigh(state, weight)
+    return _evidence(state, weight)
+
+
+@compiled
+def _reflect(state: FloatArray, cells: FloatArray) -> None:
+    """Take a group into the mirror image, in place: the strata that must recover together, each over its own room."""
+    share = z = 0.0
+    for stratum in range(N_STRATA):
+        mirrored, m = state[_MIRRORED + stratum], state[_MIRROR_M + stratum]
+        share += cells[0, stratum] * mirrored
+        z += (cells[1, stratum] - m * cells[0, stratum]) * mirrored / (1.0 - m)
+    if share > 0.0:
+        resolve.reflect(state[_MIRROR : _MIRROR + len(resolve.BETS)], 0.0, z)

@@ -1,0 +1,1 @@
+"""The detector of a tail that grows, and its parts."""

@@ -1,0 +1,126 @@
+"""How much an attribute or a feature divides the traffic: which of them a search looks at where there are too many.
+
+The information of a key is the entropy, in nats, of what a search could make of it:
+
+    H = - sum over classes of p log p,    p a class's share of the weight
+
+The classes of an attribute are its values that hold at least the least share of a slice, and one for all else: items
+without it, and values too rare to be a slice. Those of a feature are its quantile bins, and one for items without it. So
+a key that everybody has with one value has none, a request id has none either, and ln 4 is four values of equal share.
+It says nothing of divergence: a few thousand items hold too few flips to choose by them.
+
+Source: Shannon, A mathematical theory of communication, 1948.
+"""
+
+from collections.abc import Collection, Mapping
+
+import numpy as np
+
+from quantdrift.core.records import Metric
+from quantdrift.drift.discovery.conditions import edges_of
+from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
+from quantdrift.drift.evidence.observations import FloatArray
+
+GLIMPSED = 2_000  # items that keys are chosen by
+_MOST_GLIMPSED = 1_024  # keys of these that are looked at
+
+
+class Choice:
+    """Takes items as `Gathering` does; the first `GLIMPSED` of them choose the keys that have a place.
+
+    Parameters
+    ----------
+    least_share
+        Of a slice, in (0, 1).
+    n_bins
+        Quantile bins of a feature, at least 2.
+    first
+        See `informative_keys`.
+    """
+
+    def __init__(self, least_share: float, n_bins: int, first: Collection[str] = ()) -> None:
+        self._least_share, self._n_bins, self._first = least_share, n_bins, first
+        self._glimpsed: list[_Item] = []
+        self._gathering: Gathering | None = None
+
+    def add(
+        self,
+        exchange: str,
+        pi: float,
+        attributes: Mapping[str, str],
+        features: Mapping[str, float],
+        signals: Mapping[Metric, float | None],
+    ) -> None:
+        """Take one item; parameters as of `Gathering.add`."""
+        if self._gathering is not None:
+            self._gathering.add(exchange, pi, attributes, features, signals)
+            return
+        self._glimpsed.append((exchange, pi, attributes, features, signals))
+        if len(self._glimpsed) == GLIMPSED:
+            self._gathering = self._chosen()
+
+    def items(self) -> Items:
+        """Return what was taken."""
+        return (self._gathering or self._chosen()).items()
+
+    def _chosen(self) -> Gathering:
+        glimpse = Gathering(most_keys=_MOST_GLIMPSED)
+        for item in self._glimpsed:
+            glimpse.add(*item)
+        keys = informative_keys(glimpse.items(), self._least_share, self._n_bins, first=self._first)
+        gathering = Gathering(keys)
+        for item in self._glimpsed:
+            gathering.add(*item)
+        self._glimpsed = []
+        return gathering
+
+
+_Item = tuple[str, float, Mapping[str, str], Mapping[str, float], Mapping[Metric, float | None]]
+
+
+def informative_keys(
+    items: Items, least_share: float, n_bins: int, *, first: Collection[str] = (), most: int = MOST_KEYS
+) -> tuple[str, ...]:
+    """Return the attributes and features with the most information, the best first; equal ones by name.
+
+    Parameters
+    ----------
+    items
+        A part of the traffic.
+    least_share
+        Of a slice, in (0, 1).
+    n_bins
+        Quantile bins of a feature, at least 2.
+    first
+        Keys that come before all others: what is watched or tested already must be recognised.
+    most
+        How many.
+    """
+    found = {key: attribute_information(items, key, least_share) for key in items.levels}
+    found |= {key: feature_information(items, key, n_bins) for key in items.numbers}
+    best = sorted(found, key=lambda key: (key not in first, -found[key], key))
+    return tuple(best[:most])
+
+
+def attribute_information(items: Items, key: str, least_share: float) -> float:
+    """Return the information of an attribute, nats."""
+    n_values = len(items.levels[key])
+    weight = np.bincount(items.codes[key] + 1, weights=items.weight, minlength=n_values + 1)
+    own = weight[1:][weight[1:] >= least_share * weight.sum()]
+    return _entropy(np.append(own, weight.sum() - own.sum()))
+
+
+def feature_information(items: Items, key: str, n_bins: int) -> float:
+    """Return the information of a feature, nats."""
+    values = items.numbers[key]
+    edges = edges_of(values, n_bins)
+    place = np.searchsorted(np.array(edges), values, side="right")
+    place[np.isnan(values)] = len(edges) + 1
+    return _entropy(np.bincount(place, weights=items.weight).astype(np.float64))
+
+
+def _entropy(weight: FloatArray) -> float:
+    # What is left of a difference of sums is no class.
+    kept = weight[weight > 1e-9 * weight.sum()]
+    share = kept / kept.sum()
+    return float(-(share * np.log(share)).sum()) if len(kept) else 0.0

@@ -1,0 +1,390 @@
+"""Search for slices on which divergence concentrates: conjunctions of conditions on attributes and features.
+
+A lattice search after SliceLine (Sagadeeva, Boehm, SIGMOD 2021, "SliceLine: fast, linear-algebra-based slice finding
+for ML model debugging"). Level 1 holds one condition each: an attribute has a value, or a feature lies in a quantile
+bin, below an edge or above one. Level d joins a slice of level d - 1 with a condition on another key. A slice S with
+share s of the traffic has the score
+
+    alpha * (low_S / mean_all - 1) - (1 - alpha) * (1 / s - 1),        alpha = 0.99
+
+and is a candidate where its score is positive, `low_S` is above the bound of the later test, and it is large enough.
+What differs from the paper: items count with their sampling weights; `low_S` is the mean less two standard errors, so
+that a handful of flips does not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
+levels are complete; from the third on the slices to be joined are pruned by the paper's bound on the score of what can
+lie in them, and then to the `BEAM` best by it.
+
+Slices are taken one by one, the best first, each as general as the data allow: a condition goes when the mean without
+it is not lower by more than three standard errors (many conditions were tried). The rest are scored anew on the items that no taken slice holds
+(sequential covering), so that ten ways to say the same are one finding.
+
+A search proves nothing: it has looked at thousands of slices. `quantdrift.drift.discovery.confirmation` tests what it found, on
+later traffic alone.
+"""
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.records import Metric, Predicate
+from quantdrift.drift.discovery.conditions import conditions_of
+from quantdrift.drift.discovery.items import Items
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+
+ALPHA = 0.99
+ERRORS = 2.0  # standard errors below the mean
+NARROWER = 3.0  # standard errors that a further condition must be worth
+BEAM = 128
+POOL = 1000
+N_BINS = 10
+SAME = 0.9  # of the items of either lie in both: two ways to say one thing
+_SUMS = 6
+_N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
+
+Places = tuple[int, ...]
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What bounds a search.
+
+    Parameters
+    ----------
+    depth
+        Most conditions of a slice, 1 to 3.
+    least_share
+        Smallest share of the traffic, in (0, 1).
+    least_items
+        Fewest items.
+    most_conditions
+        Most conditions that are joined; those with the most divergence stay.
+    most_found
+        Most slices.
+    n_bins
+        Quantile bins of a feature.
+    """
+
+    depth: int = 2
+    least_share: float = 0.005
+    least_items: int = 100
+    most_conditions: int = 256
+    most_found: int = 20
+    n_bins: int = N_BINS
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice on which divergence concentrates in the items searched; means are over the metric's cap.
+
+    Parameters
+    ----------
+    where
+        Its conditions, by key.
+    metric
+        The divergence that concentrates.
+    mean, low
+        Weighted mean there, and the same less two standard errors. Both are biased upwards: it was chosen by looking.
+    overall
+        Weighted mean over everything.
+    bound
+        What the mean must be above.
+    share
+        Of the traffic, weighted.
+    n_items
+        Items in it.
+    score
+        See this module.
+    """
+
+    where: tuple[Predicate, ...]
+    metric: Metric
+    mean: float
+    low: float
+    overall: float
+    bound: float
+    share: float
+    n_items: int
+    score: float
+
+
+class Search(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a search.
+
+    Parameters
+    ----------
+    found
+        Slices, in the order they were taken.
+    n_items
+        Items searched.
+    n_scored
+        Slices looked at.
+    n_left_out
+        Conditions, values and slices that the limits left out.
+    """
+
+    found: tuple[Found, ...]
+    n_items: int
+    n_scored: int
+    n_left_out: int
+
+
+class GivenUpError(Exception):
+    """The search was asked to end."""
+
+
+def search(
+    items: Items,
+    bounds: Mapping[Metric, float],
+    limits: Limits,
+    give_up: Callable[[], bool] = lambda: False,
+) -> Search:
+    """Return the slices on which divergence concentrates.
+
+    Parameters
+    ----------
+    items
+        What to look at. The time is proportional to items times the square of `most_conditions`, and the memory to
+        items times `most_conditions` times 4 bytes.
+    bounds
+        Per metric the mean, over its cap, that a slice must be above.
+    limits
+        What bounds the search.
+    give_up
+        Asked again and again; once it is true the search ends.
+
+    Raises
+    ------
+    GivenUpError
+        It was.
+    """
+    lattice = _Lattice(items, bounds, limits, give_up)
+    lattice.descend()
+    return Search(
+        found=tuple(lattice.take()),
+        n_items=len(items),
+        n_scored=lattice.n_scored,
+        n_left_out=lattice.n_left_out + items.n_left_out,
+    )
+
+
+def overlap(one: BoolArray, other: BoolArray) -> float:
+    """Return the share of the items of either slice that lie in both; 1 where neither has any."""
+    either = int((one | other).sum())
+    return int((one & other).sum()) / either if either else 1.0
+
+
+class _Signal:
+    """One metric: what is summed over a slice, and how the sums are judged."""
+
+    def __init__(self, items: Items, metric: Metric, bound: float, limits: Limits) -> None:
+        self.metric, self.bound, self.limits = metric, bound, limits
+        signal = items.signals[metric]
+        seen = ~np.isnan(signal)
+        x = np.where(seen, signal, 0.0)
+        w = np.where(seen, items.weight, 0.0)
+        w = w / (w.sum() / max(int(seen.sum()), 1) or 1.0)
+        # float32 holds whole conditions of 50,000 items to some 1e-6, and halves memory and time.
+        self.columns = np.stack(
+            (seen.astype(float), w, w * w, w * x, w * w * x, w * w * x * x), axis=1
+        ).astype(np.float32)
+        total = self.columns.sum(axis=0, dtype=np.float64)
+        self.weight = float(total[_W])
+        self.overall = float(total[_WX] / total[_W]) if total[_W] > 0 else 0.0
+        square = float((w * x * x).sum() / total[_W]) if total[_W] > 0 else 0.0
+        self.variance = max(square - self.overall**2, 0.0)
+        self.largest = float(x.max(initial=0.0))
+
+    def judge(self, sums: FloatArray) -> FloatArray:
+        """Return (..., 4): score (minus infinity where it is no candidate), mean, low and share, of sums (..., 6)."""
+        weight = np.maximum(sums[..., _W], 1e-12)
+        mean = sums[..., _WX] / weight
+        own = sums[..., _W2XX] - 2 * mean * sums[..., _W2X] + mean * mean * sums[..., _W2]
+        # Where a slice has shown little variation, that of everything stands in for it.
+        error = np.sqrt(np.maximum(own, self.variance * sums[..., _W2])) / weight
+        low = mean - ERRORS * error
+        share = weight / max(self.weight, 1e-12)
+        score = self._score(low, share)
+        large = (share >= self.limits.least_share) & (sums[..., _N] >= self.limits.least_items)
+        score = np.where(large & (low > self.bound) & (score > 0), score, -np.inf)
+        return np.stack((score, mean, low, share), axis=-1)
+
+    def most(self, sums: FloatArray) -> FloatArray:
+        """Return the paper's upper bound on the score of any large enough slice inside one with these sums, (...)."""
+        mass, weight = sums[..., _WX], np.maximum(sums[..., _W], 1e-12)
+        least = self.limits.least_share * self.weight
+        # The score in the size of the part is highest at an end, or where all the divergence just fits.
+        sizes = np.stack(
+            (np.broadcast_to(least, weight.shape), weight, mass / max(self.largest, 1e-12)), axis=-1
+        )
+        sizes = np.clip(sizes, least, np.maximum(weight, least)[..., None])
+        mean = np.minimum(mass[..., None] / sizes, self.largest)
+        most: FloatArray = self._score(mean, sizes / max(self.weight, 1e-12)).max(axis=-1)
+        return np.where(weight >= least, most, -np.inf)
+
+    def _score(self, mean: FloatArray, share: FloatArray) -> FloatArray:
+        score: FloatArray = ALPHA * (mean / max(self.overall, 1e-12) - 1) - (1 - ALPHA) * (
+            1 / np.maximum(share, 1e-12) - 1
+        )
+        return score
+
+
+class _Lattice:
+    """The slices of one search, as places in the list of conditions."""
+
+    def __init__(
+        self, items: Items, bounds: Mapping[Metric, float], limits: Limits, give_up: Callable[[], bool]
+    ) -> None:
+        self._limits, self._give_up = limits, give_up
+        self._signals = [
+            _Signal(items, metric, bound, limits)
+            for metric, bound in bounds.items()
+            if metric in items.signals
+        ]
+        columns = [signal.columns for signal in self._signals]
+        self._columns = np.concatenate(columns, axis=1) if columns else np.zeros((len(items), 0), np.float32)
+        conditions, sums = [], []
+        for condition, holds in conditions_of(items, limits.least_share, limits.n_bins):
+            if give_up():
+                raise GivenUpError
+            conditions.append(condition)
+            sums.append(self._columns[holds].sum(axis=0, dtype=np.float64))
+        first = np.array(sums).reshape(len(conditions), len(self._signals), _SUMS)
+        kept = self._weightiest(first)
+        self.n_left_out = len(conditions) - len(kept)
+        self.n_scored = 0
+        self._conditions = [conditions[place] for place in kept]
+        self._keys = np.array([condition.key for condition in self._conditions], dtype=object)
+        # Only what is joined is held side by side.
+        self._members = np.zeros((len(items), len(kept)), dtype=np.float32)
+        for place, condition in enumerate(self._conditions):
+            self._members[:, place] = items.members((condition,))
+        self._first = first[kept]
+        self._pool: dict[tuple[int, Places], float] = {}  # (signal, slice) to score
+
+    def descend(self) -> None:
+        """Score every level of the lattice."""
+        level: list[Places] = [(place,) for place in range(len(self._conditions))]
+        self._offer(level, self._first)
+        for depth in range(2, self._limits.depth + 1):
+            parents, level, sums = level, [], []
+            for parent in parents:
+                if self._give_up():
+                    raise GivenUpError
+                inside = np.flatnonzero(self._holds(parent))
+                others = self._others(parent)
+                if len(inside) < self._limits.least_items or not len(others):
+                    continue
+                level += [tuple(sorted((*parent, int(other)))) for other in others]
+                sums.append(self._sums(inside, others))
+            if not level:
+                return
+            found = np.concatenate(sums)
+            self._offer(level, found)
+            if depth < self._limits.depth:
+                level = self._prune(level, found)
+
+    def take(self) -> list[Found]:
+        """Return the slices found, the best first, each scored on what the ones before it do not hold."""
+        found: list[Found] = []
+        free = np.ones(len(self._members), dtype=bool)
+        while self._pool:
+            if self._give_up():
+                raise GivenUpError
+            scored = {entry: self._judge(*entry, free) for entry in self._pool}
+            self._pool = {entry: float(verdict[0]) for entry, verdict in scored.items() if verdict[0] > 0}
+            if not self._pool:
+                break
+            if len(found) == self._limits.most_found:
+                self.n_left_out += 1  # and whatever it stands for
+                break
+            best = max(self._pool, key=lambda entry: (self._pool[entry], -len(entry[1]), entry))
+            signal, places = self._generalise(best, scored, free)
+            score, mean, low, share = (float(value) for value in self._judge(signal, places, free))
+            holds = self._holds(places)
+            found.append(
+                Found(
+                    where=tuple(sorted((self._conditions[p] for p in places), key=lambda one: one.key)),
+                    metric=self._signals[signal].metric,
+                    mean=mean,
+                    low=low,
+                    overall=self._signals[signal].overall,
+                    bound=self._signals[signal].bound,
+                    share=share,
+                    n_items=int((holds & free).sum()),
+                    score=score,
+                )
+            )
+            free &= ~holds
+        return found
+
+    def _weightiest(self, sums: FloatArray) -> IntArray:
+        """Return the places, rising, of the conditions that hold the most divergence of either metric."""
+        if not sums.size:
+            return np.zeros(0, dtype=np.intp)
+        overall = np.array([max(signal.overall, 1e-12) for signal in self._signals])
+        mass = (sums[:, :, _WX] / overall).max(axis=1)
+        return np.sort(np.argsort(-mass, kind="stable")[: self._limits.most_conditions])
+
+    def _offer(self, level: Sequence[Places], sums: FloatArray) -> None:
+        """Put the candidates of a level into the pool, which keeps the best."""
+        self.n_scored += len(level)
+        for index, signal in enumerate(self._signals):
+            score = signal.judge(sums[:, index])[:, 0]
+            self._pool |= {
+                (index, level[row]): float(score[row]) for row in np.flatnonzero(score > 0).tolist()
+            }
+        if len(self._pool) > POOL:
+            best = sorted(self._pool, key=lambda entry: (-self._pool[entry], entry))
+            self.n_left_out += len(best) - POOL
+            self._pool = {entry: self._pool[entry] for entry in best[:POOL]}
+
+    def _prune(self, level: Sequence[Places], sums: FloatArray) -> list[Places]:
+        """Return the slices whose parts may score, the most promising ones, each once."""
+        most = np.max([signal.most(sums[:, i]) for i, signal in enumerate(self._signals)], axis=0)
+        promising: dict[Places, float] = {
+            level[row]: float(most[row]) for row in np.flatnonzero(most > 0).tolist()
+        }
+        best = sorted(promising, key=lambda places: (-promising[places], places))
+        self.n_left_out += max(len(best) - BEAM, 0)
+        return best[:BEAM]
+
+    def _generalise(
+        self, entry: tuple[int, Places], scored: Mapping[tuple[int, Places], FloatArray], free: BoolArray
+    ) -> tuple[int, Places]:
+        """Leave out every condition that the data do not ask for."""
+        signal, places = entry
+        while len(places) > 1:
+            _, mean, low, _ = (float(value) for value in scored[signal, places])
+            least = mean - NARROWER / ERRORS * (mean - low)
+            wider = {
+                (signal, shorter): verdict
+                for shorter in itertools.combinations(places, len(places) - 1)
+                if (verdict := self._judge(signal, shorter, free))[0] > 0 and verdict[1] >= least
+            }
+            if not wider:
+                break
+            signal, places = max(wider, key=lambda one: float(wider[one][0]))
+            scored = wider
+        return signal, places
+
+    def _judge(self, signal: int, places: Places, free: BoolArray) -> FloatArray:
+        inside = np.flatnonzero(self._holds(places) & free)
+        sums = self._signals[signal].columns[inside].sum(axis=0, dtype=np.float64)
+        return self._signals[signal].judge(sums)
+
+    def _others(self, parent: Places) -> IntArray:
+        """Return the conditions to join with `parent`: of other keys, and for pairs each pair once."""
+        apart = ~np.isin(self._keys, [self._keys[place] for place in parent])
+        if len(parent) == 1:
+            apart[: parent[0] + 1] = False
+        return np.flatnonzero(apart)
+
+    def _holds(self, places: Places) -> BoolArray:
+        holds: BoolArray = self._members[:, places[0]] > 0
+        for place in places[1:]:
+            holds = holds & (self._members[:, place] > 0)
+        return holds
+
+    def _sums(self, rows: IntArray, conditions: IntArray) -> FloatArray:
+        """Return (conditions, signals, 6) sums over `rows`."""
+        total = self._members[rows][:, conditions].T @ self._columns[rows]
+        return total.reshape(len(conditions), len(self._signals), _SUMS).astype(np.float64)

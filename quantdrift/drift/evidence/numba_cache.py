@@ -1,0 +1,149 @@
+"""What follows a signal group by group is compiled: a loop over numbers is many times as fast as in the interpreter.
+
+A compiled function sees numbers and arrays alone, keeps to IEEE arithmetic in the order in which it is written (no
+fused or reordered sums), and does what its source does when Python runs it.
+
+Machine code is kept on disk, in a folder named by a digest of this whole package: it is never older than any of the
+sources it was made from. The folder lies beside the sources, or where these belong to another user in this user's
+cache. Where an image fills it beforehand (`quantdrift.drift.detector.compile_all`) and is read only afterwards, it is
+used from a private copy. Where none of these can be, every process compiles for itself, which takes some seconds.
+
+What is kept is code, and as trusted as the sources beside it: it is loaded only from a folder that belongs to this user
+or to root, and that nobody else may write to.
+"""
+
+import atexit
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, TypeVar, cast
+
+import llvmlite.binding as llvm
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+_COPY: Final = "quantdrift-code-"
+_COMPLETE: Final = "complete"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def kept_in(root: Path) -> Path | None:
+    """Return the folder below `root` where machine code of these sources is kept, or a copy of it, or None.
+
+    Parameters
+    ----------
+    root
+        A folder that may be missing or read only.
+    """
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parents[1].rglob("*.py")):
+        digest.update(source.read_bytes())
+    place = root / f"compiled-{digest.hexdigest()[:16]}"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_ours(place):
+            return None
+        with tempfile.TemporaryFile(dir=place):
+            return place
+    except OSError:
+        if not place.is_dir() or not _is_ours(place):
+            return None
+    try:
+        copy = tempfile.mkdtemp(prefix=_COPY)  # nobody else may write there: code is loaded from it
+        atexit.register(shutil.rmtree, copy, ignore_errors=True)
+        return Path(shutil.copytree(place, Path(copy) / place.name))
+    except OSError:
+        return None
+
+
+def _is_ours(place: Path) -> bool:
+    status = place.stat()
+    return status.st_uid in {0, os.geteuid()} and not status.st_mode & 0o022
+
+
+def user_cache() -> Path | None:
+    """Return this user's folder for what can be made again, or None where others could put another in its place."""
+    try:
+        given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        root = ((given if given.is_absolute() else Path.home() / ".cache") / "quantdrift").resolve()
+        above = root
+        while not above.exists():
+            above = above.parent
+        if all(_is_ours(folder) or _is_sticky(folder) for folder in (above, *above.parents)):
+            return root
+    except (OSError, RuntimeError):  # a link that leads nowhere, or a user without a home
+        pass
+    return None
+
+
+def _is_sticky(folder: Path) -> bool:
+    """Return whether nobody may replace what others have in it, as in /tmp."""
+    status = folder.stat()
+    return status.st_uid in {0, os.geteuid()} and bool(status.st_mode & stat.S_ISVTX)
+
+
+def _place() -> Path | None:
+    if chosen := os.environ.get("NUMBA_CACHE_DIR"):
+        return kept_in(Path(chosen))
+    beside = kept_in(Path(__file__).parent / "__pycache__")
+    return beside or ((own := user_cache()) and kept_in(own))
+
+
+_KEPT_IN = _place()
+if _KEPT_IN:
+    vars(numba.config)["CACHE_DIR"] = str(_KEPT_IN)
+
+
+def is_kept() -> bool:
+    """Return whether everything has been compiled, and kept where this process finds it."""
+    try:
+        return _KEPT_IN is not None and (_KEPT_IN / _COMPLETE).read_text("utf-8") == _made_for()
+    except OSError:
+        return False
+
+
+def others_find_it() -> bool:
+    """Return whether what this process compiles is found by others of this user."""
+    return _KEPT_IN is not None and not _KEPT_IN.parent.name.startswith(_COPY)
+
+
+def note_kept() -> None:
+    """Note that everything has been compiled."""
+    if _KEPT_IN is not None:
+        with contextlib.suppress(OSError):  # a full disk: it is compiled again another time
+            (_KEPT_IN / _COMPLETE).write_text(_made_for(), "utf-8")
+
+
+def _made_for() -> str:
+    """Return what machine code depends on beside the text of the sources: Numba asks for their times, too."""
+    changed = max(source.stat().st_mtime_ns for source in Path(__file__).parents[1].rglob("*.py"))
+    processor = vars(numba.config)["CPU_NAME"] or llvm.get_host_cpu_name()
+    return f"{sys.version} numba {numba.__version__} {processor} {changed}"
+
+
+def compiled(function: _Function) -> _Function:
+    """Return the function compiled, for each type of arguments when it is first called with them."""
+    return cast("_Function", numba.njit(cache=_KEPT_IN is not None, error_model="numpy")(function))
+
+
+@compiled
+def dot(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    """Return the sum of the products, added up in four lanes: a single one would wait for every addition."""
+    n = len(one)
+    a = b = c = d = 0.0
+    for place in range(0, n - 3, 4):
+        a += one[place] * other[place]
+        b += one[place + 1] * other[place + 1]
+        c += one[place + 2] * other[place + 2]
+        d += one[place + 3] * other[place + 3]
+    for place in range(n - n % 4, n):
+        a += one[place] * other[place]
+    return (a + b) + (c + d)

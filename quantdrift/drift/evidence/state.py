@@ -1,0 +1,53 @@
+"""The binary form of a detector's state: named, versioned, checked, and the same bits when it comes back.
+
+Layout, little-endian: `QD`, version (1 byte), length of the kind (1 byte), kind (ASCII), number of values (4 bytes),
+CRC-32 of everything else (4 bytes), values (float64).
+"""
+
+import struct
+import zlib
+
+import numpy as np
+
+from quantdrift.core.errors import OperatorError
+from quantdrift.drift.evidence.observations import FloatArray
+
+VERSION = 1
+_MAGIC = b"QD"
+
+
+def dump_state(kind: str, state: FloatArray) -> bytes:
+    """Return the binary form of `state` of a detector of `kind`."""
+    name = kind.encode("ascii")
+    head = _MAGIC + bytes((VERSION, len(name))) + name + struct.pack("<I", len(state))
+    body = state.astype("<f8").tobytes()
+    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+
+
+def load_state(kind: str, blob: bytes, size: int) -> FloatArray:
+    """Return the state in `blob`; it may be written to.
+
+    Raises
+    ------
+    OperatorError
+        The blob is of another version or kind, or damaged: the message says which and what to do.
+    """
+    if blob[:2] != _MAGIC or len(blob) < 4:
+        raise OperatorError("a detector state in the store is damaged (no header): restore it from a backup")
+    if blob[2] != VERSION:
+        raise OperatorError(
+            f"a detector state in the store has version {blob[2]}, this program reads version {VERSION}: "
+            "run the version that wrote it, or upgrade"
+        )
+    n_name = blob[3]
+    name, rest = blob[4 : 4 + n_name], blob[4 + n_name :]
+    if name != kind.encode("ascii"):
+        raise OperatorError(f"a detector state in the store is of kind {name!r}, expected {kind!r}")
+    if len(rest) != 8 + 8 * size:
+        raise OperatorError(
+            f"a {kind} state in the store is damaged: {len(rest)} bytes where {8 + 8 * size} belong"
+        )
+    length, check = struct.unpack_from("<II", rest)
+    if length != size or check != zlib.crc32(rest[8:], zlib.crc32(blob[: 8 + n_name])):
+        raise OperatorError(f"a {kind} state in the store is damaged: its checksum does not fit")
+    return np.frombuffer(rest, "<f8", offset=8).astype(np.float64)

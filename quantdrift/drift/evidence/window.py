@@ -1,0 +1,49 @@
+"""What is shown beside a verdict: a recent window that moves on, and one since the last change of verdict.
+
+The part of a state that holds them is `SIZE` numbers: three windows of the sums of `quantdrift.drift.evidence.interval`.
+"""
+
+from quantdrift.drift.evidence import interval
+from quantdrift.drift.evidence.numba_cache import compiled
+from quantdrift.drift.evidence.observations import FloatArray
+
+N_WINDOWS = 3
+OLDER, NEWER, SINCE = range(N_WINDOWS)
+SIZE = N_WINDOWS * interval.SUMS
+RECENT_GROUPS = 1000
+
+
+@compiled
+def advance(part: FloatArray, v: float, vx: float) -> None:
+    """Take one observation into the windows of one signal, (SIZE,), in place."""
+    for number in range(N_WINDOWS):
+        interval.advance(part[number * interval.SUMS : (number + 1) * interval.SUMS], v, vx)
+
+
+def rotate(state: FloatArray, begin: int) -> None:
+    """Let the recent window of one signal, which begin at `begin` of its state, move on in place: it holds 1,000 to 2,000 groups."""
+    # Asked of every signal after every batch: the answer is nearly always no.
+    if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
+        windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
+        windows[OLDER] = windows[NEWER]
+        windows[NEWER] = 0.0
+
+
+def verdict_changed(part: FloatArray) -> None:
+    """Let the window since the last change of verdict begin anew, in place."""
+    part.reshape(N_WINDOWS, interval.SUMS)[SINCE] = 0.0
+
+
+def recent(part: FloatArray, scale: float) -> interval.Estimate | None:
+    """Return mean and interval over the recent window, times `scale`."""
+    return _estimate(part, OLDER, scale)
+
+
+def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
+    """Return the same since the last change of verdict."""
+    return _estimate(part, SINCE, scale)
+
+
+def _estimate(part: FloatArray, number: int, scale: float) -> interval.Estimate | None:
+    found = interval.estimate(part.reshape(N_WINDOWS, interval.SUMS)[number])
+    return found.scaled(scale) if found else None

@@ -1,0 +1,167 @@
+"""Numeric damage or input shift: more divergence on inputs that are as hard as before, or more hard inputs.
+
+The margin is the gap between the two top probabilities of the *reference*: quantisation cannot move it, so it is a
+property of the input alone. (The candidate's own margin follows the damage, and would hide it.) With strata of
+margin as cells of `quantdrift.drift.explain.mix`,
+
+- within the bins, at equal margins: the outputs differ more on inputs that are as hard as before. Range or resolution
+  was lost: numeric damage;
+- by the mix of bins: there are more inputs near the decision boundary, and the model does on them what it always did:
+  input shift;
+- in bins that were empty before: nothing tells what the model always did there. It is neither, and is told apart.
+
+What it cannot tell: whether the inputs that the damage shows on are new. A clipped activation is damage even where
+only a new kind of input reaches it.
+"""
+
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from quantdrift.drift.evidence.margin import EDGES, N_BINS
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
+from quantdrift.drift.explain.mix import LEAST, Cause, Part, Sample, Split, split, summed
+
+_STRANGE = 0.05  # share of the later window at margins that the earlier one hardly knows
+_NEXT_TO_NONE = 5  # items
+_NEAR = 2  # bins: a factor of 2.5 in the margin
+LOW_MARGIN = 0.1  # a close call: an edge of the margin bins
+
+
+class Window(msgspec.Struct, frozen=True, kw_only=True):
+    """The items of a slice in one window, every array (n,).
+
+    Parameters
+    ----------
+    x
+        Divergence; not a number where there is none.
+    margin
+        Of the reference, in [0, 1]; not a number where there is none.
+    weight, cluster
+        As in `mix.Sample`.
+    """
+
+    x: FloatArray
+    margin: FloatArray
+    weight: FloatArray
+    cluster: IntArray
+
+
+class DamageCause(StrEnum):
+    """What a rise is made of."""
+
+    DAMAGE = "damage"
+    INPUT_SHIFT = "input_shift"
+    UNSEEN = "unseen"  # margins that were not there before
+    BOTH = "both"  # more than one of them
+    UNDECIDED = "undecided"
+    TOO_FEW = "too_few"  # exchanges before or after
+
+
+_CAUSES = {
+    Cause.WITHIN: DamageCause.DAMAGE,
+    Cause.MIX: DamageCause.INPUT_SHIFT,
+    Cause.UNSEEN: DamageCause.UNSEEN,
+    Cause.BOTH: DamageCause.BOTH,
+    Cause.UNDECIDED: DamageCause.UNDECIDED,
+    Cause.TOO_FEW: DamageCause.TOO_FEW,
+}
+
+
+class Damage(msgspec.Struct, frozen=True, kw_only=True):
+    """A move by its causes.
+
+    Parameters
+    ----------
+    split
+        `within` is at equal margins, `mix` by other margins, `unseen` at margins that were not there before.
+    low_margin_before, low_margin_after
+        Share of the traffic with a margin below 0.1.
+    """
+
+    split: Split
+    low_margin_before: float
+    low_margin_after: float
+
+    @property
+    def cause(self) -> DamageCause:
+        """Which of them it is."""
+        return _CAUSES[self.split.cause]
+
+    @property
+    def at_equal_margins(self) -> Part:
+        """Numeric damage."""
+        return self.split.within
+
+    @property
+    def by_margins(self) -> Part:
+        """Input shift."""
+        return self.split.mix
+
+    @property
+    def unseen(self) -> Part:
+        """Neither: at margins that were not there before."""
+        return self.split.unseen
+
+
+def damage(before: Window, after: Window) -> Damage | None:
+    """Return how the divergence of a slice moved by margin, or None where a window has no item with both."""
+    known = [_known(window) for window in (before, after)]
+    bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in known]
+    stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], known[1].weight, N_BINS))
+    samples = [
+        Sample(x=window.x, weight=window.weight, cell=stratum[place], cluster=window.cluster)
+        for window, place in zip(known, bins, strict=True)
+    ]
+    found = split(samples[0], samples[1], N_BINS)
+    if found is None:
+        return None
+    low = [float(window.weight[window.margin < LOW_MARGIN].sum() / window.weight.sum()) for window in known]
+    return Damage(split=found, low_margin_before=low[0], low_margin_after=low[1])
+
+
+def strata(before: IntArray, after: FloatArray) -> IntArray:
+    """Return the stratum of each margin bin, (bins,): neighbours together, until the earlier window has items enough.
+
+    Where it has next to none and the later one has many, the bins stay apart: to merge close calls that were never
+    seen with sure ones would be to call them damage. Few that are near enough go with those below them.
+
+    Parameters
+    ----------
+    before
+        (bins,) items of the earlier window.
+    after
+        (bins,) weight of the later one.
+    """
+    total = float(after.sum()) or 1.0
+    found = np.zeros(len(before), dtype=np.int64)
+    number, held, share = 0, 0, 0.0
+    last, below = -len(before), -len(before)  # bin with items: the last one, and that of the stratum below
+    first = len(before)
+    for place, (n, weight) in enumerate(zip(before, after, strict=True)):
+        strange = held < LEAST and share >= _STRANGE
+        apart = held < _NEXT_TO_NONE or place - last > _NEAR
+        if held >= LEAST or (strange and apart and n >= LEAST):
+            if held < LEAST and number and first - below <= _NEAR:
+                found[found == number] = number - 1
+            else:
+                number += 1
+            held, share, first, below = 0, 0.0, len(before), last
+        found[place] = number
+        held, share = held + int(n), share + float(weight) / total
+        if n:
+            first, last = min(first, place), place
+    if held < LEAST and share < _STRANGE and number:
+        found[found == number] = number - 1
+    return found
+
+
+def _known(window: Window) -> Window:
+    kept = np.isfinite(window.x) & np.isfinite(window.margin)
+    return Window(
+        x=window.x[kept],
+        margin=window.margin[kept],
+        weight=window.weight[kept],
+        cluster=window.cluster[kept],
+    )

@@ -1,0 +1,229 @@
+"""What moved a mean: what happens within the cells, how the traffic is spread over them, or cells that are new.
+
+Blinder's decomposition with the earlier window as reference (Blinder, Wage discrimination, Journal of Human Resources
+8, 1973; Oaxaca, International Economic Review 14, 1973; for rates Kitagawa, JASA 50, 1955). With shares s_h and means
+m_h of the cells h of a partition, and the whole earlier mean m,
+
+    after - before = sum_h s_h after * (m_h after - m_h before)  +  sum_h (s_h after - s_h before) * (m_h before - m)
+                     within the cells                               by the mix of traffic
+
+exactly. The first sum is what was seen, less the earlier means standardised directly to the later mix. Kitagawa's
+symmetric form would need the later means cell by cell; at an alarm the later window may hold a dozen exchanges, and
+this form asks of it only where they lie and what they sum up to.
+
+A cell with next to no items before has no mean to compare with: whether its items are worse than they would have been
+is not known, so they are neither a mix nor a change within. Both sums leave it out, and a third one over such cells,
+
+    sum_h s_h after * (m_h after - m) - s_h before * (m_h before - m),
+
+is what traffic that was not there before contributes (`unmatched` says how much of the traffic that is).
+
+Standard errors are linearised and clustered: each item contributes what it moves the part by (its influence), those of
+one exchange are added up, and the variance is the sum of the squares (Binder, International Statistical Review 51,
+1983). A cell in which every earlier item showed the same 0 or 1 is given the variance of half an observation more of
+the other kind: that twenty did not flip is no proof that none does. The errors hold for weights 1 / pi and know
+nothing of how the windows were chosen: an onset is chosen by looking, which makes the move as a whole look larger than
+it is.
+"""
+
+import math
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+
+LEAST = 20  # items of a cell in the earlier window: below it the cell has no mean to compare with
+# Exchanges or sessions of the earlier window: its means are what all is held against, and below 30 even a window without a
+# single flip is compatible with one in ten (the rule of three), so that nothing can be said to have moved from it.
+FEWEST_BEFORE = 30
+FEWEST_AFTER = 10  # of the later one: plain damage pages within a dozen, of which standard errors still tell
+Z = 1.96
+_DOMINANT = 0.8
+
+
+class Cause(StrEnum):
+    """Which part a move is made of."""
+
+    WITHIN = "within"
+    MIX = "mix"
+    UNSEEN = "unseen"  # cells that were not there before
+    BOTH = "both"  # more than one of them
+    UNDECIDED = "undecided"  # no part is surely above zero, or the largest one is not
+    TOO_FEW = "too_few"  # exchanges in one of the windows
+
+
+class Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """The items of one window, every array (n,).
+
+    Parameters
+    ----------
+    x
+        The value of each.
+    weight
+        1 / pi, over the items of its exchange; positive.
+    cell
+        Its cell of the partition, from 0.
+    cluster
+        Its exchange or session, from 0: items of one are not independent.
+    """
+
+    x: FloatArray
+    weight: FloatArray
+    cell: IntArray
+    cluster: IntArray
+
+    @property
+    def n(self) -> int:
+        """Exchanges or sessions."""
+        return len(np.unique(self.cluster))
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of a move, in the unit of x, with its standard error."""
+
+    value: float
+    se: float
+
+    @property
+    def risen(self) -> bool:
+        """Whether it is above zero beyond chance, at 2.5 %; an error of 0 is that of a part of which nothing is known."""
+        return self.se > 0 and self.value > Z * self.se
+
+
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """A move and its parts.
+
+    Parameters
+    ----------
+    before, after
+        The means; `after - before = within + mix + unseen` but for rounding.
+    move, within, mix, unseen
+        All of it, and its parts.
+    unmatched
+        Share of the later window's traffic in cells without a mean to compare with, in [0, 1].
+    n_before, n_after
+        Exchanges or sessions of the windows.
+    """
+
+    before: float
+    after: float
+    move: Part
+    within: Part
+    mix: Part
+    unseen: Part
+    unmatched: float
+    n_before: int
+    n_after: int
+
+    @property
+    def cause(self) -> Cause:
+        """Which part a rise is made of: the largest, surely above zero, and four fifths of all that surely are."""
+        if self.n_before < FEWEST_BEFORE or self.n_after < FEWEST_AFTER:
+            return Cause.TOO_FEW
+        parts = {Cause.WITHIN: self.within, Cause.MIX: self.mix, Cause.UNSEEN: self.unseen}
+        risen = [part.value for part in parts.values() if part.risen]
+        cause, largest = max(parts.items(), key=lambda one: one[1].value)
+        if not largest.risen:
+            return Cause.UNDECIDED
+        return cause if largest.value >= _DOMINANT * sum(risen) else Cause.BOTH
+
+
+def split(before: Sample, after: Sample, n_cells: int) -> Split | None:
+    """Return how the mean moved between two windows, or None where one of them is empty.
+
+    Parameters
+    ----------
+    before, after
+        The windows.
+    n_cells
+        Cells of the partition.
+    """
+    if not len(before.x) or not len(after.x):
+        return None
+    old, new = _shares(before, n_cells), _shares(after, n_cells)
+    held = summed(before.cell, before.weight, n_cells)
+    sums = summed(before.cell, before.weight * before.x, n_cells)
+    mean = np.divide(sums, held, out=np.zeros(n_cells), where=held > 0)
+    matched = np.bincount(before.cell, minlength=n_cells) >= LEAST
+
+    whole_old, whole_new = _mean(before, before.x), _mean(after, after.x)
+    known_old, known_new = matched[before.cell], matched[after.cell]
+    # By how much what an item would have shown before, and one that nothing is known of did show, is off the mean.
+    mixed_old = np.where(known_old, mean[before.cell] - whole_old, 0.0)
+    mixed_new = np.where(known_new, mean[after.cell] - whole_old, 0.0)
+    strange_old = np.where(known_old, 0.0, before.x - whole_old)
+    strange_new = np.where(known_new, 0.0, after.x - whole_old)
+    excess = np.where(known_new, after.x - mean[after.cell], 0.0)
+    mix = _mean(after, mixed_new) - _mean(before, mixed_old)
+    unseen = _mean(after, strange_new) - _mean(before, strange_old)
+
+    # By how much an item moves the mean of its cell, which the later mix and the change of mix multiply.
+    inner = np.divide(matched, held, out=np.zeros(n_cells), where=held > 0)[before.cell]
+    inner *= before.x - mean[before.cell]
+    surprise = _surprise(before, mean, matched)
+    within_variance = (
+        _variance(after, _influence(after, excess))
+        + _variance(before, new[before.cell] * inner)
+        + float(np.square(new) @ surprise)
+    )
+    more = new - old
+    # The earlier mean is an estimate too: as cells that are new grow, mix and they are held against it.
+    shifted = float(more[~matched].sum()) * _influence(before, before.x)
+    mix_variance = (
+        _variance(after, _influence(after, mixed_new))
+        + _variance(before, more[before.cell] * inner - _influence(before, mixed_old) + shifted)
+        + float(np.square(more) @ surprise)
+    )
+    unseen_variance = _variance(after, _influence(after, strange_new)) + _variance(
+        before, _influence(before, strange_old) + shifted
+    )
+    move_variance = sum(_variance(one, _influence(one, one.x)) for one in (before, after))
+    return Split(
+        before=whole_old,
+        after=whole_new,
+        move=Part(value=whole_new - whole_old, se=math.sqrt(move_variance)),
+        within=Part(value=_mean(after, excess), se=math.sqrt(within_variance)),
+        mix=Part(value=mix, se=math.sqrt(mix_variance)),
+        unseen=Part(value=unseen, se=math.sqrt(unseen_variance)),
+        unmatched=float(new[~matched].sum()),
+        n_before=before.n,
+        n_after=after.n,
+    )
+
+
+def summed(cell: IntArray, values: FloatArray, n_cells: int) -> FloatArray:
+    """Return the sum of `values`, (n,), in each cell, (cells,)."""
+    return np.bincount(cell, weights=values, minlength=n_cells).astype(np.float64)
+
+
+def _shares(sample: Sample, n_cells: int) -> FloatArray:
+    shares: FloatArray = summed(sample.cell, sample.weight, n_cells) / sample.weight.sum()
+    return shares
+
+
+def _mean(sample: Sample, values: FloatArray) -> float:
+    return float(sample.weight @ values / sample.weight.sum())
+
+
+def _influence(sample: Sample, values: FloatArray) -> FloatArray:
+    """Return by how much each item, per unit of weight, moves the weighted mean of `values`, (n,)."""
+    moved: FloatArray = (values - _mean(sample, values)) / sample.weight.sum()
+    return moved
+
+
+def _variance(sample: Sample, influence: FloatArray) -> float:
+    """Return the variance of what moves by `influence`, (n,), per unit of weight of each item."""
+    clusters = np.bincount(sample.cluster, weights=sample.weight * influence)
+    n = sample.n
+    return float(clusters @ clusters) * n / (n - 1) if n > 1 else math.inf
+
+
+def _surprise(sample: Sample, mean: FloatArray, matched: BoolArray) -> FloatArray:
+    """Return the variance of means of zeros or ones alone, (cells,), which no square of what was seen tells of."""
+    if not np.isin(sample.x, (0.0, 1.0)).all():
+        return np.zeros(len(mean))
+    n = np.bincount(sample.cell, minlength=len(mean)) + 1.0
+    half = 0.5 / n
+    return np.where(matched & np.isin(mean, (0.0, 1.0)), half * (1.0 - half) / n, 0.0)

@@ -1,0 +1,1 @@
+"""How the replay budget is divided: strata, boosts and allocation."""

@@ -1,0 +1,396 @@
+"""Which share of the replays each slice gets: from traffic, evidence and margins to a sampling policy.
+
+The replay budget is divided so:
+
+- a tenth is a uniform base rate: everything is looked at, also what no slice describes;
+- of the rest half goes to the slices by the square root of their traffic (or equally: that found rare slices no
+  earlier, and large ones later than a uniform sample), and half in proportion to their evidence on the scale of
+  logarithms (see `urgency`);
+- inside a slice it is spread over margin bins (`quantdrift.drift.sampling.stratification`).
+
+A slice becomes a boost: body strata with its conditions and falling rates over nested margin intervals, `margin < e1`,
+`margin < e2`, ... and, last, any margin. An exchange gets the largest rate of the strata that it is in, so boosts that
+overlap do not add up. One factor for everything is then found by bisection, so that a recent sample of items, each
+with all its slices, would be replayed at the budget. The same factor hands out what a slice cannot use because its
+traffic is too small.
+
+What cannot be told at capture (input features, the reference's embedding) cannot be boosted; the share of such a
+slice goes to the base rate.
+
+Assumption: the recent sample stands for the traffic to come. Where it does not, the sidecars' own caps hold.
+No estimate is biased and no false-alarm bound is touched by a bad policy: probabilities are stored, and fixed before
+the reference runs, whatever they were computed from. A bad policy costs delay.
+"""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+
+from quantdrift.core.records import Policy, Predicate
+from quantdrift.drift.evidence.observations import FloatArray, IntArray
+from quantdrift.drift.sampling.boosts import Boosts, Layout, Rates, boostable
+from quantdrift.drift.sampling.stratification import bins_of, profile_of, rounded_down
+
+BASE_SHARE = 0.1
+EVIDENCE_SHARE = 0.5
+HEADROOM = 0.95  # of the budget when a policy is made: traffic may rise a little before another is needed
+UNDECIDED = (
+    1.0  # so much evidence is spread as the rest is: a trace of it in one slice is no reason to go there
+)
+KEPT_RATIO = (
+    2.0  # a policy is kept while no slice would get more than so many times its samples from a new one
+)
+_HALVINGS = 20
+_ROUNDS = 4
+
+
+class Spread(StrEnum):
+    """How the part of the budget that does not follow the evidence goes to the slices."""
+
+    EQUAL = "equal"
+    ROOT = "root"  # by the square root of the slice's traffic
+
+
+class Demand(msgspec.Struct, frozen=True, kw_only=True):
+    """A slice that wants samples.
+
+    Parameters
+    ----------
+    name
+        For people: it begins the names of its body strata.
+    where
+        Its conditions.
+    traffic_per_s
+        Its offered items per second, over a longer time than the recent sample.
+    evidence
+        Not negative; see `urgency`. Only proportions matter.
+    """
+
+    name: str
+    where: tuple[Predicate, ...]
+    traffic_per_s: float
+    evidence: float = 0.0
+
+
+class Recent(msgspec.Struct, frozen=True, kw_only=True):
+    """A sample of items that were compared lately, with everything that sampling looks at.
+
+    Parameters
+    ----------
+    weight
+        (items,) inverse total inclusion probabilities.
+    n_items
+        (items,) items of the exchange that each came with.
+    header
+        (items,) index of its header stratum.
+    margin
+        (items,) the candidate's smallest margin in the exchange, which the draw looks at; not a number: none.
+    flip
+        (items,) 0 or 1; not a number where it is not known.
+    item, slice
+        (memberships,) pairs of an item's and a demand's index, ordered by item.
+    offered_per_s
+        (header strata,) requests per second, from the tallies.
+    """
+
+    weight: FloatArray
+    n_items: FloatArray
+    header: IntArray
+    margin: FloatArray
+    flip: FloatArray
+    item: IntArray
+    slice: IntArray
+    offered_per_s: FloatArray
+
+    def items_per_s(self) -> FloatArray:
+        """Return how many offered items per second each stands for: its weight, scaled to the tally of its stratum."""
+        n = len(self.offered_per_s)
+        exchanges = np.bincount(self.header, weights=self.weight / self.n_items, minlength=n)
+        scale = np.divide(self.offered_per_s, exchanges, out=np.zeros(n), where=exchanges > 0)
+        return np.asarray(self.weight * scale[self.header], dtype=np.float64)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """What may be spent, and how.
+
+    Parameters
+    ----------
+    replays_per_s
+        Items per second that the shadow workers may be given.
+    taken_per_s
+        Exchanges per second that the relays may hand to the capture processes, which decode them.
+    spread
+        Of the part that does not follow the evidence.
+    base_share
+        Of the replays, for the uniform base rate.
+    evidence_share
+        Of the rest, in proportion to the evidence.
+    n_strata
+        Most body strata: each costs the capture process time, and the policy room in every exchange.
+    """
+
+    replays_per_s: float
+    taken_per_s: float
+    spread: Spread = Spread.ROOT
+    base_share: float = BASE_SHARE
+    evidence_share: float = EVIDENCE_SHARE
+    n_strata: int = 256
+
+
+class Allocation(msgspec.Struct, frozen=True, kw_only=True):
+    """A policy and what it is expected to cost.
+
+    Parameters
+    ----------
+    policy
+        To be put in force; the previous one where `kept`.
+    kept
+        Whether the previous policy is still good enough.
+    replays_per_s, taken_per_s
+        Items per second that will be replayed, and exchanges per second that the relays hand over, if traffic is
+        as in the recent sample.
+    per_slice_per_s
+        (demands,) items per second of each slice that will be replayed.
+    n_unboosted
+        Slices that could be boosted and are not, because there would be too many body strata.
+    """
+
+    policy: Policy
+    kept: bool
+    replays_per_s: float
+    taken_per_s: float
+    per_slice_per_s: FloatArray
+    n_unboosted: int
+
+
+def urgency(evidence: float, mass: float) -> float:
+    """Return `log(evidence / mass)`, or 0 where that is negative: how much a slice's evidence speaks for drift.
+
+    The evidence of an e-detector that finds nothing has its calendar mass for mean, so 0 is what there is to expect,
+    and with a drift it rises in proportion to the samples, up to the threshold's logarithm. Without the logarithm
+    the luckiest of many undrifted slices would get nearly all that follows the evidence.
+
+    Parameters
+    ----------
+    evidence
+        Summed over the slice's signals, of the copies that page.
+    mass
+        Calendar mass that these were given since their reset, summed likewise.
+    """
+    return math.log(evidence / mass) if evidence > mass > 0 else 0.0
+
+
+def allocate(
+    recent: Recent,
+    demands: Sequence[Demand],
+    layout: Layout,
+    budget: Budget,
+    *,
+    epoch: str,
+    previous: Policy | None = None,
+) -> Allocation:
+    """Return the policy for what was seen lately.
+
+    Parameters
+    ----------
+    recent
+        Items that stand for the traffic.
+    demands
+        The slices, `all` among them.
+    layout
+        Header strata of the first phase, and margin bins. A header stratum whose rate is 0 is left at 0.
+    budget
+        What may be spent.
+    epoch
+        Name of a new policy.
+    previous
+        The policy in force. It is kept where it costs no more than the budget and no slice would get more than
+        twice its samples from a new one; on another day it is the caller's to rename.
+
+    Raises
+    ------
+    ValueError
+        The budget is not positive, or evidence is negative.
+    """
+    if not (budget.replays_per_s > 0 and budget.taken_per_s > 0):
+        raise ValueError("the budget must be positive: to take nothing is to pause sampling")
+    plan = _Plan(recent, demands, layout, budget)
+    rates = plan.solve()
+    new = plan.cost(rates)
+    old = plan.boosts.read(previous) if previous is not None else None
+    if previous is not None and old is not None:
+        cost = plan.cost(old)
+        affordable = (
+            cost.replays_per_s <= budget.replays_per_s
+            and cost.taken_per_s <= budget.taken_per_s
+            and len(previous.body_strata) <= budget.n_strata
+        )
+        if affordable and (new.per_slice_per_s <= KEPT_RATIO * cost.per_slice_per_s).all():
+            return plan.allocation(previous, cost, kept=True)
+    return plan.allocation(plan.boosts.policy(rates, epoch), new, kept=False)
+
+
+class _Cost(msgspec.Struct, frozen=True, kw_only=True):
+    replays_per_s: float
+    taken_per_s: float
+    per_slice_per_s: FloatArray
+
+
+class _Plan:
+    """One allocation's numbers. Slices with the same conditions share one boost."""
+
+    def __init__(self, recent: Recent, demands: Sequence[Demand], layout: Layout, budget: Budget) -> None:
+        self._budget, self._demands, self._recent = budget, demands, recent
+        self._offered = recent.offered_per_s
+        self._per_s = recent.items_per_s()
+        self._bins = bins_of(recent.margin, layout.edges)
+        self.boosts, self._boost_of = _boosts(demands, layout)
+        boost_of = self._boost_of[recent.slice]
+        told = boost_of >= 0
+        self._pair_item, self._pair_boost = recent.item[told], boost_of[told]
+        self._starts = np.flatnonzero(np.diff(self._pair_item, prepend=-1))
+        self._pair_cell = self._pair_boost * self.boosts.layout.n_bins + self._bins[self._pair_item]
+        self._reach = self.boosts.reach()
+        self._wanted()
+
+    def _wanted(self) -> None:
+        """Work out what each boost and the base rate want, before it is scaled to the budget."""
+        demands, budget, n = self._demands, self._budget, len(self.boosts.wheres)
+        traffic = np.array([demand.traffic_per_s for demand in demands], dtype=np.float64)
+        even = np.sqrt(traffic) if budget.spread is Spread.ROOT else np.ones(len(demands))
+        evidence = np.array([demand.evidence for demand in demands], dtype=np.float64)
+        if (evidence < 0).any():
+            raise ValueError("evidence is not negative: take `urgency`")
+        follows = evidence + UNDECIDED * _portion(even)
+        share = (1 - budget.evidence_share) * _portion(even) + budget.evidence_share * _portion(follows)
+        per_s = (1 - budget.base_share) * budget.replays_per_s * share
+        told = self._boost_of >= 0
+        boost_traffic = np.bincount(self._boost_of[told], weights=traffic[told], minlength=n)
+        boost_per_s = np.bincount(self._boost_of[told], weights=per_s[told], minlength=n)
+        self._absent = np.bincount(self._pair_boost, minlength=n) == 0
+        total = float(self._per_s.sum() + boost_traffic[self._absent].sum())
+        base_per_s = budget.base_share * budget.replays_per_s + per_s[~told].sum()
+        self._base = float(base_per_s) / max(total, np.finfo(np.float64).tiny)
+        self._traffic = boost_traffic
+        self._mean = np.divide(boost_per_s, boost_traffic, out=np.zeros(n), where=boost_traffic > 0)
+        self._profile = profile_of(
+            self._bins[self._pair_item],
+            self._recent.flip[self._pair_item],
+            self._per_s[self._pair_item],
+            self._pair_boost,
+            (n, self.boosts.layout.n_bins),
+        )
+        # Who goes without a boost first, where there are too many: little evidence, then little to gain.
+        urgent = np.bincount(self._boost_of[told], weights=evidence[told], minlength=n)
+        self._rank = np.lexsort((-self._mean, -urgent))
+        self._boosted = np.ones(n, dtype=bool)
+
+    def solve(self) -> Rates:
+        """Return the largest rates inside the budget."""
+        ceiling = np.array([float(stratum.rate > 0) for stratum in self.boosts.layout.header_strata])
+        while True:
+            for _ in range(_ROUNDS):
+                rates = self._spent(ceiling)
+                lowered = self._ceiling(rates.envelope)
+                if (lowered >= rates.envelope).all():
+                    break
+                ceiling = np.minimum(ceiling, lowered)
+            rates = msgspec.structs.replace(
+                rates, envelope=np.minimum(rates.envelope, self._ceiling(rates.envelope))
+            )
+            needed = np.array(
+                [len(self.boosts.strata(row, rates)) for row in range(len(self.boosts.wheres))], dtype=np.intp
+            )
+            if needed.sum() < self._budget.n_strata:
+                return rates
+            kept = np.cumsum(needed[self._rank]) < self._budget.n_strata
+            self._boosted[self._rank[~kept & (needed[self._rank] > 0)]] = False
+
+    def _spent(self, ceiling: FloatArray) -> Rates:
+        aim = HEADROOM * self._budget.replays_per_s
+        smallest = min(
+            [self._base, *(self._mean[self._boosted] * self._profile.shape[self._boosted].min(axis=1))]
+        )
+        high = 1.0 / max(smallest, 1e-12)
+        low = high * 1e-15
+        if self.cost(self._scaled(high, ceiling)).replays_per_s <= aim:
+            return self._scaled(high, ceiling)
+        for _ in range(_HALVINGS):
+            middle = math.sqrt(low * high)
+            if self.cost(self._scaled(middle, ceiling)).replays_per_s <= aim:
+                low = middle
+            else:
+                high = middle
+        return self._scaled(low, ceiling)
+
+    def _scaled(self, factor: float, ceiling: FloatArray) -> Rates:
+        base = float(rounded_down(np.array(min(1.0, factor * self._base))))
+        mean = np.minimum(1.0, factor * self._mean)
+        boost = rounded_down(self._profile.spread(mean)) * self._boosted[:, None]
+        top = boost.max(axis=1, initial=0.0)
+        envelope = (self._reach * top[:, None]).max(axis=0, initial=base)
+        return Rates(base=base, boost=boost, envelope=np.minimum(envelope, ceiling))
+
+    def _ceiling(self, envelope: FloatArray) -> FloatArray:
+        """Return the first-phase rates that the capture processes can bear: the largest ones give way first."""
+        limit = self._budget.taken_per_s
+        if (self._offered * envelope).sum() <= limit:
+            return envelope
+        order = np.argsort(envelope)
+        offered, rates = self._offered[order], envelope[order]
+        below = np.concatenate(([0.0], np.cumsum(offered * rates)))[:-1]
+        above = np.cumsum(offered[::-1])[::-1]
+        level = (limit - below) / np.maximum(above, np.finfo(np.float64).tiny)
+        first = int(np.argmax(level < rates))
+        return np.minimum(envelope, rounded_down(level[first]))
+
+    def cost(self, rates: Rates) -> _Cost:
+        """Return what these rates would take of the recent traffic."""
+        total = np.full(len(self._per_s), rates.base)
+        if len(self._starts):
+            largest = np.maximum.reduceat(rates.boost.ravel()[self._pair_cell], self._starts)
+            at = self._pair_item[self._starts]
+            total[at] = np.maximum(total[at], largest)
+        taken = self._per_s * np.minimum(total, rates.envelope[self._recent.header])
+        # Slices that the sample does not show count with all they may cost: apart, and at the smallest margins.
+        unseen = self._absent * self._traffic * np.maximum(rates.boost[:, 0], rates.base)
+        recent = self._recent
+        per_slice = np.bincount(recent.slice, weights=taken[recent.item], minlength=len(self._demands))
+        return _Cost(
+            replays_per_s=float(taken.sum() + unseen.sum()),
+            taken_per_s=float((self._offered * rates.envelope).sum()),
+            per_slice_per_s=np.asarray(per_slice, dtype=np.float64),
+        )
+
+    def allocation(self, policy: Policy, cost: _Cost, *, kept: bool) -> Allocation:
+        """Return the outcome."""
+        return Allocation(
+            policy=policy,
+            kept=kept,
+            replays_per_s=cost.replays_per_s,
+            taken_per_s=cost.taken_per_s,
+            per_slice_per_s=cost.per_slice_per_s,
+            n_unboosted=int((~self._boosted).sum()),
+        )
+
+
+def _boosts(demands: Sequence[Demand], layout: Layout) -> tuple[Boosts, IntArray]:
+    """Return the boosts, and which of them each demand has, -1 where it can have none."""
+    rows: dict[tuple[Predicate, ...], int] = {}
+    names: list[str] = []
+    found = np.full(len(demands), -1, dtype=np.intp)
+    for index, demand in enumerate(demands):
+        if boostable(demand.where):
+            if demand.where not in rows:
+                rows[demand.where] = len(rows)
+                names.append(demand.name)
+            found[index] = rows[demand.where]
+    return Boosts(names=tuple(names), wheres=tuple(rows), layout=layout), found
+
+
+def _portion(weights: FloatArray) -> FloatArray:
+    total = weights.sum()
+    return weights / total if total > 0 else weights
