@@ -41,9 +41,9 @@ from examples.digits.traffic import Traffic, encode
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.codec import encode as encode_record
 from quantdrift.core.config import Config, load
-from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
+from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.delay import Allowance, flips, simulate
 
 _DEMO = Path(__file__).parents[1] / "examples" / "digits" / "config.toml"

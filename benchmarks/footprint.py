@@ -36,7 +36,7 @@ from benchmarks import load, ways
 from benchmarks.payload import Size, Wire, path, request, write_script
 from benchmarks.relay import make_stream
 from benchmarks.result import Goal, finish
-from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer
 
 _ROOT = Path(__file__).resolve().parent.parent
 _NOT_COPIED = (".*", "__pycache__", "*.egg-info", "build", "out", "tests", "docs")

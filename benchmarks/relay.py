@@ -44,9 +44,9 @@ from benchmarks.result import Goal, finish, machine
 from benchmarks.rounds import Case, Figure, Round, Run, median, middle, ratio, run
 from benchmarks.ways import Way
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_server import NatsServer
-from quantdrift.core.streams import exchange_stream, tally_stream
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.stream.config import exchange_stream, tally_stream
+from quantdrift.core.stream.connection import Queue
 
 OUT = Path("out/benchmarks")
 DIRECT, NGINX, MIRROR, AIOHTTP = "direct", "nginx", "nginx mirror", "aiohttp"

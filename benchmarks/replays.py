@@ -22,7 +22,6 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.references import Array, Sort
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -33,10 +32,11 @@ from quantdrift.core.config.schema import (
     Slice,
     Stream,
 )
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import run
+from quantdrift.core.process.run import run
 from quantdrift.core.records import Exchange, Sampling, Tensor
 from quantdrift.core.sampling.rates import policy_of
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.runtimes import malloc
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve

@@ -42,8 +42,8 @@ from benchmarks.references import SORTS, Sort
 from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
 from benchmarks.result import Goal, finish
 from quantdrift.core.config.schema import Provider, Runtime, Storage
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.stream.connection import Queue
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.server.postgres import PostgresServer
 

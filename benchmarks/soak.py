@@ -13,7 +13,7 @@ from benchmarks.references import Sort, smallest
 from benchmarks.replays import Servers, Traffic, Worker, config_of, running, until_left
 from benchmarks.result import Goal
 from quantdrift.core.config.schema import Model, Provider
-from quantdrift.core.jetstream import Queue
+from quantdrift.core.stream.connection import Queue
 
 _LOOK_S: Final = 2.0
 _WARM_SHARE: Final = 0.25

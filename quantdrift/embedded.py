@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Final
 
 from quantdrift.core.errors import OperatorError, QuantdriftError
-from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from quantdrift.storage.server.postgres import PostgresServer

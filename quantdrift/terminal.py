@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from quantdrift.core.config.explain import Explanation
-from quantdrift.core.task import MEASURES
+from quantdrift.core.tasks import MEASURES
 
 
 class Steps:

@@ -21,13 +21,13 @@ from typing import Final
 import aiohttp
 import click
 
-from quantdrift.core.admin import INSTANCE, INSTANCE_HEADER
-from quantdrift.core.child import Child
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.nats_server import kept_token
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
+from quantdrift.core.process.child import Child
+from quantdrift.core.process.nats_server import kept_token
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.embedded import TOKEN
 from quantdrift.outage import LastWords, Outage
 

@@ -17,13 +17,13 @@ from typing import TypeVar
 
 import msgspec
 
-from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import MIB, Config, Model, Reference, Shadow
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.expired import ExpiredCount

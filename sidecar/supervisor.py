@@ -22,14 +22,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from quantdrift.core.admin import Admin
-from quantdrift.core.child import Child
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import Address, read_address
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.child import Child
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import Settled, Watch, follow, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Moved
 from quantdrift.drift.evidence.interval import Estimate

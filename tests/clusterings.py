@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from quantdrift.core.clustering import Anchors, Clustering
+from quantdrift.core.clusters import Anchors, Clustering
 
 CLUSTERING = Clustering(
     model="digits",

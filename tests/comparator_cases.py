@@ -9,7 +9,7 @@ import numpy as np
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression
 from quantdrift.core.config.vision import Detection, Segmentation
-from quantdrift.core.task import MEASURES, Measure, Task
+from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.shadow.comparators.protocol import Comparator, Outputs
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.answer import Answer

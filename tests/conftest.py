@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.config.schema import Storage
-from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.server.postgres import PostgresServer
 from quantdrift.storage.server.temporary import throwaway_server

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from quantdrift.core.config.schema import Model
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.decoder import Adapter, Decoder, Query, Reply, Wire
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head

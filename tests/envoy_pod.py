@@ -10,8 +10,8 @@ import psutil
 
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Loss
+from quantdrift.core.stream.connection import Queue
 from tests.relay_process import DEADLINE_S, SidecarProcess, free_port, sidecar, wait
 
 FAINT = {"x-scanner": "faint"}

@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Asked, Scores, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import Opening

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.tallies import Tallies

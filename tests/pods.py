@@ -7,10 +7,10 @@ from pathlib import Path
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import Directive
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.sampling.policy_message import Directive
 from quantdrift.core.sampling.rates import policy_at
+from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.capture.policy_watch import Follower
 from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
 from quantdrift.sidecar.state.counters import Counters, Slot

@@ -7,8 +7,8 @@ import msgspec
 
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
 from quantdrift.core.config.strata import with_strata
-from quantdrift.core.directive import Directive, name_of
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
+from quantdrift.core.sampling.policy_message import Directive, name_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.state import dump_state

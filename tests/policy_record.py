@@ -14,7 +14,7 @@ import msgspec
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Stream
-from quantdrift.core.process import Stop, run
+from quantdrift.core.process.run import Stop, run
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.sampling.publish import PolicyMaker

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.report.figures import (
     CoverageFigures,
     EpisodeFigures,

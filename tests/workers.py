@@ -6,13 +6,13 @@ import uuid
 from collections.abc import Iterable
 from typing import Any
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Shadow, Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
 
 DEADLINE_S = 60.0

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
-from quantdrift.core.clustering import OTHER_ID, Clustering
+from quantdrift.core.clusters import OTHER_ID, Clustering
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config

@@ -12,7 +12,7 @@ from quantdrift.commands.policy import at_data
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.pause import KEY, Order, Pause, PauseError, decode, encode
+from quantdrift.core.sampling.pause import KEY, Order, Pause, PauseError, decode, encode
 
 _SPAN = re.compile(r"(\d+)([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -96,8 +96,8 @@ def resume(config_path: Path, *, data: Path | None, model: str | None, as_json: 
 def _change(config: Config, change: Callable[[Pause], Pause] | None) -> Pause:
     import asyncio
 
-    from quantdrift.core.jetstream import Queue
-    from quantdrift.core.keyvalue import KeyValue
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.keyvalue import KeyValue
 
     async def run() -> Pause:
         queue = await Queue.connect(config.stream, client_name="quantdrift-pause")

@@ -9,7 +9,8 @@ import msgspec
 from quantdrift.commands.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import (
+from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
     Account,
@@ -17,7 +18,6 @@ from quantdrift.core.directive import (
     decode_account,
     decode_directive,
 )
-from quantdrift.core.errors import OperatorError, RetryError
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
@@ -135,8 +135,8 @@ def at_data(config: Config, data: Path | None) -> Config:
 
 
 async def _read(config: Config) -> Shown:
-    from quantdrift.core.jetstream import Queue
-    from quantdrift.core.keyvalue import KeyValue
+    from quantdrift.core.stream.connection import Queue
+    from quantdrift.core.stream.keyvalue import KeyValue
 
     queue = await Queue.connect(config.stream, client_name="quantdrift-policy")
     try:

@@ -84,7 +84,7 @@ def summary(figures: "ReportFigures") -> str:
 
 def _table(model: "ModelFigures") -> str:
     """Return a version's aggregate and worst slices, with the tail of their divergence."""
-    from quantdrift.core.task import MEASURES
+    from quantdrift.core.tasks import MEASURES
     from quantdrift.report.finding import QUANTILES, SHORTFALL
 
     names = [f"p{100 * p:g}" for p in QUANTILES[1:]]

@@ -25,7 +25,7 @@ def sidecar(config_path: Path) -> None:
     Example:
       QUANTDRIFT__SIDECAR__BACKEND=127.0.0.1:8001 quantdrift sidecar -c config.toml
     """
-    from quantdrift.core.process import run
+    from quantdrift.core.process.run import run
     from quantdrift.sidecar.supervisor import serve
 
     config, secrets = prepare(config_path, Role.SIDECAR)
@@ -44,7 +44,7 @@ def shadow(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift shadow -c config.toml
     """
-    from quantdrift.core.process import run
+    from quantdrift.core.process.run import run
     from quantdrift.shadow.worker import serve
 
     config, secrets = prepare(config_path, Role.SHADOW, data)
@@ -63,7 +63,7 @@ def monitor(config_path: Path, data: Path | None) -> None:
     Example:
       QUANTDRIFT_DSN=postgresql://... quantdrift monitor -c config.toml
     """
-    from quantdrift.core.process import run
+    from quantdrift.core.process.run import run
     from quantdrift.monitor.service import serve
 
     config, secrets = prepare(config_path, Role.MONITOR, data)
@@ -98,7 +98,7 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
     Example:
       quantdrift up -c config.toml --data /var/lib/quantdrift
     """
-    from quantdrift.core.process import run
+    from quantdrift.core.process.run import run
     from quantdrift.up import SERVERS_GRACE_S, serve
 
     config = load(config_path)

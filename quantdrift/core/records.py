@@ -2,10 +2,13 @@
 
 The sidecar writes them, JetStream carries them, the shadow and the monitor read them. They are frozen, and
 `quantdrift.core.codec` is their only wire form.
+
+The header that marks what quantdrift itself asks a candidate again: nobody captures it, whatever its value.
 """
 
 from datetime import datetime
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -335,3 +338,6 @@ class Tally(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     strata: tuple[StratumCount, ...]
     blind_connections: int
+
+
+MARK: Final = "x-quantdrift-recheck"

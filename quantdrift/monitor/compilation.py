@@ -6,8 +6,8 @@ import sys
 import time
 from typing import Final
 
-from quantdrift.core.leash import leashed
-from quantdrift.core.process import Stop
+from quantdrift.core.process.child import leashed
+from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
 

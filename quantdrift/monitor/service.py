@@ -8,11 +8,11 @@ from datetime import datetime, timedelta
 from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 
-from quantdrift.core.admin import Admin
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config import Config, Secrets
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import (
     EVENTS_FAILED,
     EVENTS_SENT,

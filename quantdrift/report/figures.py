@@ -8,7 +8,7 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Aggregate
 from quantdrift.report.interval import Estimate, Quantile
 from quantdrift.report.period import PeriodKind

@@ -11,7 +11,7 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.diagnosis import Decided, Kind
 from quantdrift.drift.explain.diagnosis_text import decided
 from quantdrift.drift.explain.mix import FEWEST_BEFORE

@@ -14,7 +14,7 @@ from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.core.task import MEASURES
+from quantdrift.core.tasks import MEASURES
 from quantdrift.report import finding, trend
 from quantdrift.report.figures import ReportFigures, SliceFigures
 from quantdrift.report.gathering import MOST_PLOTS, MOST_TABLE, Gathered, gather

@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import MEASURES
+from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures

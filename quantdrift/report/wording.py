@@ -6,7 +6,7 @@ from typing import Any
 
 from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import MEASURES
+from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, Whole
 from quantdrift.report.figures import EpisodeFigures, SliceFigures

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.classes.classes_of_interest import numbers_of
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.classes.multilabel import MultilabelComparator

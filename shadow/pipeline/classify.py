@@ -2,7 +2,7 @@
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.from_exchange import embedded, served
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import Prepared

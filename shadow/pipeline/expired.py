@@ -7,10 +7,10 @@ asks, one at a time counts, and what was found is in the record with the tallies
 import logging
 from datetime import timedelta
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.metrics import Meters
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.expiries import count_expired

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Sequence
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Delivery
+from quantdrift.core.stream.connection import Delivery
 
 
 class Holding:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.shadow.pipeline.fair_share import Turn, Turns
 
 Batch = TypeVar("Batch")

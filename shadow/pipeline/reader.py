@@ -15,10 +15,10 @@ from collections.abc import Awaitable, Callable, Iterable
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Shadow
-from quantdrift.core.consumer import Consumer
-from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.stream.connection import Consumer
+from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.batcher import Batcher
 from quantdrift.shadow.pipeline.classify import triage
 from quantdrift.shadow.pipeline.in_flight import Holding, give_back

@@ -17,8 +17,8 @@ import msgspec
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Delivery
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.connection import Delivery
 from quantdrift.shadow.pipeline.assess import Assessor, Begun
 from quantdrift.shadow.pipeline.classify import Case
 from quantdrift.shadow.pipeline.fair_share import Turn

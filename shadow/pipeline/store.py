@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.storage.shadow.rows import Written
 
 _LOG = logging.getLogger(__name__)

@@ -2,11 +2,11 @@
 
 import logging
 
-from quantdrift.core.consumer import Consumer
-from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import QuarantineError, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tally
+from quantdrift.core.stream.connection import Consumer
+from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
 from quantdrift.shadow.pipeline.metrics import Meters
 from quantdrift.shadow.pipeline.store import until_stored

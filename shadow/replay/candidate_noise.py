@@ -1,6 +1,6 @@
 """The noise of the candidate: where its operator allows it, a replica that serves nobody is asked again.
 
-Requests carry the mark of `quantdrift.core.mark`, so that no sidecar captures them. One thread asks, one request at a
+Requests carry the mark of `quantdrift.core.records`, so that no sidecar captures them. One thread asks, one request at a
 time; what it has no time for is left out, and a replica that is away, refuses or hangs costs nothing but that.
 """
 
@@ -17,8 +17,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Side
+from quantdrift.core.records import MARK, Side
 from quantdrift.shadow.comparators.protocol import Outputs
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.noise_items import Repeated

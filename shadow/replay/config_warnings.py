@@ -14,7 +14,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.comparators.vision.class_map import MapReader
 from quantdrift.shadow.replay.exchange import Answer, Prepared

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
-from quantdrift.core.clustering import MOST_WIDTH
+from quantdrift.core.clusters import MOST_WIDTH
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 

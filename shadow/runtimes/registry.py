@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from quantdrift.core.clustering import space_of
+from quantdrift.core.clusters import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.tf32 import refuse_tf32

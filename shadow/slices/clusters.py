@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.clustering import (
+from quantdrift.core.clusters import (
     MOST_WIDTH,
     OTHER_ID,
     Clustering,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Final
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import active_slices

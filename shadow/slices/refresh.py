@@ -3,9 +3,9 @@
 import logging
 from typing import Final
 
-from quantdrift.core.clustering import Clustering
+from quantdrift.core.clusters import Clustering
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.shadow.slices.clusters import LearnedSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import newest_clusterings, newest_id

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from quantdrift.core.config.schema import ModelTensor, ReferenceInput
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.mapping import converted, sources
 

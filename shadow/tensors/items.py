@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from quantdrift.core.config.schema import Model
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import uncomparable
 from quantdrift.shadow.runtimes.protocol import Array
 

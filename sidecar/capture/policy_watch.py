@@ -7,13 +7,13 @@ from pathlib import Path
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import DIRECTIVE, Directive, Refusal, RefusedError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import KeyValue
-from quantdrift.core.pause import KEY as PAUSE
-from quantdrift.core.pause import Pause, PauseError
-from quantdrift.core.pause import decode as decode_pause
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.sampling.pause import KEY as PAUSE
+from quantdrift.core.sampling.pause import Pause, PauseError
+from quantdrift.core.sampling.pause import decode as decode_pause
+from quantdrift.core.sampling.policy_message import DIRECTIVE, Directive, Refusal, RefusedError
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.sidecar.state.counters import REFUSED, Gauge, Slot
 from quantdrift.sidecar.state.pause import Source, post
 from quantdrift.sidecar.state.policy import Directives, Notice, judged

@@ -17,7 +17,7 @@ from pathlib import Path
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.process import Stop, run, supervise
+from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import Office
 from quantdrift.sidecar.capture.recorder import Origin

@@ -11,10 +11,10 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
-from quantdrift.core.numbering import Numbered
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
+from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.capture.rate_limits import Caps
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from quantdrift.core.clock import Clock
 from quantdrift.core.codec import encode
 from quantdrift.core.errors import QuantdriftError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tally
+from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.state.counters import Counters, Gauge, Row
 
 _LOG = logging.getLogger(__name__)

@@ -5,8 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import msgspec
 
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Loss
+from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths, parse
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.relay.observing.observer import Scope

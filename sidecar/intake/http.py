@@ -17,8 +17,8 @@ from aiohttp.typedefs import Handler
 from aiohttp.web import RequestPayloadError
 
 from quantdrift.core.config import Config
-from quantdrift.core.http_port import HttpPort, Limits
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.http_port import HttpPort, Limits
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
 from quantdrift.sidecar.intake.callers import Callers
 from quantdrift.sidecar.intake.gateway import Entrance

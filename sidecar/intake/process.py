@@ -21,7 +21,7 @@ import msgspec
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.process import Stop, run, supervise
+from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.core.sampling.rates import epoch_salt
 from quantdrift.sidecar.handoff.sender import Handout

@@ -9,7 +9,7 @@ from typing import Self
 
 import msgspec
 
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.run import Stop, supervise
 from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.state.config import Settled
 from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message

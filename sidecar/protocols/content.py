@@ -5,8 +5,8 @@ import struct
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss
+from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.errors import LostError
 
 _LENGTH = struct.Struct("<I")

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import ModelTensor
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.content import check_shape, pack_strings
 from quantdrift.sidecar.protocols.errors import LostError
 

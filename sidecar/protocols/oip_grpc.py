@@ -12,8 +12,8 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from quantdrift.core import open_inference_pb2 as wire_format
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss, Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.content import (
     check_content,
     check_shape,

@@ -16,7 +16,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.address import read_address
 from quantdrift.core.logs import setup_logs
-from quantdrift.core.process import Stop, run, supervise
+from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.sender import Handout
 from quantdrift.sidecar.relay.connection import Connection, Relay

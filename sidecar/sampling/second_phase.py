@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
-from quantdrift.core.inclusion import MARGIN, second_rate
 from quantdrift.core.records import BodyStratum, Policy, Predicate, Protocol, Tensor
+from quantdrift.core.sampling.inclusion import MARGIN, second_rate
 from quantdrift.core.sampling.rates import epoch_salt, uniform
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 # Their floats are a vector of meaning or log-probabilities of the chosen tokens: no scores of classes.

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Self
 
-from quantdrift.core.directive import Refusal
 from quantdrift.core.records import Loss, ModelCount, StratumCount
+from quantdrift.core.sampling.policy_message import Refusal
 
 
 class Gauge(IntEnum):

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
-from quantdrift.core.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
-from quantdrift.core.process import Stop, supervise
+from quantdrift.core.process.run import Stop, supervise
+from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
 from quantdrift.core.telemetry import Labels
 
 _FILE_BYTES = MAX_BYTES // 2  # so that there is room for what is said at the admin port

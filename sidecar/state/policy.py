@@ -19,8 +19,15 @@ from typing import TypeVar
 import msgspec
 
 from quantdrift.core.config.schema import Sampling
-from quantdrift.core.directive import Directive, Refusal, RefusedError, decode_directive, encode, is_central
 from quantdrift.core.records import HeaderStratum, Policy
+from quantdrift.core.sampling.policy_message import (
+    Directive,
+    Refusal,
+    RefusedError,
+    decode_directive,
+    encode,
+    is_central,
+)
 from quantdrift.core.sampling.rates import digest, policy_at, policy_of
 
 MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Loss
+from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.tap.client import Sender

@@ -9,7 +9,7 @@ import msgspec
 from sqlalchemy import RowMapping, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY
+from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY
 from quantdrift.core.records import Predicate
 from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow

@@ -12,9 +12,9 @@ import threading
 from pathlib import Path
 from typing import Final, Self
 
-from quantdrift.core.child import ending
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
+from quantdrift.core.process.child import ending
 from quantdrift.storage.server.binaries import Binaries, find_binaries
 from quantdrift.storage.server.unprivileged import Account, choose_account
 

@@ -17,8 +17,8 @@ from sqlalchemy.dialects.postgresql import INT8MULTIRANGE
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.orm import Mapped, mapped_column
 
-from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Tally
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Int, Str, Time, Uuid
 

@@ -5,9 +5,9 @@ from datetime import datetime
 import msgspec
 
 from quantdrift.core.errors import QuarantineReason
-from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Policy, Side
 from quantdrift.core.slices import SliceKey
+from quantdrift.core.stream.numbering import Numbered
 
 
 class VersionKey(msgspec.Struct, frozen=True, kw_only=True):

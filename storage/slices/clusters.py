@@ -11,7 +11,7 @@ from sqlalchemy import RowMapping, text
 from sqlalchemy.dialects.postgresql import insert as upsert
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from quantdrift.core.clustering import Clustering, dump_clustering, load_clustering
+from quantdrift.core.clusters import Clustering, dump_clustering, load_clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.admin.retention import in_chunks
 from quantdrift.storage.database import Database

@@ -9,7 +9,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import Judge

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.codec import decode_exchange, decode_tally
-from quantdrift.core.directive import Account, Directive, decode_account, decode_directive
 from quantdrift.core.records import Exchange, Policy, Predicate, Tally
+from quantdrift.core.sampling.policy_message import Account, Directive, decode_account, decode_directive
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.monitor.fold.alert_event import Story

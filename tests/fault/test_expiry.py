@@ -13,15 +13,15 @@ import asyncpg
 import msgspec
 import pytest
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Sampling, Storage
-from quantdrift.core.delivery import Delivery
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_server import NatsServer
-from quantdrift.core.process import Stop
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.validate import read_tally
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database

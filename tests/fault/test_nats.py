@@ -19,11 +19,11 @@ import pytest
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config, Model, Sampling, Sidecar, Stream
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_server import NatsServer
-from quantdrift.core.process import Stop
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, Loss, Policy, Tensor
 from quantdrift.core.records import Sampling as Taken
+from quantdrift.core.stream.connection import Queue
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 
@@ -267,7 +267,7 @@ async def test_a_server_that_refuses_the_stream_is_told_once_and_asked_again(
 def test_the_server_dies_with_its_owner(tmp_path: Path) -> None:
     """A killed owner leaves no server behind, and the directory can be used again."""
     code = (
-        "import sys; from pathlib import Path; from quantdrift.core.nats_server import NatsServer\n"
+        "import sys; from pathlib import Path; from quantdrift.core.process.nats_server import NatsServer\n"
         "server = NatsServer(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); sys.stdin.read()"
     )
     directory = tmp_path / "nats"

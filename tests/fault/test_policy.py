@@ -9,11 +9,11 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.directive import DIRECTIVE, Directive, decode_directive, encode
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import KeyValue
-from quantdrift.core.nats_server import NatsServer
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.sampling.policy_message import DIRECTIVE, Directive, decode_directive, encode
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import KeyValue
 from tests.pods import Pod, following
 from tests.policies import BEGIN, CONFIG, directive
 from tests.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold

@@ -18,8 +18,8 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
 from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
 from tests.workers import worker_config

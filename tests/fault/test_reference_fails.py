@@ -13,9 +13,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
-from quantdrift.core.jetstream import Queue
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from tests import torch_models
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, model_of, saved
 from tests.workers import DEADLINE_S, published, work_off, worker_config
@@ -146,7 +146,7 @@ import msgspec
 import quantdrift.shadow.worker
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config
-from quantdrift.core.process import run
+from quantdrift.core.process.run import run
 shadow.worker._WAITS_PER_REPLAY = 2.0
 config = msgspec.json.decode(sys.argv[1], type=Config)
 sys.exit(run(lambda stop: shadow.worker.serve(config, Secrets(dsn=sys.argv[2]), stop), grace_s=10))

@@ -5,8 +5,8 @@ import socket
 import aiohttp
 import pytest
 
-from quantdrift.core.admin import Admin
 from quantdrift.core.errors import OperatorError
+from quantdrift.core.process.admin import Admin
 
 pytestmark = pytest.mark.integration
 

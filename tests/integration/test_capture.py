@@ -18,9 +18,9 @@ import pytest
 from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Delivery, Queue
-from quantdrift.core.numbering import Numbered
 from quantdrift.core.records import Exchange, Loss, Tally
+from quantdrift.core.stream.connection import Delivery, Queue
+from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
 from quantdrift.sidecar.state.config import Settled, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge, Row

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from quantdrift.cli import main
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.clustering import CLUSTER_KEY
+from quantdrift.core.clusters import CLUSTER_KEY
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -30,8 +30,8 @@ from quantdrift.core.config.schema import (
     Stream,
 )
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.discovery.clusters import Refits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import triage

@@ -16,7 +16,7 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config, Discovery, Model
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery.search import GivenUpError

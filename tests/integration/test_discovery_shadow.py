@@ -12,10 +12,10 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Shadow, Slice, Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.predicates import slice_of
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Metric, Predicate
+from quantdrift.core.slices import slice_of
+from quantdrift.core.stream.connection import Queue
 from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database

@@ -11,8 +11,8 @@ import pytest
 import uvloop
 from aiohttp import web
 
-from quantdrift.core.admin import Admin
-from quantdrift.core.http_port import LIMITS, HttpPort, Limits
+from quantdrift.core.process.admin import Admin
+from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
 from tests.relay_process import free_port, sidecar
 
 pytestmark = pytest.mark.integration

@@ -18,8 +18,8 @@ from cloudevents.core.v1.event import CloudEvent
 
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Tensor
+from quantdrift.core.stream.connection import Queue
 from tests.raw_exchanges import REQUEST, RESPONSE
 from tests.relay_process import SidecarProcess, free_port, sidecar, wait
 

@@ -13,8 +13,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue, StreamFullError, TooLargeError
-from quantdrift.core.streams import subject_token
+from quantdrift.core.stream.config import subject_token
+from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
 from quantdrift.shadow.pipeline.in_flight import acknowledge
 
 pytestmark = pytest.mark.integration

@@ -14,9 +14,9 @@ import pytest
 
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.leash import leashed
-from quantdrift.core.nats_server import find_program
+from quantdrift.core.process.child import leashed
+from quantdrift.core.process.nats_server import find_program
+from quantdrift.core.stream.connection import Queue
 from tests.certificates import Authority, Pair, openssl
 
 pytestmark = pytest.mark.integration

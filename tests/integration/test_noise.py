@@ -23,8 +23,8 @@ from quantdrift.cli import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Recheck, Reference
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
 from tests.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
 from tests.monitors import connected, folded, running_monitor, stop_monitor, until

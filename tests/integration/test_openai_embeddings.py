@@ -11,7 +11,7 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import objects
 from quantdrift.shadow.pipeline.classify import Case, triage
 from quantdrift.shadow.replay.exchange import Prepared

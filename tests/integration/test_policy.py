@@ -19,11 +19,11 @@ from quantdrift.cli import main
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Config, Stream
-from quantdrift.core.directive import ACCOUNT, DIRECTIVE, MAX_BYTES, Account, SliceShare, encode
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import Entry, KeyValue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
+from quantdrift.core.sampling.policy_message import ACCOUNT, DIRECTIVE, MAX_BYTES, Account, SliceShare, encode
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import Entry, KeyValue
 from quantdrift.sidecar.state.counters import Gauge
 from tests.pods import Pod, following
 from tests.policies import BEGIN, CONFIG, directive

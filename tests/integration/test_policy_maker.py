@@ -8,7 +8,8 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.directive import (
+from quantdrift.core.process.run import Stop
+from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
     Account,
@@ -17,9 +18,8 @@ from quantdrift.core.directive import (
     decode_directive,
     encode,
 )
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import KeyValue
-from quantdrift.core.process import Stop
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.monitor.sampling.demands import lowered
 from quantdrift.monitor.sampling.lag import LOOK_S
 from quantdrift.sidecar.state.policy import judged

@@ -15,13 +15,13 @@ import numpy as np
 import onnx
 import pytest
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.schema import Config, Provider, Shadow, Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tensor
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.classify import triage
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import References

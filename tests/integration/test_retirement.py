@@ -14,8 +14,8 @@ from click.testing import CliRunner, Result
 from quantdrift.cli import main
 from quantdrift.core.config.schema import Config, Discovery, Model
 from quantdrift.core.errors import RetryError
-from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Predicate
+from quantdrift.core.slices import slice_of
 from quantdrift.monitor.discovery.round import discover
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database

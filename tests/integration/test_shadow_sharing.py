@@ -13,7 +13,7 @@ import pytest
 
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.worker import serve
 from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved

@@ -15,15 +15,15 @@ import numpy as np
 import pytest
 
 from examples.otlp_receiver import OtlpReceiver
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime, Slice
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_server import NatsServer
-from quantdrift.core.process import Stop
+from quantdrift.core.process.nats_server import NatsServer
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.in_flight import Holding
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer

@@ -24,8 +24,8 @@ import torch
 from quantdrift import Tap
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Tensor
+from quantdrift.core.stream.connection import Queue
 from tests.relay_process import SidecarProcess, sidecar, wait
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from typing import TextIO
 import psutil
 import pytest
 
-from quantdrift.core.admin import INSTANCE_HEADER
+from quantdrift.core.process.admin import INSTANCE_HEADER
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

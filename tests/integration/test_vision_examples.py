@@ -18,9 +18,9 @@ from quantdrift.cli import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.schema import Config, Provider, Shadow, Storage, Stream
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, Verdict
+from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import References

@@ -15,7 +15,7 @@ import pytest
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss, Policy, StratumCount, Tally
 from quantdrift.core.slices import SliceKey, everything
 from quantdrift.shadow.pipeline.store import until_stored

@@ -14,7 +14,7 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.config.tasks import Classification, Multilabel, RawTensor, Regression, Vectors
 from quantdrift.core.config.vision import Activation, BoxFormat, Detection, Segmentation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.core.task import MEASURES, Task
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.rows import items_of
 

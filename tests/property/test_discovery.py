@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Config, Slice
-from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.core.slices import SliceAssigner, holds
+from quantdrift.core.slices import SliceAssigner, holds, slice_of
 from quantdrift.drift.discovery.confirmation import Trial
 from quantdrift.drift.discovery.items import Gathering
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quantdrift.core.backlog import Backlog
+from quantdrift.core.stream.backlog import Backlog
 from quantdrift.monitor.sampling.lag import FEW, LOOK_S, LOW, MOST_STEPS, Lag, Limits, advance, lag_of
 
 pytestmark = pytest.mark.property

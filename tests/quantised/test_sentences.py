@@ -23,7 +23,7 @@ from transformers import AutoModel
 
 from benchmarks.transformer.passages import Form, gather
 from quantdrift.core.config.schema import Model, Provider, Reference
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import Prepared

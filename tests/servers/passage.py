@@ -14,8 +14,8 @@ from typing import Any
 
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
-from quantdrift.core.jetstream import Queue
 from quantdrift.core.records import Exchange, Loss
+from quantdrift.core.stream.connection import Queue
 from tests.relay_process import DEADLINE_S, SidecarProcess, sidecar, wait
 from tests.servers.wiretap import Wiretap, wiretap
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from quantdrift.core.leash import leashed
+from quantdrift.core.process.child import leashed
 from tests.servers.environment import Environment, environ
 
 _GUARD = Path(__file__).with_name("guard.py")

@@ -11,7 +11,7 @@ import torch
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import Asked as Answered
 from quantdrift.shadow.language.scoring import objects
 from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.inclusion import MARGIN, smallest_rate
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import STEPS, Block, BoolArray, FloatArray, IntArray
 from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, Spread, allocate

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.clustering import Clustering
+from quantdrift.core.clusters import Clustering
 from quantdrift.drift.clusters.fit import Naming, Sample, _half, fit_clusters, novelty_threshold
 from quantdrift.drift.clusters.vocabulary import known_values
 

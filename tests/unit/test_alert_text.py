@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE

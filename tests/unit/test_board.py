@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
 from quantdrift.monitor.fold.alert_event import Story
 from quantdrift.monitor.gauges import Board

@@ -6,9 +6,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Budget, Discovery
-from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Predicate
-from quantdrift.core.slices import SliceKey
+from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
 from quantdrift.drift.discovery.search import Found
 from quantdrift.monitor.discovery.candidates import frozen, origins, settled, with_traffic

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from quantdrift.core.child import Child
+from quantdrift.core.process.child import Child
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.clustering import (
+from quantdrift.core.clusters import (
     Clustering,
     cluster_slice,
     dump_clustering,

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from quantdrift.core.clustering import Clustering
+from quantdrift.core.clusters import Clustering
 from quantdrift.drift.clusters.describe import traits_of
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 

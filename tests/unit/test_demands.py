@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from quantdrift.core.directive import MAX_BYTES, Directive, encode
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
+from quantdrift.core.sampling.policy_message import MAX_BYTES, Directive, encode
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
     account_of,

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.config.schema import Config, Sampling
-from quantdrift.core.directive import (
+from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.policy_message import (
     MAX_BYTES,
     Account,
     Directive,
@@ -19,7 +20,6 @@ from quantdrift.core.directive import (
     encode,
     name_of,
 )
-from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.sidecar.state.policy import MOST_KNOWN, Directives, Notice, judged
 from tests.policies import BEGIN, CONFIG, directive, named

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Loss
+from quantdrift.core.tensors import DTYPES
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.json_tensors import pack_values, read_json
 

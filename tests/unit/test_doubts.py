@@ -17,7 +17,7 @@ from quantdrift.core.config.schema import Config, Model, OutputKind
 from quantdrift.core.config.tasks import Ranking, Regression
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.comparators.regression import RegressionComparator

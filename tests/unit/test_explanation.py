@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.monitor.explain.explain import findings

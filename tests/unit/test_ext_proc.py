@@ -14,7 +14,7 @@ from quantdrift.cli import main
 from quantdrift.core.config import Config, Sampling, Secrets
 from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
 from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Room, Stream

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.shadow.pipeline.fair_share import Terms, Turns
 from quantdrift.shadow.pipeline.queues import Lanes
 

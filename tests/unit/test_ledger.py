@@ -2,8 +2,8 @@
 
 import pytest
 
-from quantdrift.core.inclusion import reachable_strata
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.inclusion import reachable_strata
 from quantdrift.monitor.fold.loss import RECENT_US, Counts, Ledger
 from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 from tests.fold_stream import BEGIN_US, POLICY, SECOND_US

@@ -6,8 +6,7 @@ import pytest
 
 from quantdrift import Tap
 from quantdrift.core.config import Sampling
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import HeaderStratum
+from quantdrift.core.records import MARK, HeaderStratum
 from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.relay.http1.observer import Observer
 from quantdrift.sidecar.relay.http2.observer import Http2Observer

@@ -7,7 +7,7 @@ import nats.errors
 import pytest
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.nats_errors import in_words, mapped
+from quantdrift.core.stream.errors import in_words, mapped
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,7 @@ from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.scoring import ASKED, PROMPT, SCORES, objects

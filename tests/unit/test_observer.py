@@ -3,8 +3,7 @@
 import pytest
 
 from quantdrift.core.config import Sampling
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import HeaderStratum, Loss
+from quantdrift.core.records import MARK, HeaderStratum, Loss
 from quantdrift.sidecar.relay.http1.observer import Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request
 from quantdrift.sidecar.state.counters import Count, Gauge

@@ -10,7 +10,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config.schema import Generation, Model, Reference
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import OWN_ANSWERS, Telemetry
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer, Call

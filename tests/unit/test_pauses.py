@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config import Config
-from quantdrift.core.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
+from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
 from quantdrift.sidecar.capture.policy_watch import Follower
 from quantdrift.sidecar.state.counters import Counters
 from quantdrift.sidecar.state.pause import Paused, Pauses, Source, by_file, post

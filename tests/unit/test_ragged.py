@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.config.vision import Activation, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.comparators.vision.detection import DetectionComparator
 from quantdrift.shadow.replay.exchange import Prepared

@@ -16,9 +16,8 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Config, Model, Recheck
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Side, Tensor
-from quantdrift.core.task import Task
+from quantdrift.core.records import MARK, Side, Tensor
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.candidate_noise import Answered, Asked, Rechecks
 from quantdrift.shadow.replay.exchange import Prepared

@@ -7,8 +7,8 @@ import pytest
 
 from quantdrift.core.config.schema import Budget, Capture, Config, Discovery, Model, Slice
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.predicates import is_declared, slice_of
 from quantdrift.core.records import Predicate, Verdict
+from quantdrift.core.slices import is_declared, slice_of
 from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, restored, retired_by_hand
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot

@@ -12,8 +12,8 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Shadow
 from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
-from quantdrift.core.jetstream import Delivery
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
+from quantdrift.core.stream.connection import Delivery
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor, Begun
 from quantdrift.shadow.pipeline.fair_share import Turns

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, Moved
 from quantdrift.drift.evidence.observations import FloatArray

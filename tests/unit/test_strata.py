@@ -6,8 +6,8 @@ import pytest
 from quantdrift.core.config.explain import explain
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
 from quantdrift.core.config.strata import header_strata, with_strata
-from quantdrift.core.inclusion import reachable_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.inclusion import reachable_strata
 from tests.policies import CONFIG, SAMPLING
 
 pytestmark = pytest.mark.unit

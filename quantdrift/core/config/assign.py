@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.check import problems
-from quantdrift.core.config.fit import misfits
 from quantdrift.core.config.schema import Config
+from quantdrift.core.config.wrong_values import misfits
 from quantdrift.core.errors import OperatorError
 
 _WANTED = {bool: "true or false", int: "a number", float: "a number"}

@@ -14,8 +14,8 @@ from quantdrift.core.config.schema import Config, Model, Slice
 from quantdrift.core.config.strata import MOST_STRATA, unlike
 from quantdrift.core.config.tasks import SECTIONS, Interest
 from quantdrift.core.config.vision_check import misfits
-from quantdrift.core.inclusion import MARGIN, MODEL
-from quantdrift.core.task import Task
+from quantdrift.core.sampling.inclusion import MARGIN, MODEL
+from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})
 _MOST_SHOWN = 100  # of an address that is none

@@ -5,7 +5,7 @@ import msgspec
 from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
 from quantdrift.core.slices import SliceAssigner
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 
 # Resident memory of the idle processes (58, 29 and 57 MiB measured on Linux x86-64 with CPython 3.11), rounded up. The
 # rest of the limit is computed from the bounds.

@@ -14,11 +14,11 @@ import msgspec
 
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.check import problems
-from quantdrift.core.config.fit import Key, misfits, struct_in
 from quantdrift.core.config.parts import read_parts
 from quantdrift.core.config.schema import Config, Storage
 from quantdrift.core.config.serving import Intake
 from quantdrift.core.config.strata import with_strata
+from quantdrift.core.config.wrong_values import Key, misfits, struct_in
 from quantdrift.core.errors import OperatorError
 
 PREFIX = "QUANTDRIFT__"

@@ -17,7 +17,7 @@ from quantdrift.core.config.tasks import (
     Vectors,
 )
 from quantdrift.core.config.vision import Detection, Segmentation
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 
 
 class OutputKind(StrEnum):

@@ -10,7 +10,7 @@ import msgspec
 
 from quantdrift.core.config.copies import Copy
 from quantdrift.core.config.models import Model, Reference, Runtime
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 
 PROGRAM: Final = ".pt2"
 WEIGHTS: Final = (".safetensors", ".safetensors.index.json")

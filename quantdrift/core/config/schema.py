@@ -28,7 +28,7 @@ from quantdrift.core.config.watching import (
     Shadow,
     Telemetry,
 )
-from quantdrift.core.task import MEASURES, Measure, Task
+from quantdrift.core.tasks import MEASURES, Measure, Task
 
 __all__ = [
     "GIB",

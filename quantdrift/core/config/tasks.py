@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from quantdrift.core.config.section import Section, about
 from quantdrift.core.config.vision import Detection, Segmentation
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 
 Interest = tuple[str | int, ...]
 

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.clustering import (
+from quantdrift.core.clusters import (
     OTHER_ID,
     Anchors,
     Bools,

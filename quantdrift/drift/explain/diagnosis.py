@@ -5,7 +5,7 @@ from enum import StrEnum
 import msgspec
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 
 

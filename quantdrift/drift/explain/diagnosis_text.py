@@ -2,7 +2,7 @@
 
 from quantdrift.core.notation import count_of, number, percent
 from quantdrift.core.records import Metric
-from quantdrift.core.task import MEASURES
+from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Decided, Kind, Whole
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from quantdrift.core.inclusion import MARGIN, known_at_capture, reachable_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.inclusion import MARGIN, known_at_capture, reachable_strata
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 

@@ -9,9 +9,8 @@ import numpy as np
 
 from quantdrift.core.config.schema import Budget, Discovery
 from quantdrift.core.notation import count_of
-from quantdrift.core.predicates import slice_of
 from quantdrift.core.records import Metric, Policy
-from quantdrift.core.slices import SliceKey
+from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.discovery.confirmation import N_BETS, Trial
 from quantdrift.drift.discovery.items import Items

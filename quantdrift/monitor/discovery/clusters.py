@@ -9,10 +9,10 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.clustering import CLUSTER_KEY, NOVELTY_KEY, Clustering, space_of
+from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY, Clustering, space_of
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import attribute_key
 from quantdrift.drift.clusters.fit import Fitted, Naming, Sample, fit_clusters
 from quantdrift.storage.database import Database

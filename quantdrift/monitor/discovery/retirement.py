@@ -24,8 +24,8 @@ import msgspec
 from quantdrift.core.config.schema import Budget, Config, Discovery
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import number
-from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric
+from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import null_mean
 from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of

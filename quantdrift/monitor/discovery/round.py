@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Budget, Config
-from quantdrift.core.predicates import is_declared
 from quantdrift.core.records import Metric, Policy
+from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
 from quantdrift.drift.discovery.information import Choice
 from quantdrift.drift.discovery.items import Items

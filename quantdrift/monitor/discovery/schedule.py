@@ -15,7 +15,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
-from quantdrift.core.process import Stop
+from quantdrift.core.process.run import Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
 from quantdrift.monitor.discovery.round import Round, discover

@@ -22,7 +22,7 @@ from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, EVERYTHING
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin

@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
-from quantdrift.core.task import COUNTED, LABELS
+from quantdrift.core.tasks import COUNTED, LABELS
 from quantdrift.drift.explain.moves import Measured, Moves, moves
 from quantdrift.storage.monitor.evidence import DetailItem
 

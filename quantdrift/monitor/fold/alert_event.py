@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.notation import number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
-from quantdrift.core.task import MEASURES, Task
+from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
 from quantdrift.drift.evidence import header as fields

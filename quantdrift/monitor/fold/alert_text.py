@@ -4,7 +4,7 @@ import math
 
 from quantdrift.core.notation import count_of, from_to, number, percent
 from quantdrift.core.records import Metric
-from quantdrift.core.task import MEASURES, Measure, Task
+from quantdrift.core.tasks import MEASURES, Measure, Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain import diagnosis_text
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin, Whole

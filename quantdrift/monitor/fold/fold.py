@@ -8,8 +8,7 @@ added up in the store, where the order of additions may differ in the last bits.
 from collections.abc import Sequence
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.predicates import is_declared
-from quantdrift.core.slices import ALL
+from quantdrift.core.slices import ALL, is_declared
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.watch import Change, SignalKey, advance
 from quantdrift.monitor.fold.groups import SliceGroups, exchanges, shown, slices_of

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quantdrift.core.inclusion import (
+from quantdrift.core.sampling.inclusion import (
     largest_rate,
     of_model,
     reachable_strata,

@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.config.schema import Budget
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Side
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.noise import Noise, Sums, added, exceeds, window_of
 from quantdrift.monitor.fold.alert_event import measure_of, unit_of

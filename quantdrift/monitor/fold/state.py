@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.clock import CalendarClock

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
+from quantdrift.core.sampling.inclusion import largest_rate, of_model, reachable_strata, smallest_rate
 from quantdrift.core.slices import SliceAssigner, SliceKey, everything
 from quantdrift.drift.delay import Allowance, Delay, flips, optimum, simulate
 from quantdrift.drift.detectors.protocol import DETECTORS

@@ -10,9 +10,9 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import Account, Directive, SliceShare, encode, name_of
-from quantdrift.core.inclusion import of_model
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
+from quantdrift.core.sampling.inclusion import of_model
+from quantdrift.core.sampling.policy_message import Account, Directive, SliceShare, encode, name_of
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.drift.evidence.observations import FloatArray

@@ -25,7 +25,7 @@ import math
 
 import msgspec
 
-from quantdrift.core.backlog import Backlog
+from quantdrift.core.stream.backlog import Backlog
 
 LOOK_S = 15.0
 HIGH, LOW = 0.5, 0.125

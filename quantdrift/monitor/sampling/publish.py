@@ -13,10 +13,11 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from quantdrift.core.backlog import read_backlog
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
-from quantdrift.core.directive import (
+from quantdrift.core.process.run import Stop
+from quantdrift.core.records import Policy
+from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
     Account,
@@ -27,10 +28,9 @@ from quantdrift.core.directive import (
     encode,
     name_of,
 )
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.keyvalue import KeyValue
-from quantdrift.core.process import Stop
-from quantdrift.core.records import Policy
+from quantdrift.core.stream.backlog import read_backlog
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.core.telemetry import (
     LAG_FACTOR,
     POLICY_PUBLISHED,

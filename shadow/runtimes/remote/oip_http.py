@@ -9,8 +9,8 @@ from urllib.parse import quote
 import msgspec
 import numpy as np
 
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.records import Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.runtimes.registry import Opening
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
 from quantdrift.shadow.runtimes.remote.protocol import (

@@ -16,7 +16,6 @@ from typing import Final, Protocol
 import msgspec
 
 from quantdrift.core.config.schema import ModelTensor, Reference
-from quantdrift.core.datatype import DTYPES
 from quantdrift.core.errors import (
     OperatorError,
     QuantdriftError,
@@ -25,6 +24,7 @@ from quantdrift.core.errors import (
     RetryError,
 )
 from quantdrift.core.records import Tensor
+from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.runtimes.embedding import check_spec, unknown
 from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, check_given
 from quantdrift.shadow.runtimes.registry import Opening

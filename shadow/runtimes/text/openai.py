@@ -19,7 +19,7 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.task import Task
+from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.free_running_answer import Own, Wanted
 from quantdrift.shadow.language.request_options import object_of
 from quantdrift.shadow.language.scoring import UNTOLD, Asked, Row, Scores, ScoringRuntime

@@ -5,8 +5,7 @@ What is taken is handed over as HTTP/1.1 would have it: a head, trailers in it, 
 
 import re
 
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Loss
+from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.http_head import field_lines, request_head
 from quantdrift.sidecar.relay.http2.frames import PREFACE, Frames
 from quantdrift.sidecar.relay.http2.hpack import Block, Blocks, text

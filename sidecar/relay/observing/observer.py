@@ -8,8 +8,7 @@ from typing import ClassVar
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
-from quantdrift.core.mark import MARK
-from quantdrift.core.records import Loss
+from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.relay.http1.framing import PIECE_BYTES
 from quantdrift.sidecar.relay.observing.head_cache import Habits, Lines, remember

@@ -11,10 +11,9 @@ from typing import Self
 
 import msgspec
 
-from quantdrift.core.child import ending
 from quantdrift.core.config.schema import MIB
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.leash import leashed
+from quantdrift.core.process.child import ending, leashed
 
 MAX_PAYLOAD_BYTES = 8 * MIB  # above it NATS itself warns
 _START_S = 20.0

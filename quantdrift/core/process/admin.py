@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, generate_latest
 
 from quantdrift.core.config.address import read_address
 from quantdrift.core.errors import OperatorError
-from quantdrift.core.http_port import LIMITS, HttpPort, Limits
+from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
 
 INSTANCE: Final = "QUANTDRIFT_INSTANCE"
 """Variable of the environment whose value /readyz repeats: who starts a process knows its answers by it."""

@@ -17,12 +17,12 @@ from nats.aio.subscription import Subscription
 from nats.js.api import DiscardPolicy, Header, RetentionPolicy, StorageType, StreamConfig
 
 from quantdrift.core.config.schema import MIB, Stream
-from quantdrift.core.delivery import REQUEST_S
-from quantdrift.core.directive import MAX_BYTES
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_errors import mapped
-from quantdrift.core.streams import create_or_update
+from quantdrift.core.sampling.policy_message import MAX_BYTES
+from quantdrift.core.stream.config import create_or_update
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.consume import REQUEST_S
+from quantdrift.core.stream.errors import mapped
 
 _BUCKET_BYTES = MIB
 _HEADER_BYTES = 1024  # headers count towards the largest message

@@ -13,8 +13,8 @@ from nats.aio.msg import Msg
 from nats.js.api import Header
 
 from quantdrift.core.errors import RetryError
-from quantdrift.core.nats_errors import mapped
-from quantdrift.core.numbering import Numbered
+from quantdrift.core.stream.errors import mapped
+from quantdrift.core.stream.numbering import Numbered
 
 REQUEST_S = 5.0
 _SLACK_S = 2.0  # a server that is there says within this that a pull request has expired

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from quantdrift.core.delivery import REQUEST_S
 from quantdrift.core.errors import RetryError
-from quantdrift.core.jetstream import Queue
-from quantdrift.core.nats_errors import mapped
+from quantdrift.core.stream.connection import Queue
+from quantdrift.core.stream.consume import REQUEST_S
+from quantdrift.core.stream.errors import mapped
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):

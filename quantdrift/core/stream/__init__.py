@@ -1,0 +1,1 @@
+"""The client of the JetStream stream: connecting, publishing, consuming, key-value store, backlog."""
