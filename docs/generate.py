@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
 from quantdrift.monitor.fold.noise import NoiseStory

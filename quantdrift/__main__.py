@@ -1,6 +1,6 @@
 """`python -m quantdrift` is the command line."""
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 
 if __name__ == "__main__":
     main()

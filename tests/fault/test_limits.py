@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quantdrift.core.config.explain import WAITING_BYTES
+from quantdrift.cli.config_summary import WAITING_BYTES
 from quantdrift.sidecar.relay import backpressure
 from quantdrift.sidecar.relay.connection import Connection, Relay
 from quantdrift.sidecar.relay.http1.observer import Observer

@@ -11,8 +11,8 @@ from typing import Self
 
 import pytest
 
+from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
-from quantdrift.core.config.explain import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from tests.raw_exchanges import REQUEST, RESPONSE
 from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
 from tests.relay_rig import answer, post

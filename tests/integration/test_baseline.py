@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from quantdrift.commands.options import user_name
+from quantdrift.cli.options import user_name
 from quantdrift.core.config.schema import Budget, Model, Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.baselines.decisions import Scope, accept, settle

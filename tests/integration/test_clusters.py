@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from sqlalchemy import text
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.clusters import CLUSTER_KEY
 from quantdrift.core.codec import encode

@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
-from quantdrift.core.config.explain import memory_bytes
 from quantdrift.core.config.schema import MIB
 from quantdrift.sidecar.state.config import Watch
 from tests.kustomized import Resource, render

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from torchao.quantization import Int8WeightOnlyConfig
 from transformers import AutoModelForCausalLM, TorchAoConfig
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange

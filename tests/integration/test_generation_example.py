@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.config.load import load
 from quantdrift.shadow.runtimes.registry import opening_of
 from tests.answered import exchange

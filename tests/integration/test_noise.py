@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 from examples.oip_server import InferenceServer
 from examples.oip_server import Model as Served
 from examples.otlp_receiver import OtlpReceiver
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model, Recheck, Reference

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Config, Stream

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from tests.language_models import loaded, quantised
 from tests.onnx_models import WEIGHT, inputs_of, linear_model, saved
 from tests.vllm_like import VllmLike, serving

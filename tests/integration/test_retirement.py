@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Config, Discovery, Model
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Predicate

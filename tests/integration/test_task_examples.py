@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict

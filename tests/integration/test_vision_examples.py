@@ -14,7 +14,7 @@ import onnxruntime as ort
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.schema import Config, Provider, Shadow, Storage, Stream

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 
 pytestmark = pytest.mark.unit
 
@@ -157,7 +157,7 @@ def test_completion_is_printed(shell: str) -> None:
 
 def test_the_command_line_loads_only_what_a_role_needs() -> None:
     """Starting any command costs no torch, onnxruntime, SciPy or SQLAlchemy."""
-    code = "import sys, quantdrift.cli, sidecar.supervisor; print(*sys.modules)"
+    code = "import sys, quantdrift.cli.main, sidecar.supervisor; print(*sys.modules)"
     modules = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
@@ -169,7 +169,7 @@ def test_a_role_whose_packages_are_missing_names_what_to_install(tmp_path: Path)
     """The base install is the sidecar's; each other role says which extra it needs."""
     (tmp_path / "config.toml").write_text("")
     for command, module, extra in (("shadow", "onnx", "shadow"), ("monitor", "sqlalchemy", "monitor")):
-        code = f"import sys; sys.modules[{module!r}] = None; from quantdrift.cli import main; main()"
+        code = f"import sys; sys.modules[{module!r}] = None; from quantdrift.cli.main import main; main()"
         done = subprocess.run(
             [sys.executable, "-c", code, command], cwd=tmp_path, capture_output=True, text=True, check=False
         )

@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quantdrift.cli.config_summary import explain, memory_bytes
 from quantdrift.core.config import Config, Provider, Role, Stream, load, load_secrets
 from quantdrift.core.config.address import read_address
-from quantdrift.core.config.explain import explain, memory_bytes
 from quantdrift.core.config.schema import Intake
 from quantdrift.core.config.wrong_values import allowed, struct_in
 from quantdrift.core.errors import OperatorError

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 
 pytestmark = pytest.mark.unit
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 from quantdrift.core.config import Config, Sampling, Secrets
 from quantdrift.core.config.schema import Intake
 from quantdrift.core.errors import OperatorError

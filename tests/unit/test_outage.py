@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
+from quantdrift.cli.outage import REPEAT_S, LastWords, Outage
 from quantdrift.core.clock import ManualClock
-from quantdrift.outage import REPEAT_S, LastWords, Outage
 
 pytestmark = pytest.mark.unit
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from quantdrift.cli import main
+from quantdrift.cli.main import main
 
 pytestmark = pytest.mark.unit
 

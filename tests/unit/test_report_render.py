@@ -3,7 +3,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from quantdrift.commands.report import summary
+from quantdrift.cli.report import summary
 from quantdrift.core.records import Loss, Metric
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.interval import Estimate

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from quantdrift.core.config.explain import explain
+from quantdrift.cli.config_summary import explain
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
 from quantdrift.core.config.strata import header_strata, with_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
 from quantdrift.core.config.assign import assign, nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config

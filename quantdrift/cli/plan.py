@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Predicate
 from quantdrift.core.slices import SliceAssigner, SliceKey, attribute_key
-from quantdrift.terminal import Steps
 
 if TYPE_CHECKING:
     from quantdrift.monitor.planning.forecast import Forecast, SliceForecast, Traffic

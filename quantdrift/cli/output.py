@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from quantdrift.core.config.explain import Explanation
+from quantdrift.cli.config_summary import Explanation
 from quantdrift.core.tasks import MEASURES
 
 

@@ -3,7 +3,7 @@
 `quantdrift up` keeps one for Postgres and one for NATS. Whatever a server does to who starts it (a data directory that
 is made, a disk that hangs, a start that takes a minute) holds up this process alone. The server dies with it.
 
-    python -m quantdrift.embedded postgres|nats DIRECTORY PORT
+    python -m quantdrift.cli.embedded postgres|nats DIRECTORY PORT
 
 Once the server answers its address is written to stdout; why it does not run, to stderr. SIGTERM ends both in order.
 """
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 def _server(kind: str, directory: Path) -> "NatsServer | PostgresServer":
     if kind == "nats":
         return NatsServer(directory, token=os.environ.get(TOKEN))
-    from quantdrift.storage.server.postgres import PostgresServer  # noqa: PLC0415 - not needed beside NATS
+    from quantdrift.storage.server.postgres import PostgresServer
 
     return PostgresServer(directory, stop_timeout_s=_STOP_S)
 

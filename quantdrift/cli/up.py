@@ -21,6 +21,8 @@ from typing import Final
 import aiohttp
 import click
 
+from quantdrift.cli.embedded import TOKEN
+from quantdrift.cli.outage import LastWords, Outage
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.errors import OperatorError
@@ -28,8 +30,6 @@ from quantdrift.core.process.admin import INSTANCE, INSTANCE_HEADER
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.nats_server import kept_token
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.embedded import TOKEN
-from quantdrift.outage import LastWords, Outage
 
 _LOG = logging.getLogger(__name__)
 _ROLES: Final = ("sidecar", "shadow", "monitor")  # also the order in which they end: source first
@@ -249,7 +249,7 @@ class _Host:
             arguments = ["postgres", str(self._data / "postgres"), str(_free_port())]
             postgres = _Part(
                 "postgres",
-                "quantdrift.embedded",
+                "quantdrift.cli.embedded",
                 arguments,
                 self._environment,
                 clock=self._clock,
@@ -263,7 +263,7 @@ class _Host:
             url = f"nats://{token}@127.0.0.1:{port}"
             nats = _Part(
                 "nats",
-                "quantdrift.embedded",
+                "quantdrift.cli.embedded",
                 ["nats", str(self._data / "nats"), str(port)],
                 _without_dsn(self._environment) | {TOKEN: token},
                 clock=self._clock,

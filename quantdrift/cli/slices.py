@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
-from quantdrift.commands.signals import noise_lines, signal_lines
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import Steps, columns
+from quantdrift.cli.signals import noise_lines, signal_lines
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.notation import count_of
-from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets

@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, emit
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
@@ -70,7 +70,7 @@ def policy_show(config_path: Path, data: Path | None, as_json: bool) -> None:
     """
     import asyncio
 
-    from quantdrift.terminal import columns
+    from quantdrift.cli.output import columns
 
     config = at_data(load(config_path), data)
     try:

@@ -5,7 +5,7 @@ from typing import Any, NoReturn
 
 import click
 
-from quantdrift.commands import (
+from quantdrift.cli import (
     backtest,
     baseline,
     clusters,

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import columns
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
-from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
     from quantdrift.storage.commands.triage import Watched

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.output import columns
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.terminal import columns
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.canaries.canaries import Deviation

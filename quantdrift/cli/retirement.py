@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
-from quantdrift.commands.slices import listed_slices, pick
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.slices import listed_slices, pick
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError

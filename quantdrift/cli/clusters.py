@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.output import Steps, columns
 from quantdrift.core.clusters import OTHER_ID, Clustering
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
-from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.storage.slices.clusters import Space

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
+from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
-from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.monitor.baselines.decisions import Scope

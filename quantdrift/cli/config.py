@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
-from quantdrift.commands.options import CONFIG, JSON, emit
+from quantdrift.cli.options import CONFIG, JSON, emit
+from quantdrift.cli.output import explained
 from quantdrift.core.config.address import read_address
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
-from quantdrift.terminal import explained
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.protocol import Artefact
@@ -44,7 +44,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     Example:
       quantdrift config check --requests-per-s 300 --references
     """
-    from quantdrift.core.config.explain import explain
+    from quantdrift.cli.config_summary import explain
     from quantdrift.sidecar.protocols.adapters import load_adapter
     from quantdrift.sidecar.supervisor import lacking
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import Steps
 from quantdrift.core.config.load import Role
-from quantdrift.terminal import Steps
 
 
 @click.group()

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare
+from quantdrift.cli.output import Steps, columns
 from quantdrift.core.config.load import Role
 from quantdrift.core.errors import OperatorError
-from quantdrift.terminal import Steps, columns
 
 if TYPE_CHECKING:
     from quantdrift.report.figures import ModelFigures, ReportFigures, SliceFigures

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from quantdrift.commands.options import CONFIG, DATA, prepare
+from quantdrift.cli.options import CONFIG, DATA, prepare
 from quantdrift.core.config.load import Role, load
 from quantdrift.core.logs import setup_logs
 
@@ -98,8 +98,8 @@ def up(config_path: Path, data: Path, only: tuple[str, ...]) -> None:
     Example:
       quantdrift up -c config.toml --data /var/lib/quantdrift
     """
+    from quantdrift.cli.up import SERVERS_GRACE_S, serve
     from quantdrift.core.process.run import run
-    from quantdrift.up import SERVERS_GRACE_S, serve
 
     config = load(config_path)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="up")

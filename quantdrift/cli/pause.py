@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from quantdrift.commands.options import CONFIG, JSON, emit, user_name
-from quantdrift.commands.policy import at_data
+from quantdrift.cli.options import CONFIG, JSON, emit, user_name
+from quantdrift.cli.policy import at_data
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
@@ -132,7 +132,7 @@ def _tell(held: Pause, *, as_json: bool) -> None:
     if not orders:
         click.echo("Nothing is paused: sidecars sample within five seconds.")
         return
-    from quantdrift.terminal import columns
+    from quantdrift.cli.output import columns
 
     rows = [
         (

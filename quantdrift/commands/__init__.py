@@ -1,1 +1,0 @@
-"""The commands, one file for each noun; `quantdrift.cli` hangs them on the roof."""
