@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.product import ROOT
+from tests.support.product import ROOT
 
 
 @pytest.fixture(scope="session")

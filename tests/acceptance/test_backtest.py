@@ -10,8 +10,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.fold_stream import batches, store_batch, store_catalog
-from tests.monitors import folded, record_of, running_monitor, stop_monitor, until
+from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
+from tests.support.monitor.monitor_processes import folded, record_of, running_monitor, stop_monitor, until
 
 pytestmark = pytest.mark.acceptance
 

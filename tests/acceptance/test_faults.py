@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from examples.otlp_receiver import OtlpReceiver
-from tests.product import Product, started
+from tests.support.product import Product, started
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(400)]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from examples.digits.model import CANDIDATE, INPUT, NAME, OUTPUT
 from examples.digits.services import Ports, child
-from tests.product import ROOT
+from tests.support.product import ROOT
 
 pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(120)]
 

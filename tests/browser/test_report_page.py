@@ -12,7 +12,7 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import Config, Model
 from quantdrift.report.page import Period, write
-from tests.report_rows import MINUTE, START, write_explained, write_short_story
+from tests.support.storage.report_rows import MINUTE, START, write_explained, write_short_story
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.protocol import Divergences, Values
-from tests.comparator_cases import CASES, N_ITEMS, Case, part
+from tests.support.shadow.comparator_cases import CASES, N_ITEMS, Case, part
 
 pytestmark = pytest.mark.contract
 

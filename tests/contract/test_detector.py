@@ -22,7 +22,7 @@ from quantdrift.drift.evidence.header import (
 from quantdrift.drift.evidence.observations import STEPS
 from quantdrift.drift.evidence.state import VERSION, dump_state, load_state
 from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
-from tests.detectors import EXAMPLES, PATHS, after, given, mixed, phases, sound
+from tests.support.monitor.detectors import EXAMPLES, PATHS, after, given, mixed, phases, sound
 
 pytestmark = pytest.mark.contract
 

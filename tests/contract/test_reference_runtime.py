@@ -19,8 +19,16 @@ from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, replayed_by
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from quantdrift.shadow.runtimes.self_test import ProvenRuntime
-from tests import torch_models
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, logits_of, saved
+from tests.support.shadow import torch_models
+from tests.support.shadow.onnx_models import (
+    BIAS,
+    WEIGHT,
+    exchange_of,
+    inputs_of,
+    linear_model,
+    logits_of,
+    saved,
+)
 
 pytestmark = pytest.mark.contract
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from quantdrift.core.config import Sidecar
-from tests.relay_process import SidecarProcess, sidecar, wait
-from tests.relay_rig import answer, post
+from tests.support.sidecar.relay_process import SidecarProcess, sidecar, wait
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
 

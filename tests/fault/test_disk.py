@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.relay_process import Backend, SidecarProcess, running_backend, started, wait
-from tests.relay_rig import answer, post
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, started, wait
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
 

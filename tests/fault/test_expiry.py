@@ -29,10 +29,10 @@ from quantdrift.storage.monitor.read import refold, resume
 from quantdrift.storage.report.coverage import Coverage
 from quantdrift.storage.shadow.expiries import count_expired, note_numbers
 from quantdrift.storage.shadow.writer import Writer
-from tests.monitors import connected, until
-from tests.numbered import Sending, sending
-from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
-from tests.workers import DEADLINE_S, worker_config
+from tests.support.monitor.monitor_processes import connected, until
+from tests.support.shadow.numbered import Sending, sending
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
+from tests.support.shadow.shadow_workers import DEADLINE_S, worker_config
 
 pytestmark = pytest.mark.fault
 

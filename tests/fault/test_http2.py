@@ -22,12 +22,12 @@ from quantdrift.sidecar.relay.observing import observer
 from quantdrift.sidecar.relay.protocol_detection import Opening
 from quantdrift.sidecar.sampling.first_phase import Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.failing import failing
-from tests.grpc_backend import Doubling, running_grpc
-from tests.http2_wire import ANSWER, OPENING, Ends, data, headers, reset, settings
-from tests.relay_ends import relayed
-from tests.relay_process import sidecar, wait
-from tests.relay_rig import DEADLINE_S, Bench, rig, until
+from tests.support.sidecar.grpc_backend import Doubling, running_grpc
+from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers, reset, settings
+from tests.support.sidecar.planted_faults import failing
+from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_process import sidecar, wait
+from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, rig, until
 
 pytestmark = pytest.mark.fault
 

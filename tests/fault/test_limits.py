@@ -18,8 +18,18 @@ from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.listener import Door
 from quantdrift.sidecar.relay.watchdog import Watchdog
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.http2_wire import headers, settings
-from tests.relay_rig import DEADLINE_S, Bench, Rig, answer, end, on_both_loops, post, rig, until
+from tests.support.sidecar.http2_wire import headers, settings
+from tests.support.sidecar.relay_rig import (
+    DEADLINE_S,
+    Bench,
+    Rig,
+    answer,
+    end,
+    on_both_loops,
+    post,
+    rig,
+    until,
+)
 
 pytestmark = pytest.mark.fault
 

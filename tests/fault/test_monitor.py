@@ -8,8 +8,15 @@ import asyncpg
 import pytest
 
 from quantdrift.storage.server.postgres import PostgresServer
-from tests.fold_stream import batches, store_batch, store_catalog
-from tests.monitors import connected, folded, record_of, running_monitor, stop_monitor, until
+from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
+from tests.support.monitor.monitor_processes import (
+    connected,
+    folded,
+    record_of,
+    running_monitor,
+    stop_monitor,
+    until,
+)
 
 pytestmark = pytest.mark.fault
 

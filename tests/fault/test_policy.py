@@ -14,11 +14,11 @@ from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.sampling.policy_message import DIRECTIVE, Directive, decode_directive, encode
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
-from tests.pods import Pod, following
-from tests.policies import BEGIN, CONFIG, directive
-from tests.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
-from tests.policy_record import on as record_on
-from tests.relay_rig import until
+from tests.support.monitor.policy_record import N_CALM, after, calm, maker_process, prepare, store_and_fold
+from tests.support.monitor.policy_record import on as record_on
+from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive
+from tests.support.sidecar.policy_path import Pod, following
+from tests.support.sidecar.relay_rig import until
 
 pytestmark = pytest.mark.fault
 

@@ -21,8 +21,8 @@ from quantdrift.core.config.schema import Config, Model, Reference, Runtime
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
-from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
-from tests.workers import worker_config
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
+from tests.support.shadow.shadow_workers import worker_config
 
 pytestmark = pytest.mark.fault
 

@@ -16,9 +16,17 @@ from onnx import TensorProto, helper, numpy_helper
 from quantdrift.core.config.schema import Config, Model, Reference, Runtime
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from tests import torch_models
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, model_of, saved
-from tests.workers import DEADLINE_S, published, work_off, worker_config
+from tests.support.shadow import torch_models
+from tests.support.shadow.onnx_models import (
+    BIAS,
+    WEIGHT,
+    exchange_of,
+    inputs_of,
+    linear_model,
+    model_of,
+    saved,
+)
+from tests.support.shadow.shadow_workers import DEADLINE_S, published, work_off, worker_config
 
 pytestmark = pytest.mark.fault
 
@@ -116,7 +124,9 @@ async def test_out_of_memory_and_a_failing_provider_cost_the_exchange_that_fails
 ) -> None:
     """Smaller batches are tried, of one exchange too; what fails alone is set aside with its reason, all else is compared."""
     weights = torch_models.weights(tmp_path / "linear.safetensors")
-    hungry = Reference(runtime=Runtime.TORCH, factory="tests.torch_models:Hungry", path=str(weights))
+    hungry = Reference(
+        runtime=Runtime.TORCH, factory="tests.support.shadow.torch_models:Hungry", path=str(weights)
+    )
     picking = Reference(path=str(saved(_picking(), tmp_path / "picking.onnx")))
     config = _with(
         config,

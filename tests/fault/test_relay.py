@@ -16,8 +16,8 @@ from quantdrift.sidecar.relay.observing.head_cache import Habit
 from quantdrift.sidecar.relay.observing.observer import Scope
 from quantdrift.sidecar.sampling.first_phase import Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.failing import failing
-from tests.relay_rig import Bench, answer, end, on_both_loops, post, rig
+from tests.support.sidecar.planted_faults import failing
+from tests.support.sidecar.relay_rig import Bench, answer, end, on_both_loops, post, rig
 
 pytestmark = pytest.mark.fault
 

@@ -13,9 +13,9 @@ import pytest
 
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
-from tests.relay_rig import answer, post
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
 

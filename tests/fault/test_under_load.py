@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.keepalive import Load
-from tests.relay_process import Backend, running_backend, sidecar, wait
+from tests.support.sidecar.keepalive_clients import Load
+from tests.support.sidecar.relay_process import Backend, running_backend, sidecar, wait
 
 pytestmark = pytest.mark.fault
 

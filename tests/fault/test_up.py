@@ -15,9 +15,9 @@ import psutil
 import pytest
 
 from quantdrift.storage.server.postgres import PostgresServer
-from tests.onnx_models import linear_model, saved
-from tests.relay_process import Backend, free_port, running_backend
-from tests.relay_rig import answer, post
+from tests.support.shadow.onnx_models import linear_model, saved
+from tests.support.sidecar.relay_process import Backend, free_port, running_backend
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = [pytest.mark.fault, pytest.mark.timeout(300)]
 

@@ -15,10 +15,10 @@ from quantdrift.sidecar.protocols.decoder import Query, Wire
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 from quantdrift.sidecar.state.counters import Gauge
-from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.property.test_decoders import test_whatever_comes_is_tensors_or_lost as any_document
-from tests.relay_ends import relayed
-from tests.relay_rig import INFER, Bench
+from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
+from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_rig import INFER, Bench
 
 _MODELS = (
     None,

@@ -22,9 +22,9 @@ from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from tests import torch_models
 from tests.contract import test_reference_runtime as suite
-from tests.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
+from tests.support.shadow import torch_models
+from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from tests.vllm_like import VllmLike
+    from tests.support.shadow.vllm_like import VllmLike
 
 
 @pytest.fixture(scope="module")
 def fp32(language_folder: Path) -> "VllmLike":
     """Return a candidate that is its own reference."""
-    from tests.language_models import loaded
-    from tests.vllm_like import VllmLike
+    from tests.support.shadow.language_models import loaded
+    from tests.support.shadow.vllm_like import VllmLike
 
     return VllmLike(*loaded(language_folder), name="digits")
 
@@ -21,8 +21,8 @@ def fp32(language_folder: Path) -> "VllmLike":
 @pytest.fixture(scope="module")
 def int8(language_folder: Path) -> "VllmLike":
     """Return a candidate that was quantised."""
-    from tests.language_models import loaded, quantised
-    from tests.vllm_like import VllmLike
+    from tests.support.shadow.language_models import loaded, quantised
+    from tests.support.shadow.vllm_like import VllmLike
 
     model, tokenizer = loaded(language_folder)
     return VllmLike(quantised(model), tokenizer, name="digits")

@@ -25,7 +25,7 @@ from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
 from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
 from quantdrift.storage.monitor.rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import (
+from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,
     BEGIN_US,

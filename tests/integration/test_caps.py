@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.flood import CAP, REPLY, Flood, capped
-from tests.relay_process import Backend, running_backend, sidecar, wait
+from tests.support.sidecar.flooding_client import CAP, REPLY, Flood, capped
+from tests.support.sidecar.relay_process import Backend, running_backend, sidecar, wait
 
 pytestmark = pytest.mark.integration
 

@@ -24,7 +24,7 @@ from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
 from quantdrift.sidecar.state.config import Settled, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge, Row
-from tests.raw_exchanges import raw_exchange
+from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.onnx_models import WEIGHT, linear_model, saved
+from tests.support.shadow.onnx_models import WEIGHT, linear_model, saved
 
 pytestmark = pytest.mark.integration
 

@@ -44,7 +44,7 @@ from quantdrift.storage.commands.slice_list import list_slices
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors, newest_clusterings, prune, spaces
-from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
+from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, linear_model, saved
 
 pytestmark = pytest.mark.integration
 

@@ -18,7 +18,7 @@ from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
 from quantdrift.sidecar.state.config import Watch
-from tests.kustomized import Resource, render
+from tests.support.kustomize import Resource, render
 
 pytestmark = pytest.mark.integration
 

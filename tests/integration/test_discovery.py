@@ -26,7 +26,7 @@ from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import load_standing, store_round
-from tests.discovered_traffic import DAY, NOW, write_traffic, write_version
+from tests.support.storage.discovered_traffic import DAY, NOW, write_traffic, write_version
 
 pytestmark = pytest.mark.integration
 

@@ -21,8 +21,8 @@ from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow, load_standing, store_round
-from tests.discovered_traffic import NOW, write_version
-from tests.onnx_models import exchange_of, inputs_of, linear_model, saved
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
+from tests.support.storage.discovered_traffic import NOW, write_version
 
 pytestmark = pytest.mark.integration
 

@@ -23,7 +23,15 @@ from quantdrift.storage.monitor.rows import (
     TransitionRow,
 )
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import ALL_ID, BEGIN_US, FAINT_ID, SECOND_US, batches, store_batch, store_catalog
+from tests.support.monitor.fold_stream import (
+    ALL_ID,
+    BEGIN_US,
+    FAINT_ID,
+    SECOND_US,
+    batches,
+    store_batch,
+    store_catalog,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -19,8 +19,8 @@ from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import from_us
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import BEGIN, BEGIN_US, SECOND_US
-from tests.onset_stream import (
+from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, SECOND_US
+from tests.support.monitor.onset_stream import (
     ALL,
     CLEAR,
     DARK,

@@ -17,7 +17,7 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from quantdrift.core.records import Protocol
-from tests.envoy_messages import (
+from tests.support.sidecar.envoy_messages import (
     ANSWERED,
     ASKED,
     GRPC_PATH,
@@ -28,9 +28,9 @@ from tests.envoy_messages import (
     response_body,
     response_headers,
 )
-from tests.envoy_pod import FAINT, LIMIT_BYTES, Pod, pod
-from tests.grpc_backend import answer
-from tests.relay_process import DEADLINE_S, wait
+from tests.support.sidecar.envoy_pod import FAINT, LIMIT_BYTES, Pod, pod
+from tests.support.sidecar.grpc_backend import answer
+from tests.support.sidecar.relay_process import DEADLINE_S, wait
 
 pytestmark = pytest.mark.integration
 

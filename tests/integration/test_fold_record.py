@@ -16,7 +16,15 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import BatchRows, TallyRow
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import BEGIN, BEGIN_US, CONFIG, SECOND_US, batches, store_batch, store_catalog
+from tests.support.monitor.fold_stream import (
+    BEGIN,
+    BEGIN_US,
+    CONFIG,
+    SECOND_US,
+    batches,
+    store_batch,
+    store_catalog,
+)
 
 pytestmark = pytest.mark.integration
 HOUR_US = 3600 * SECOND_US

@@ -28,10 +28,10 @@ from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.writer import Writer
-from tests.answered import exchange, prepared
-from tests.language_models import loaded, opening, remote_opening, rounded
-from tests.monitors import connected, folded, running_monitor, until
-from tests.vllm_like import VllmLike, serving
+from tests.support.monitor.monitor_processes import connected, folded, running_monitor, until
+from tests.support.shadow.language_models import loaded, opening, remote_opening, rounded
+from tests.support.shadow.openai_exchanges import exchange, prepared
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 

@@ -23,10 +23,10 @@ from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
 from quantdrift.shadow.tensors.codec import decode
-from tests.answered import prepared
 from tests.integration.test_generation import CHAT, IDS, LISTS, chats
-from tests.language_models import opening
-from tests.vllm_like import VllmLike, serving
+from tests.support.shadow.language_models import opening
+from tests.support.shadow.openai_exchanges import prepared
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 

@@ -9,10 +9,10 @@ from click.testing import CliRunner
 from quantdrift.cli.main import main
 from quantdrift.core.config.load import load
 from quantdrift.shadow.runtimes.registry import opening_of
-from tests.answered import exchange
 from tests.integration.test_generation import CHAT, GREEDY, LISTS, replayed
-from tests.language_models import loaded
-from tests.vllm_like import VllmLike
+from tests.support.shadow.language_models import loaded
+from tests.support.shadow.openai_exchanges import exchange
+from tests.support.shadow.vllm_like import VllmLike
 
 pytestmark = pytest.mark.integration
 

@@ -25,9 +25,9 @@ from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.relay.connection import QUIET_S, Relay
 from quantdrift.sidecar.state.config import Settled
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.grpc_backend import Doubling, running_grpc
-from tests.relay_process import sidecar, wait
-from tests.relay_rig import DEADLINE_S, Bench, Taken, rig, until
+from tests.support.sidecar.grpc_backend import Doubling, running_grpc
+from tests.support.sidecar.relay_process import sidecar, wait
+from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 
 pytestmark = pytest.mark.integration
 

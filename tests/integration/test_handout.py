@@ -12,7 +12,7 @@ from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths
 from quantdrift.sidecar.handoff.sender import Handout
 from quantdrift.sidecar.state.counters import Counters, Gauge, Slot
-from tests.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
+from tests.support.sidecar.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
 
 pytestmark = pytest.mark.integration
 

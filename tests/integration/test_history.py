@@ -16,7 +16,7 @@ from quantdrift.storage.monitor.history import History
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import BatchRows
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import BEGIN, CATALOG, CONFIG, batches, store_batch, store_catalog
+from tests.support.monitor.fold_stream import BEGIN, CATALOG, CONFIG, batches, store_batch, store_catalog
 
 pytestmark = pytest.mark.integration
 

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.http_port import LIMITS, HttpPort, Limits
-from tests.relay_process import free_port, sidecar
+from tests.support.sidecar.relay_process import free_port, sidecar
 
 pytestmark = pytest.mark.integration
 

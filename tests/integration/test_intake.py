@@ -20,8 +20,8 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.core.stream.connection import Queue
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import SidecarProcess, free_port, sidecar, wait
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import SidecarProcess, free_port, sidecar, wait
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import SidecarProcess, free_port, sidecar, wait
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import SidecarProcess, free_port, sidecar, wait
 
 pytestmark = pytest.mark.integration
 

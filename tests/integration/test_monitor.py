@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from examples.otlp_receiver import OtlpReceiver
-from tests.fold_stream import FAINT_ID, WITHOUT_REFERENCE, batches, store_batch, store_catalog
-from tests.monitors import folded, running_monitor, stop_monitor, until
+from tests.support.monitor.fold_stream import FAINT_ID, WITHOUT_REFERENCE, batches, store_batch, store_catalog
+from tests.support.monitor.monitor_processes import folded, running_monitor, stop_monitor, until
 
 pytestmark = pytest.mark.integration
 

@@ -17,7 +17,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.child import leashed
 from quantdrift.core.process.nats_server import find_program
 from quantdrift.core.stream.connection import Queue
-from tests.certificates import Authority, Pair, openssl
+from tests.support.certificates import Authority, Pair, openssl
 
 pytestmark = pytest.mark.integration
 

@@ -26,10 +26,19 @@ from quantdrift.core.config.schema import Config, Model, Recheck, Reference
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.worker import serve
-from tests.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
-from tests.monitors import connected, folded, running_monitor, stop_monitor, until
-from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, exchange_of, inputs_of, model_of, saved
-from tests.workers import worker_config
+from tests.support.monitor.fold_stream import ALL_ID, batches, store_batch, store_catalog, with_noise
+from tests.support.monitor.monitor_processes import connected, folded, running_monitor, stop_monitor, until
+from tests.support.shadow.onnx_models import (
+    BIAS,
+    N_CLASSES,
+    N_FEATURES,
+    WEIGHT,
+    exchange_of,
+    inputs_of,
+    model_of,
+    saved,
+)
+from tests.support.shadow.shadow_workers import worker_config
 
 pytestmark = pytest.mark.integration
 

@@ -20,9 +20,9 @@ from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.storage.shadow.rows import Quarantined
-from tests.answered import exchange
-from tests.language_models import loaded, quantised
-from tests.vllm_like import VllmLike, serving
+from tests.support.shadow.language_models import loaded, quantised
+from tests.support.shadow.openai_exchanges import exchange
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 

@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.monitor.outbox import Sender, log_record
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.outbox import WaitingEvent, unsent
-from tests.fold_stream import FAINT_ID, store_catalog
+from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
 
 pytestmark = pytest.mark.integration
 

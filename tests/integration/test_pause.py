@@ -12,8 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.relay_process import Backend, SidecarProcess, free_port, running_backend, sidecar, wait
-from tests.relay_rig import post
+from tests.support.sidecar.relay_process import (
+    Backend,
+    SidecarProcess,
+    free_port,
+    running_backend,
+    sidecar,
+    wait,
+)
+from tests.support.sidecar.relay_rig import post
 
 pytestmark = pytest.mark.integration
 

@@ -25,11 +25,11 @@ from quantdrift.core.sampling.policy_message import ACCOUNT, DIRECTIVE, MAX_BYTE
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import Entry, KeyValue
 from quantdrift.sidecar.state.counters import Gauge
-from tests.pods import Pod, following
-from tests.policies import BEGIN, CONFIG, directive
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
-from tests.relay_rig import post, until
+from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive
+from tests.support.sidecar.policy_path import Pod, following
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_rig import post, until
 
 pytestmark = pytest.mark.integration
 

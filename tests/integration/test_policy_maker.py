@@ -23,7 +23,7 @@ from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.monitor.sampling.demands import lowered
 from quantdrift.monitor.sampling.lag import LOOK_S
 from quantdrift.sidecar.state.policy import judged
-from tests.policy_record import (
+from tests.support.monitor.policy_record import (
     BUDGET_PER_S,
     CONFIG,
     N_CALM,

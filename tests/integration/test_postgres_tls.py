@@ -23,7 +23,7 @@ from quantdrift.storage.address import Address
 from quantdrift.storage.admin.migrate import current, head, upgrade
 from quantdrift.storage.database import Database
 from quantdrift.storage.leader import Leadership
-from tests.certificates import Authority, Pair
+from tests.support.certificates import Authority, Pair
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from tests.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, inputs_of, model_of, saved
+from tests.support.shadow.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, inputs_of, model_of, saved
 
 pytestmark = pytest.mark.integration
 

@@ -10,7 +10,16 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
 from quantdrift.storage.report.facts import Grain, Sums, Window
 from quantdrift.storage.report.reading import Reader, reading, record_run
-from tests.report_rows import CAP, HOUR, MINUTE, START, Story, rollup, write_short_story, write_tallies
+from tests.support.storage.report_rows import (
+    CAP,
+    HOUR,
+    MINUTE,
+    START,
+    Story,
+    rollup,
+    write_short_story,
+    write_tallies,
+)
 
 pytestmark = pytest.mark.integration
 

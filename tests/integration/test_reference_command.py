@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
-from tests.language_models import loaded, quantised
-from tests.onnx_models import WEIGHT, inputs_of, linear_model, saved
-from tests.vllm_like import VllmLike, serving
+from tests.support.shadow.language_models import loaded, quantised
+from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, saved
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 

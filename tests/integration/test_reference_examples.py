@@ -29,8 +29,8 @@ from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
-from tests.onnx_models import exchange_of, inputs_of, tensor
-from tests.reference_examples import EXAMPLE, ROOT, commands, made, typed, works
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, tensor
+from tests.support.shadow.reference_examples import EXAMPLE, ROOT, commands, made, typed, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

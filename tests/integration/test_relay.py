@@ -17,7 +17,17 @@ from aiohttp import web
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay.backpressure import HIGH_WATER_BYTES, WIDE_BYTES
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.relay_rig import DEADLINE_S, Bench, Serve, answer, end, on_both_loops, post, rig, until
+from tests.support.sidecar.relay_rig import (
+    DEADLINE_S,
+    Bench,
+    Serve,
+    answer,
+    end,
+    on_both_loops,
+    post,
+    rig,
+    until,
+)
 
 pytestmark = pytest.mark.integration
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.relay_process import Backend, free_port, running_backend, sidecar, wait
-from tests.relay_rig import answer, post
+from tests.support.sidecar.relay_process import Backend, free_port, running_backend, sidecar, wait
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.integration
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from quantdrift.core.config.schema import Stream
-from tests.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
-from tests.relay_rig import answer, post
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.integration
 

@@ -19,8 +19,8 @@ from quantdrift.report.figures import ReportFigures
 from quantdrift.report.page import Period, write
 from quantdrift.report.wording import measured
 from quantdrift.storage.schema import roles
-from tests.report_figures import Page
-from tests.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
+from tests.support.monitor.report_figures import Page
+from tests.support.storage.report_rows import HOUR, MINUTE, PARTS, START, Part, write_short_story, write_week
 
 pytestmark = pytest.mark.integration
 

@@ -31,9 +31,9 @@ from quantdrift.storage.slices.discovery import (
     store,
     store_round,
 )
-from tests.discovered_traffic import DAY, FAINT, NOW, discovery, write_traffic, write_version
-from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
-from tests.fold_stream import CONFIG as WATCH
+from tests.support.monitor.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
+from tests.support.monitor.fold_stream import CONFIG as WATCH
+from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery, write_traffic, write_version
 
 pytestmark = pytest.mark.integration
 

@@ -26,7 +26,7 @@ from quantdrift.storage.shadow.rows import (
     VersionKey,
 )
 from quantdrift.storage.shadow.writer import Writer
-from tests.onnx_models import exchange_of, inputs_of
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
 

@@ -16,8 +16,8 @@ from quantdrift.core.config.schema import Config, Model, Reference
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.worker import serve
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved
-from tests.workers import DEADLINE_S, published, work_off, worker_config
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, linear_model, saved
+from tests.support.shadow.shadow_workers import DEADLINE_S, published, work_off, worker_config
 
 pytestmark = pytest.mark.integration
 

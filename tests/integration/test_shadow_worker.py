@@ -27,8 +27,8 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.in_flight import Holding
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer
-from tests.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
-from tests.workers import worker_config
+from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
+from tests.support.shadow.shadow_workers import worker_config
 
 pytestmark = pytest.mark.integration
 

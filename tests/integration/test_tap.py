@@ -26,7 +26,7 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.core.stream.connection import Queue
-from tests.relay_process import SidecarProcess, sidecar, wait
+from tests.support.sidecar.relay_process import SidecarProcess, sidecar, wait
 
 pytestmark = pytest.mark.integration
 

@@ -22,7 +22,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
 from quantdrift.storage.shadow.writer import Writer
-from tests.task_examples import NAMES, answers, judge_of, made, prepared
+from tests.support.shadow.task_examples import NAMES, answers, judge_of, made, prepared
 
 pytestmark = pytest.mark.integration
 

@@ -31,8 +31,8 @@ from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
-from tests.monitors import connected, until
-from tests.onnx_models import exchange_of
+from tests.support.monitor.monitor_processes import connected, until
+from tests.support.shadow.onnx_models import exchange_of
 
 pytestmark = pytest.mark.integration
 

@@ -32,7 +32,7 @@ from quantdrift.storage.shadow.rows import (
     Written,
 )
 from quantdrift.storage.shadow.writer import Writer
-from tests.onnx_models import POLICY, exchange_of, inputs_of
+from tests.support.shadow.onnx_models import POLICY, exchange_of, inputs_of
 
 pytestmark = pytest.mark.integration
 

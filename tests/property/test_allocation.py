@@ -14,7 +14,7 @@ from quantdrift.drift.sampling.allocation import Budget, Spread, allocate
 from quantdrift.drift.sampling.boosts import Boosts
 from quantdrift.drift.sampling.stratification import bins_of, falling
 from quantdrift.sidecar.sampling.second_phase import Thinning
-from tests.sampled_world import EDGES, LAYOUT, WHERES, World, world
+from tests.support.monitor.known_traffic import EDGES, LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.property
 

@@ -18,8 +18,8 @@ from quantdrift.sidecar.sampling.load_shedding import Gate
 from quantdrift.sidecar.state.config import Settled
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.pause import Paused
-from tests.raw_exchanges import raw_exchange
-from tests.relay_rig import Bench, answer, post
+from tests.support.sidecar.raw_exchanges import raw_exchange
+from tests.support.sidecar.relay_rig import Bench, answer, post
 
 pytestmark = pytest.mark.property
 

@@ -12,7 +12,7 @@ from quantdrift.drift.evidence.header import ALERTING, PAGING
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.evidence.run import SIDE_BY_SIDE
-from tests.change_streams import CHANGE, SURE, baseline, block
+from tests.support.monitor.change_streams import CHANGE, SURE, baseline, block
 
 pytestmark = pytest.mark.property
 

@@ -21,7 +21,7 @@ from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, read_body
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAIEmbeddings
-from tests.decoding import answer, ask, values
+from tests.support.sidecar.decode import answer, ask, values
 
 pytestmark = pytest.mark.property
 

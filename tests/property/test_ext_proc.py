@@ -10,7 +10,7 @@ from quantdrift.core.config import Config
 from quantdrift.sidecar.intake.envoy_stream import Room, Stream
 from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.state.counters import Gauge
-from tests.envoy_messages import (
+from tests.support.sidecar.envoy_messages import (
     exchange,
     request_body,
     request_headers,
@@ -19,7 +19,7 @@ from tests.envoy_messages import (
     response_headers,
     response_trailers,
 )
-from tests.relay_rig import Bench
+from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.property
 

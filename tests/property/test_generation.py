@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 from scipy.special import rel_entr
 
-from tests.scores import compared, scores_of, told
+from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.property
 

@@ -15,9 +15,20 @@ from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.relay.observing.heads import FramingError
 from quantdrift.sidecar.relay.observing.memory import Parts
 from quantdrift.sidecar.state.counters import Gauge
-from tests.http2_wire import ANSWER, GOAWAY, INFER, OPENING, PING, RST_STREAM, Ends, data, frame, headers
-from tests.relay_ends import relayed
-from tests.relay_rig import Bench
+from tests.support.sidecar.http2_wire import (
+    ANSWER,
+    GOAWAY,
+    INFER,
+    OPENING,
+    PING,
+    RST_STREAM,
+    Ends,
+    data,
+    frame,
+    headers,
+)
+from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.property
 

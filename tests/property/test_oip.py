@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
-from tests.oip_messages import decode_request, decode_response
+from tests.support.sidecar.oip_messages import decode_request, decode_response
 
 pytestmark = pytest.mark.property
 

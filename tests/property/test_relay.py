@@ -16,8 +16,8 @@ from quantdrift.sidecar.relay.http1.observer import Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request, parse_response
 from quantdrift.sidecar.relay.observing.memory import Parts
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.relay_ends import relayed
-from tests.relay_rig import INFER, Bench
+from tests.support.sidecar.relay_ends import relayed
+from tests.support.sidecar.relay_rig import INFER, Bench
 
 pytestmark = pytest.mark.property
 

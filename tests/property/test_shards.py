@@ -13,7 +13,7 @@ from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
-from tests.change_streams import baseline_of, observed
+from tests.support.monitor.change_streams import baseline_of, observed
 
 pytestmark = pytest.mark.property
 

@@ -9,8 +9,8 @@ from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.quantile import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 from quantdrift.drift.evidence.state import dump_state, load_state
-from tests.change_streams import block
-from tests.tail_streams import TAIL, learned
+from tests.support.monitor.change_streams import block
+from tests.support.monitor.tail_streams import TAIL, learned
 
 pytestmark = pytest.mark.property
 

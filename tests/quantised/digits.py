@@ -15,7 +15,7 @@ from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
-from tests.onnx_models import exchange_of, tensor
+from tests.support.shadow.onnx_models import exchange_of, tensor
 
 Images = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]

@@ -31,7 +31,7 @@ from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
-from tests.onnx_models import exchange_of, tensor
+from tests.support.shadow.onnx_models import exchange_of, tensor
 
 pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]  # the exporter's own
 

@@ -16,7 +16,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from tests.quantised.digits import Digits, Logits, divergence_of
-from tests.torch_models import opening
+from tests.support.shadow.torch_models import opening
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what it calls of PyTorch is deprecated there

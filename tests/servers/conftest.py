@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.relay_process import free_port
 from tests.servers.environment import Environment, environ, environment
 from tests.servers.server import Server, kserve_at, serving, triton_at, vllm_at
+from tests.support.sidecar.relay_process import free_port
 
 _MODELS = ("linear", "words", "steps", "reference")
 

@@ -16,8 +16,8 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import Queue
-from tests.relay_process import DEADLINE_S, SidecarProcess, sidecar, wait
 from tests.servers.wiretap import Wiretap, wiretap
+from tests.support.sidecar.relay_process import DEADLINE_S, SidecarProcess, sidecar, wait
 
 MARK = "x-test"  # the header by which a test finds its own exchanges
 

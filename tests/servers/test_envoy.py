@@ -18,12 +18,12 @@ import yaml
 from tritonclient.grpc import InferInput
 
 from quantdrift.core.records import Protocol
-from tests.envoy_pod import FAINT, Pod, pod
-from tests.grpc_backend import running_grpc
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import DEADLINE_S, Backend, free_port, running_backend, wait
 from tests.servers.environment import environment
 from tests.servers.server import Server, serving
+from tests.support.sidecar.envoy_pod import FAINT, Pod, pod
+from tests.support.sidecar.grpc_backend import running_grpc
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import DEADLINE_S, Backend, free_port, running_backend, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 

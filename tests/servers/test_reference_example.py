@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.reference_examples import commands, made, works
-from tests.relay_process import free_port
 from tests.servers.environment import environment
 from tests.servers.server import Server, triton_at
+from tests.support.shadow.reference_examples import commands, made, works
+from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 

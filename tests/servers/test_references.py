@@ -19,10 +19,10 @@ from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from tests.contract import test_reference_runtime as suite
-from tests.onnx_models import inputs_of, linear_model, saved
-from tests.relay_process import DEADLINE_S, free_port, wait
 from tests.servers.server import Server, kserve_at
 from tests.servers.wiretap import wiretap
+from tests.support.shadow.onnx_models import inputs_of, linear_model, saved
+from tests.support.sidecar.relay_process import DEADLINE_S, free_port, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 

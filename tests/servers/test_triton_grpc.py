@@ -15,11 +15,11 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import InferenceServerException
 
 from quantdrift.core.records import Exchange, Protocol
-from tests.relay_process import DEADLINE_S, wait
 from tests.servers.oip_clients import ask_grpc, grpc_input, serialised
 from tests.servers.passage import MARK, Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import TEXT, TIMES, X, tensor
+from tests.support.sidecar.relay_process import DEADLINE_S, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 

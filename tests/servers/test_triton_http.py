@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from tritonclient.utils import InferenceServerException
 
 from quantdrift.core.records import Exchange, Protocol
-from tests.relay_process import DEADLINE_S, wait
 from tests.servers.oip_clients import ask_http, http_input
 from tests.servers.passage import MARK, Passage, passage, talk
 from tests.servers.server import Server
 from tests.servers.tensors import N_READABLE, TEXT, TIMES, X, tensor
+from tests.support.sidecar.relay_process import DEADLINE_S, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 

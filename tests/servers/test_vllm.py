@@ -13,8 +13,6 @@ import pytest
 
 from quantdrift.core.records import Protocol
 from quantdrift.shadow.tensors.codec import decode
-from tests.language_models import loaded
-from tests.relay_process import wait
 from tests.servers.answers import Answers
 from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import Passage, passage
@@ -32,6 +30,8 @@ from tests.servers.vllm_asked import (
     opening_of,
     parts,
 )
+from tests.support.shadow.language_models import loaded
+from tests.support.sidecar.relay_process import wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
 

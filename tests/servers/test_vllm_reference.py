@@ -19,13 +19,13 @@ from quantdrift.shadow.runtimes.canaries.check import canaries_of
 from quantdrift.shadow.runtimes.canaries.text import drawn_texts, tokens_of
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
 from quantdrift.shadow.tensors.codec import decode
-from tests.language_models import loaded, opening, scored
-from tests.relay_process import free_port
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import passage
 from tests.servers.server import Server, vllm_at
 from tests.servers.vllm_asked import ASKED, TOOL, compared, opening_of
+from tests.support.shadow.language_models import loaded, opening, scored
+from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]
 

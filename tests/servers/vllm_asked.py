@@ -7,10 +7,10 @@ from typing import Any
 
 from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from tests.answered import prepared
-from tests.language_models import loaded, opening, remote_opening
 from tests.servers.answers import Asked, Held
 from tests.servers.server import Server
+from tests.support.shadow.language_models import loaded, opening, remote_opening
+from tests.support.shadow.openai_exchanges import prepared
 
 CHAT = {
     "model": "small",

@@ -12,8 +12,8 @@ from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
-from tests.change_streams import CHANGE, block, first_passages, learned, observed
-from tests.planted import known_when_born, plant
+from tests.support.monitor.change_streams import CHANGE, block, first_passages, learned, observed
+from tests.support.monitor.wrong_detectors import known_when_born, plant
 
 pytestmark = pytest.mark.statistical
 

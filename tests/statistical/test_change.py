@@ -15,8 +15,8 @@ from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.drift.evidence.header import Moved
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
-from tests.change_streams import CHANGE, SURE, block, first_passages, learned, observed
-from tests.planted import known_when_born, plant
+from tests.support.monitor.change_streams import CHANGE, SURE, block, first_passages, learned, observed
+from tests.support.monitor.wrong_detectors import known_when_born, plant
 
 pytestmark = pytest.mark.statistical
 

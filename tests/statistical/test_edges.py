@@ -15,9 +15,9 @@ from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL,
 from quantdrift.drift.detectors.tail import rank
 from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
-from tests.change_streams import baseline
-from tests.detectors import EXAMPLES, pairs, phases, sound
-from tests.planted import plant
+from tests.support.monitor.change_streams import baseline
+from tests.support.monitor.detectors import EXAMPLES, pairs, phases, sound
+from tests.support.monitor.wrong_detectors import plant
 
 pytestmark = pytest.mark.statistical
 

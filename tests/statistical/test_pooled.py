@@ -14,8 +14,8 @@ from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
 from quantdrift.drift.evidence.observations import STEPS
-from tests.change_streams import block
-from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, last, observed
+from tests.support.monitor.change_streams import block
+from tests.support.monitor.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, last, observed
 
 pytestmark = pytest.mark.statistical
 

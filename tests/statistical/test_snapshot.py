@@ -12,7 +12,7 @@ from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.header import N_TOTAL
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.evidence.state import dump_state, load_state
-from tests.detectors import after, given, phases
+from tests.support.monitor.detectors import after, given, phases
 
 pytestmark = pytest.mark.statistical
 

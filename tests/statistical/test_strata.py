@@ -9,7 +9,7 @@ import pytest
 
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
-from tests.change_streams import CHANGE, SURE, block, observed
+from tests.support.monitor.change_streams import CHANGE, SURE, block, observed
 
 pytestmark = pytest.mark.statistical
 

@@ -17,9 +17,9 @@ from quantdrift.drift.detectors.tail.quantile import tail_bin
 from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.evidence.margin import EDGES, N_BINS, margin_bin
 from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
-from tests import tail_streams
-from tests.change_streams import CHANGE, SURE, baseline, block, observed
-from tests.tail_streams import HEALTHY, TAIL
+from tests.support.monitor import tail_streams
+from tests.support.monitor.change_streams import CHANGE, SURE, baseline, block, observed
+from tests.support.monitor.tail_streams import HEALTHY, TAIL
 
 pytestmark = pytest.mark.statistical
 

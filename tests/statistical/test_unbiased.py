@@ -21,7 +21,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.sampling.allocation import Budget, allocate
 from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
 from quantdrift.sidecar.sampling.second_phase import Thinning, phase_salt
-from tests.sampled_world import LAYOUT, WHERES, World, world
+from tests.support.monitor.known_traffic import LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.statistical
 

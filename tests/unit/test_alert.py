@@ -9,7 +9,7 @@ from quantdrift.core.records import Verdict
 from quantdrift.monitor.planning.alerts import Alert, Match, alerts, pair
 from quantdrift.storage.monitor.history import StoredTransition
 from quantdrift.storage.monitor.rows import from_us
-from tests.fold_stream import BEGIN_US, SECOND_US
+from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit
 

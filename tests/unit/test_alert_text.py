@@ -16,8 +16,8 @@ from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.monitor.fold.alert_event import Story, summary
 from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.storage.monitor.explanation import Explanation
-from tests.alert_cases import alert, text
-from tests.fold_stream import ALL_ID
+from tests.support.monitor.alert_cases import alert, text
+from tests.support.monitor.fold_stream import ALL_ID
 
 pytestmark = pytest.mark.unit
 

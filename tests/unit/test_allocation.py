@@ -26,7 +26,7 @@ from quantdrift.drift.sampling.stratification import (
     profile_of,
     rounded_down,
 )
-from tests.sampled_world import EDGES, HEADERS, LAYOUT, world
+from tests.support.monitor.known_traffic import EDGES, HEADERS, LAYOUT, world
 
 pytestmark = pytest.mark.unit
 

@@ -16,7 +16,16 @@ from quantdrift.monitor.planning.backtest import Backtest, Findings, accepted
 from quantdrift.monitor.planning.backtest_report import hindsight
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
 from quantdrift.storage.monitor.rows import BatchRows, Position, Snapshot
-from tests.fold_stream import ALL_ID, BEGIN, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches, with_noise
+from tests.support.monitor.fold_stream import (
+    ALL_ID,
+    BEGIN,
+    CATALOG,
+    CLEAR_ID,
+    CONFIG,
+    FAINT_ID,
+    batches,
+    with_noise,
+)
 
 pytestmark = pytest.mark.unit
 

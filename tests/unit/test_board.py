@@ -14,7 +14,7 @@ from quantdrift.monitor.gauges import Board
 from quantdrift.monitor.outbox import log_record
 from quantdrift.storage.monitor.outbox import WaitingEvent
 from quantdrift.storage.monitor.rows import VerdictRow
-from tests.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
+from tests.support.monitor.fold_stream import ALL_ID, BEGIN, BEGIN_US, CATALOG, CLEAR_ID, FAINT_ID
 
 pytestmark = pytest.mark.unit
 

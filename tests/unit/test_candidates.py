@@ -14,7 +14,7 @@ from quantdrift.monitor.discovery.candidates import frozen, origins, settled, wi
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
-from tests.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery
+from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, POLICY, discovery
 
 pytestmark = pytest.mark.unit
 

@@ -20,7 +20,7 @@ from quantdrift.sidecar.sampling.second_phase import keeps_all
 from quantdrift.sidecar.state.config import Settled
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
-from tests.raw_exchanges import raw_exchange
+from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
 

@@ -22,7 +22,7 @@ from quantdrift.sidecar.state.config import Settled, Settlement, settle
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import Notice
-from tests.raw_exchanges import raw_exchange
+from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
 

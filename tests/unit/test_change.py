@@ -12,7 +12,7 @@ from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.evidence.state import dump_state, load_state
 from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
-from tests.change_streams import CHANGE, SURE, baseline, baseline_of, block, observed
+from tests.support.monitor.change_streams import CHANGE, SURE, baseline, baseline_of, block, observed
 
 pytestmark = pytest.mark.unit
 

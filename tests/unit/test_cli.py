@@ -101,7 +101,7 @@ def test_config_check_notes_that_nothing_listens_at_the_backend(tmp_path: Path) 
 
 def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
     """It tells precision and digest; an exported program that is not pinned is refused with what to pin."""
-    from tests.torch_models import exported, pin
+    from tests.support.shadow.torch_models import exported, pin
 
     program = exported(tmp_path / "m.pt2")
     path = tmp_path / "config.toml"

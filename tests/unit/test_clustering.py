@@ -17,7 +17,7 @@ from quantdrift.core.clusters import (
 )
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
 from quantdrift.core.errors import OperatorError
-from tests.clusterings import CLUSTERING
+from tests.support.monitor.clusterings import CLUSTERING
 
 pytestmark = pytest.mark.unit
 

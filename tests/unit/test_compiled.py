@@ -25,7 +25,7 @@ sys.stdout.buffer.write(pickle.dumps(courses()))
 
 def courses() -> dict[str, list[Any]]:
     """Return what live, alerting and learning signals of every kind go through, and where that leaves them."""
-    from tests.detectors import given, mixed, phases
+    from tests.support.monitor.detectors import given, mixed, phases
 
     found = {}
     for kind, detector in DETECTORS.items():

@@ -26,7 +26,7 @@ from quantdrift.storage.monitor.traffic import (
     SliceTraffic,
     TrafficRecord,
 )
-from tests.policies import BEGIN, CONFIG, evidence, named
+from tests.support.sidecar.policy_messages import BEGIN, CONFIG, evidence, named
 
 pytestmark = pytest.mark.unit
 

@@ -22,7 +22,7 @@ from quantdrift.core.sampling.policy_message import (
 )
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.sidecar.state.policy import MOST_KNOWN, Directives, Notice, judged
-from tests.policies import BEGIN, CONFIG, directive, named
+from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive, named
 
 pytestmark = pytest.mark.unit
 

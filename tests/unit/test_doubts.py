@@ -27,7 +27,7 @@ from quantdrift.shadow.replay.config_warnings import N_ITEMS, Doubts
 from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
 

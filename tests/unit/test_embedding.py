@@ -12,7 +12,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.embedding import vectors_of
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, model_of, saved
 
 pytestmark = pytest.mark.unit
 

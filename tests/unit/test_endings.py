@@ -9,7 +9,7 @@ import pytest
 
 from quantdrift.shadow.language.request_options import ended_itself
 from quantdrift.shadow.language.scoring import NOTHING, Scores
-from tests.scores import compared, scores_of, told
+from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit
 

@@ -25,7 +25,7 @@ from quantdrift.monitor.fold.alert_text import advice, reason_of, sentences
 from quantdrift.storage.monitor.evidence import Alerting, EvidenceItem
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.rows import Catalog, Episode, TransitionRow
-from tests.fold_stream import BEGIN_US, CATALOG, SECOND_US
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, SECOND_US
 
 pytestmark = pytest.mark.unit
 

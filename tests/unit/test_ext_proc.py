@@ -21,7 +21,7 @@ from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Room, Stream
 from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.supervisor import serve
-from tests.envoy_messages import (
+from tests.support.sidecar.envoy_messages import (
     ANSWERED,
     ASKED,
     GRPC_PATH,
@@ -33,7 +33,7 @@ from tests.envoy_messages import (
     response_headers,
     response_trailers,
 )
-from tests.relay_rig import Bench
+from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.unit
 

@@ -20,8 +20,8 @@ from quantdrift.storage.monitor.rows import (
     TransitionRow,
     VerdictRow,
 )
-from tests.fold_stream import ALL_ID, BEGIN_US, SECOND_US, batches, diverging
-from tests.folds import fold_all
+from tests.support.monitor.fold_stream import ALL_ID, BEGIN_US, SECOND_US, batches, diverging
+from tests.support.monitor.folds import fold_all
 
 pytestmark = pytest.mark.unit
 

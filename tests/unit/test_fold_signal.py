@@ -7,7 +7,7 @@ from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BaselineRow, BatchRows, Position, Snapshot, Source, TallyRow
-from tests.fold_stream import (
+from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,
     CATALOG,
@@ -18,7 +18,7 @@ from tests.fold_stream import (
     batches,
     diverging,
 )
-from tests.folds import fold_all, quiet, verdict_of
+from tests.support.monitor.folds import fold_all, quiet, verdict_of
 
 pytestmark = pytest.mark.unit
 

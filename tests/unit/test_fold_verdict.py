@@ -8,7 +8,7 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, ExpiryRow, TallyRow, TransitionRow
-from tests.fold_stream import (
+from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN_US,
     CATALOG,
@@ -19,7 +19,7 @@ from tests.fold_stream import (
     WITHOUT_REFERENCE,
     batches,
 )
-from tests.folds import EMPTY, fold_all, quiet, verdict_of
+from tests.support.monitor.folds import EMPTY, fold_all, quiet, verdict_of
 
 pytestmark = pytest.mark.unit
 

@@ -13,7 +13,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer, Call
 from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores, objects
-from tests.scores import compared, scores_of, told
+from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit
 

@@ -46,7 +46,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 _TRIMMED = """
 from quantdrift.shadow.runtimes.malloc import trim
-from tests.resident import resident_bytes
+from tests.support.resident_memory import resident_bytes
 blocks = [bytearray(50_000) for _ in range(1_000)]
 kept = blocks[9::10]  # what is free lies between what is in use
 del blocks

@@ -12,7 +12,7 @@ from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.state.routes import Routes
-from tests.http2_wire import (
+from tests.support.sidecar.http2_wire import (
     ACK,
     ANSWER,
     CONTINUATION,
@@ -34,7 +34,7 @@ from tests.http2_wire import (
     reset,
     settings,
 )
-from tests.relay_rig import Bench
+from tests.support.sidecar.relay_rig import Bench
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ import pytest
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
-from tests.decoding import answer, ask, datatypes, lost, values
+from tests.support.sidecar.decode import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit
 

@@ -9,8 +9,8 @@ import pytest
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.slices.clusters import Learned, LearnedSlices
-from tests.clusterings import CLUSTERING
-from tests.onnx_models import exchange_of, inputs_of
+from tests.support.monitor.clusterings import CLUSTERING
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
 

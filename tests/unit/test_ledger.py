@@ -6,7 +6,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
 from quantdrift.monitor.fold.loss import RECENT_US, Counts, Ledger
 from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
-from tests.fold_stream import BEGIN_US, POLICY, SECOND_US
+from tests.support.monitor.fold_stream import BEGIN_US, POLICY, SECOND_US
 
 pytestmark = pytest.mark.unit
 

@@ -18,8 +18,8 @@ from quantdrift.shadow.replay.replay import Compared, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.sidecar.protocols.oip import OipRest
-from tests.decoding import answer
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
+from tests.support.sidecar.decode import answer
 
 pytestmark = pytest.mark.unit
 

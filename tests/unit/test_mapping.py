@@ -18,7 +18,7 @@ from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.tensors.mapping import check_mapping
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit
 

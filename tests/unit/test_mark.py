@@ -11,9 +11,9 @@ from quantdrift.sidecar.intake.gateway import Entrance
 from quantdrift.sidecar.relay.http1.observer import Observer
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
-from tests.relay_process import wait
-from tests.relay_rig import Bench, answer, post
+from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
+from tests.support.sidecar.relay_process import wait
+from tests.support.sidecar.relay_rig import Bench, answer, post
 from tests.unit.test_taps import End, config_of, serving
 
 pytestmark = pytest.mark.unit

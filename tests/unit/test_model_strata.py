@@ -22,8 +22,8 @@ from quantdrift.storage.monitor.traffic import (
     SliceTraffic,
     TrafficRecord,
 )
-from tests.policies import CONFIG, evidence
-from tests.raw_exchanges import raw_exchange
+from tests.support.sidecar.policy_messages import CONFIG, evidence
+from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
 

@@ -29,10 +29,10 @@ from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import NoiseItem
-from tests.answered import chat, exchange
-from tests.answered import prepared as answered
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
-from tests.scores import scores_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
+from tests.support.shadow.openai_exchanges import chat, exchange
+from tests.support.shadow.openai_exchanges import prepared as answered
+from tests.support.shadow.score_streams import scores_of
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ from quantdrift.drift.evidence.state import load_state
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.monitor.rows import DetectorRow, FloorRow, Outcome, Snapshot, VerdictRow
-from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
-from tests.folds import EMPTY, fold_all
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, batches, with_noise
+from tests.support.monitor.folds import EMPTY, fold_all
 
 pytestmark = pytest.mark.unit
 

@@ -7,7 +7,7 @@ from quantdrift.core.records import MARK, HeaderStratum, Loss
 from quantdrift.sidecar.relay.http1.observer import Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request
 from quantdrift.sidecar.state.counters import Count, Gauge
-from tests.relay_rig import INFER, Bench, answer, post
+from tests.support.sidecar.relay_rig import INFER, Bench, answer, post
 
 pytestmark = pytest.mark.unit
 

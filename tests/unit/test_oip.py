@@ -11,7 +11,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferRequestedO
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.errors import LostError
-from tests.oip_messages import decode_request, decode_response
+from tests.support.sidecar.oip_messages import decode_request, decode_response
 
 pytestmark = pytest.mark.unit
 

@@ -18,8 +18,8 @@ from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
 from quantdrift.shadow.runtimes.registry import Opening, gpu_share, open_reference
 from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
-from tests.onnx_models import inputs_of, linear_model, model_of, saved
-from tests.resident import MB, apart, resident_bytes
+from tests.support.resident_memory import MB, apart, resident_bytes
+from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit
 

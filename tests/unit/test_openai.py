@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
-from tests.decoding import answer, ask, datatypes, lost, values
+from tests.support.sidecar.decode import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit
 

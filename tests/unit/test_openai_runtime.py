@@ -15,8 +15,8 @@ from quantdrift.shadow.language.scoring import Asked
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.self_test import ProvenRuntime
-from tests.language_models import loaded, opening, remote_opening, scored
-from tests.vllm_like import VllmLike, serving
+from tests.support.shadow.language_models import loaded, opening, remote_opening, scored
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.unit
 

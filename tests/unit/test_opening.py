@@ -7,8 +7,8 @@ from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.relay.observing.observer import Holder
 from quantdrift.sidecar.relay.protocol_detection import Opening
 from quantdrift.sidecar.state.counters import Gauge
-from tests.http2_wire import ANSWER, OPENING, Ends, data, headers
-from tests.relay_rig import Bench, answer, post
+from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
+from tests.support.sidecar.relay_rig import Bench, answer, post
 
 pytestmark = pytest.mark.unit
 

@@ -20,10 +20,10 @@ from quantdrift.shadow.pipeline.metrics import Meters
 from quantdrift.shadow.replay.replay import Compared
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.registry import Opening
-from tests.answered import chat, exchange, prepared
-from tests.language_models import scored
-from tests.onnx_models import BIAS, WEIGHT
-from tests.scores import compared, scores_of, told
+from tests.support.shadow.language_models import scored
+from tests.support.shadow.onnx_models import BIAS, WEIGHT
+from tests.support.shadow.openai_exchanges import chat, exchange, prepared
+from tests.support.shadow.score_streams import compared, scores_of, told
 from tests.unit.test_generation import SERVED, P
 from tests.unit.test_served import SAID, of_chat
 

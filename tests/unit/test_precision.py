@@ -13,7 +13,7 @@ from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime, inspect
 from quantdrift.shadow.runtimes.protocol import digest_of
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from tests.onnx_models import WEIGHT, linear_model, model_of, saved
+from tests.support.shadow.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit
 

@@ -12,7 +12,7 @@ from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, BrokenRuntimeError, DoubtfulInputError
 from quantdrift.shadow.runtimes.self_test import ProvenRuntime
 from quantdrift.shadow.worker import longest_replay_s
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit
 

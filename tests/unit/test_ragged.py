@@ -19,7 +19,7 @@ from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.tensors.items import itemised, joined_steps
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, tensor
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, tensor
 
 pytestmark = pytest.mark.unit
 

@@ -24,9 +24,9 @@ from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.tensors.codec import decode, fit_inputs
-from tests.grpc_backend import Doubling, running_grpc
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
-from tests.relay_process import wait
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
+from tests.support.sidecar.grpc_backend import Doubling, running_grpc
+from tests.support.sidecar.relay_process import wait
 
 pytestmark = pytest.mark.unit
 

@@ -16,8 +16,8 @@ from quantdrift.sidecar.capture.recorder import Origin, Recorder
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.state.config import Settled
 from quantdrift.sidecar.state.policy import Directives
-from tests.policies import directive
-from tests.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
+from tests.support.sidecar.policy_messages import directive
+from tests.support.sidecar.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 
 pytestmark = pytest.mark.unit
 

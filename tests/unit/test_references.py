@@ -6,7 +6,7 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from tests.onnx_models import BIAS, WEIGHT
+from tests.support.shadow.onnx_models import BIAS, WEIGHT
 
 pytestmark = pytest.mark.unit
 

@@ -15,7 +15,7 @@ from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit
 

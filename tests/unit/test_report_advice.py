@@ -6,7 +6,7 @@ from quantdrift.report.advice import advise, trace_link
 from quantdrift.report.interval import Estimate
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.report.facts import Deciding, Episode, SliceName, Version
-from tests.report_figures import NOW
+from tests.support.monitor.report_figures import NOW
 
 pytestmark = pytest.mark.unit
 

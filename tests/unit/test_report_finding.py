@@ -17,7 +17,7 @@ from quantdrift.storage.report.facts import (
     VerdictFact,
     Version,
 )
-from tests.report_figures import NOW, make_episode
+from tests.support.monitor.report_figures import NOW, make_episode
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from quantdrift.core.records import Loss, Metric
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.interval import Estimate
 from quantdrift.report.render import REASONS, Drawing, render
-from tests.report_figures import Page, make_episode, make_figures, make_slice
+from tests.support.monitor.report_figures import Page, make_episode, make_figures, make_slice
 
 pytestmark = pytest.mark.unit
 

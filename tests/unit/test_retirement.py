@@ -15,8 +15,8 @@ from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Positio
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
 from quantdrift.storage.slices.discovery import DiscoveryRow
-from tests.discovered_traffic import DAY, FAINT, NOW, discovery
-from tests.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
+from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery
 
 pytestmark = pytest.mark.unit
 

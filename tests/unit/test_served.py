@@ -11,8 +11,8 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.language.answer import Answer, Call
 from quantdrift.shadow.language.from_exchange import served
 from quantdrift.shadow.language.scoring import Asked, Scores
-from tests.answered import chat, exchange
-from tests.onnx_models import exchange_of, inputs_of
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.shadow.openai_exchanges import chat, exchange
 
 pytestmark = pytest.mark.unit
 

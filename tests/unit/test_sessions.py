@@ -8,7 +8,7 @@ from quantdrift.monitor.fold import sessions as module
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Position, SessionRow, Snapshot
-from tests.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 pytestmark = pytest.mark.unit
 

@@ -15,8 +15,8 @@ from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
-from tests.onnx_models import WEIGHT, exchange_of, model_of, saved
-from tests.resident import MB, apart, resident_bytes
+from tests.support.resident_memory import MB, apart, resident_bytes
+from tests.support.shadow.onnx_models import WEIGHT, exchange_of, model_of, saved
 
 pytestmark = pytest.mark.unit
 

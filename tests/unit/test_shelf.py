@@ -11,7 +11,7 @@ from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError, ReferenceRuntime
-from tests.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, linear_model, logits_of, saved
 
 pytestmark = pytest.mark.unit
 

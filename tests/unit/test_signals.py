@@ -10,7 +10,7 @@ from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import shown
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import ComparisonRow
-from tests.fold_stream import ALL_ID, CATALOG, batches
+from tests.support.monitor.fold_stream import ALL_ID, CATALOG, batches
 
 pytestmark = pytest.mark.unit
 

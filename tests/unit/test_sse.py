@@ -7,7 +7,7 @@ import pytest
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols import sse
 from quantdrift.sidecar.protocols.sse import Event, read_events
-from tests.decoding import lost
+from tests.support.sidecar.decode import lost
 
 pytestmark = pytest.mark.unit
 

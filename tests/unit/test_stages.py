@@ -31,7 +31,7 @@ from quantdrift.shadow.worker import Track
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined, VectorRow, Written
 from quantdrift.storage.shadow.writer import Writer
-from tests.onnx_models import exchange_of, inputs_of
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
 

@@ -11,8 +11,8 @@ from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.monitor.fold.alert_event import Story, ended, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
-from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
-from tests.tail_streams import STRETCHED, given, last, learned
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
+from tests.support.monitor.tail_streams import STRETCHED, given, last, learned
 
 pytestmark = pytest.mark.unit
 

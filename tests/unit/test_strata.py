@@ -8,7 +8,7 @@ from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slic
 from quantdrift.core.config.strata import header_strata, with_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
-from tests.policies import CONFIG, SAMPLING
+from tests.support.sidecar.policy_messages import CONFIG, SAMPLING
 
 pytestmark = pytest.mark.unit
 

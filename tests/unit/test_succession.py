@@ -6,7 +6,15 @@ import pytest
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Catalog, Episode, Outcome, Position, Snapshot, TallyRow
-from tests.fold_stream import CATALOG, CONFIG, FAINT_ID, SECOND_US, WITH_REFERENCE, WITHOUT_REFERENCE, batches
+from tests.support.monitor.fold_stream import (
+    CATALOG,
+    CONFIG,
+    FAINT_ID,
+    SECOND_US,
+    WITH_REFERENCE,
+    WITHOUT_REFERENCE,
+    batches,
+)
 
 pytestmark = pytest.mark.unit
 

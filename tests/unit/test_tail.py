@@ -11,8 +11,17 @@ from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.evidence.recovery import RESOLVED
-from tests.change_streams import block
-from tests.tail_streams import HEALTHY, STRETCHED, TAIL, baseline, given, last, learned, observed
+from tests.support.monitor.change_streams import block
+from tests.support.monitor.tail_streams import (
+    HEALTHY,
+    STRETCHED,
+    TAIL,
+    baseline,
+    given,
+    last,
+    learned,
+    observed,
+)
 
 pytestmark = pytest.mark.unit
 

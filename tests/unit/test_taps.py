@@ -28,7 +28,7 @@ from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import Routes
 from quantdrift.sidecar.tap.client import Sender
 from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
-from tests.relay_process import wait
+from tests.support.sidecar.relay_process import wait
 
 pytestmark = pytest.mark.unit
 

@@ -9,7 +9,7 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.runtimes.protocol import TensorSpec
 from quantdrift.shadow.tensors.codec import decode, fit_inputs
-from tests.onnx_models import tensor
+from tests.support.shadow.onnx_models import tensor
 
 pytestmark = pytest.mark.unit
 

@@ -26,10 +26,10 @@ from quantdrift.shadow.runtimes.canaries.text import drawn_texts, read_texts, sc
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from tests.language_models import loaded, opening, quantised, remote_opening
-from tests.language_models import scored as scores_of
-from tests.onnx_models import BIAS, WEIGHT
-from tests.vllm_like import VllmLike, serving
+from tests.support.shadow.language_models import loaded, opening, quantised, remote_opening
+from tests.support.shadow.language_models import scored as scores_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT
+from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.unit
 

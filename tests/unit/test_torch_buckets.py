@@ -17,8 +17,8 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.runtimes.pytorch.buckets import Step, filled, joined, steps_of
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from tests.onnx_models import WEIGHT, inputs_of, logits_of
-from tests.torch_models import FACTORY, MODEL, exported, opening, weights
+from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
+from tests.support.shadow.torch_models import FACTORY, MODEL, exported, opening, weights
 
 pytestmark = pytest.mark.unit
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from quantdrift.core.errors import OperatorError
-from tests.onnx_models import WEIGHT, inputs_of, logits_of
-from tests.torch_models import Linear, of_factory
+from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
+from tests.support.shadow.torch_models import Linear, of_factory
 
 pytestmark = pytest.mark.unit
 

@@ -27,8 +27,8 @@ from quantdrift.shadow.runtimes.pytorch.determinism import device_for
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.self_test import ProvenRuntime
-from tests.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
-from tests.torch_models import (
+from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
+from tests.support.shadow.torch_models import (
     FACTORY,
     MODEL,
     Hungry,
@@ -305,7 +305,7 @@ def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) 
     device, that would end the worker.
     """
     Hungry.held.clear()
-    runtime = ProvenRuntime(of_factory(tmp_path, "tests.torch_models:Hungry"))
+    runtime = ProvenRuntime(of_factory(tmp_path, "tests.support.shadow.torch_models:Hungry"))
     with pytest.raises(QuarantineError, match="memory") as caught:
         runtime.run({"x": inputs_of(4)})
     assert [one() for one in Hungry.held] == [None] * len(Hungry.held)

@@ -11,7 +11,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.torchserve import TorchServe
-from tests.decoding import answer, ask, datatypes, lost, values
+from tests.support.sidecar.decode import answer, ask, datatypes, lost, values
 
 pytestmark = pytest.mark.unit
 

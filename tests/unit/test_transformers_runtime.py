@@ -20,7 +20,7 @@ from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Want
 from quantdrift.shadow.language.scoring import Asked, Row
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
-from tests.language_models import loaded, opening, scored
+from tests.support.shadow.language_models import loaded, opening, scored
 
 pytestmark = pytest.mark.unit
 

@@ -18,7 +18,7 @@ from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.storage.shadow.rows import Quarantined, Unreferenced
-from tests.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
+from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
 pytestmark = pytest.mark.unit
 

@@ -11,7 +11,7 @@ from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, Yardstick, 
 from quantdrift.monitor.explain.sample import Measure, Scene, damaged
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Episode, TransitionRow, VersionRow
-from tests.fold_stream import BEGIN_US, SECOND_US
+from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
 
 pytestmark = pytest.mark.unit
 

@@ -24,7 +24,7 @@ class Linear(Model):
 
 
 class Reference(Model):
-    """The linear model of `tests/onnx_models.py`, which tells what it takes and gives."""
+    """The linear model of `tests/support/shadow/onnx_models.py`, which tells what it takes and gives."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -1,4 +1,4 @@
-"""For Triton's Python backend: the linear model of `tests/onnx_models.py`. It fails on infinity, and is slow on NaN."""
+"""For Triton's Python backend: the linear model of `tests/support/shadow/onnx_models.py`. It fails on infinity, and is slow on NaN."""
 
 import time
 from typing import Any

@@ -11,7 +11,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL,
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.quantile import tail_bin
 from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
-from tests import change_streams, tail_streams
+from tests.support.monitor import change_streams, tail_streams
 
 PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
 PAGES = {

@@ -5,7 +5,7 @@ import msgspec
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Outcome, Position, Snapshot, TallyRow
-from tests.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, CONFIG, FAINT_ID, SECOND_US, batches
 
 EMPTY = Snapshot(position=Position())
 

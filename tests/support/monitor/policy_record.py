@@ -23,8 +23,8 @@ from quantdrift.storage.leader import Leadership
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.rows import BatchRows
 from quantdrift.storage.monitor.write import write
-from tests.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
-from tests.policies import CONFIG as POLICY_CONFIG
+from tests.support.monitor.fold_stream import BEGIN, FAINT_ID, batches, store_batch, store_catalog
+from tests.support.sidecar.policy_messages import CONFIG as POLICY_CONFIG
 
 N_CALM = 120
 BUDGET_PER_S = 0.5
@@ -111,9 +111,9 @@ async def maker(
 @contextlib.asynccontextmanager
 async def maker_process(dsn: str, stream: Stream, now: datetime) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run one in a process of its own, which does not outlive the block."""
-    command = ["-m", "tests.policy_record", stream.url, stream.name, now.isoformat()]
+    command = ["-m", "tests.support.monitor.policy_record", stream.url, stream.name, now.isoformat()]
     process = await asyncio.create_subprocess_exec(
-        sys.executable, *command, cwd=Path(__file__).parents[1], env={**os.environ, "QUANTDRIFT_DSN": dsn}
+        sys.executable, *command, cwd=Path(__file__).parents[3], env={**os.environ, "QUANTDRIFT_DSN": dsn}
     )
     try:
         yield process

@@ -6,9 +6,9 @@ import socket
 import threading
 from typing import Self
 
-from tests.raw_exchanges import REQUEST, RESPONSE
-from tests.relay_process import SidecarProcess
-from tests.relay_rig import answer, post
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.relay_process import SidecarProcess
+from tests.support.sidecar.relay_rig import answer, post
 
 CAP = 20.0
 _ASK = json.dumps(REQUEST).encode()

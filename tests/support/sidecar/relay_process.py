@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.relay_rig import answer
+from tests.support.sidecar.relay_rig import answer
 
 DEADLINE_S = 30.0
 

@@ -8,7 +8,7 @@ import asyncpg
 import msgspec
 
 from quantdrift.storage.monitor.rows import from_us
-from tests.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
+from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
 
 ALL, FAINT, DARK, CLEAR = 1, 2, 3, 4
 VERSION, SUCCESSOR = 1, 2

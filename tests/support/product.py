@@ -17,7 +17,7 @@ from examples.digits.services import Services, services
 from examples.digits.traffic import Traffic
 from examples.otlp_receiver import OtlpReceiver
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class Product:

@@ -5,7 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, cast
 
 from quantdrift.sidecar.relay.connection import Connection, Relay
-from tests.relay_rig import Bench
+from tests.support.sidecar.relay_rig import Bench
 
 
 class Wire(asyncio.Transport):

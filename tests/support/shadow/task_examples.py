@@ -13,9 +13,9 @@ from quantdrift.shadow.replay.exchange import Prepared
 from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
-from tests.onnx_models import exchange_of, tensor
+from tests.support.shadow.onnx_models import exchange_of, tensor
 
-ROOT = Path(__file__).resolve().parents[1] / "examples"
+ROOT = Path(__file__).resolve().parents[3] / "examples"
 NAMES = ("classification", "multilabel", "regression", "embedding", "ranking", "tensor")
 
 

@@ -14,7 +14,7 @@ from quantdrift.monitor.fold.alert_event import Story, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
-from tests.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
+from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
 
 UNIT = {Metric.FLIP: 0.01, Metric.DIVERGENCE: 0.04}
 

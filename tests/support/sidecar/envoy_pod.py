@@ -12,7 +12,7 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Stream
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import Queue
-from tests.relay_process import DEADLINE_S, SidecarProcess, free_port, sidecar, wait
+from tests.support.sidecar.relay_process import DEADLINE_S, SidecarProcess, free_port, sidecar, wait
 
 FAINT = {"x-scanner": "faint"}
 LIMIT_BYTES = 1 << 20

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
-from tests.raw_exchanges import REQUEST, RESPONSE
+from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
 
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 PATH = "/v2/models/digits/infer"

@@ -8,7 +8,7 @@ from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
 from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
 from quantdrift.drift.evidence.run import Path
-from tests.change_streams import block
+from tests.support.monitor.change_streams import block
 
 TAIL = TailDetector()
 HEALTHY, STRETCHED = Divergences(), Divergences(factor=3.0)

@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from quantdrift.shadow.runtimes.registry import Opening
-from tests.onnx_models import BIAS, N_FEATURES, WEIGHT
+from tests.support.shadow.onnx_models import BIAS, N_FEATURES, WEIGHT
 
-FACTORY = "tests.torch_models:made"
+FACTORY = "tests.support.shadow.torch_models:made"
 MODEL = Model(
     name="digits",
     inputs=(ModelTensor(name="x", datatype="FP32", shape=(-1, N_FEATURES)),),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-ROOT: Final = Path(__file__).resolve().parents[1]
+ROOT: Final = Path(__file__).resolve().parents[3]
 EXAMPLE: Final = ROOT / "examples" / "references"
 _OUT: Final = "out/references"
 _SERVES: Final = ("docker ", "python -m examples.oip_server ")

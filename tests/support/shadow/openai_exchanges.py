@@ -14,8 +14,8 @@ from quantdrift.shadow.replay.references import Judge
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.sidecar.protocols.decoder import Decoder
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
-from tests.decoding import answer, ask
-from tests.onnx_models import exchange_of, inputs_of
+from tests.support.shadow.onnx_models import exchange_of, inputs_of
+from tests.support.sidecar.decode import answer, ask
 
 _DECODERS: Mapping[str, tuple[Protocol, Decoder]] = {
     "/v1/chat/completions": (Protocol.OPENAI_CHAT, OpenAIChat()),

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Self
 
-from tests.relay_process import DEADLINE_S
-from tests.relay_rig import answer, post
+from tests.support.sidecar.relay_process import DEADLINE_S
+from tests.support.sidecar.relay_rig import answer, post
 
 
 class Load:
