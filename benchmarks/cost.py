@@ -9,7 +9,7 @@ from benchmarks.race import OBSERVE, Shipped, known, learned
 from benchmarks.streams import Divergences, Flips, Law
 from quantdrift.drift.detectors.protocol import DETECTORS, LEARNERS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
-from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Series, SignalKey, SliceWatch, Thresholds, advance
 
 BATCH_ITEMS = 64  # of the shadow's default
 SHARES = np.geomspace(1.0, 0.005, 40)  # of the traffic, slices of a small fleet
@@ -67,7 +67,7 @@ def state_bytes() -> int:
 def _timed(keys: Sequence[SignalKey], given: Sequence[IntArray]) -> float:
     rng = np.random.default_rng(9)
     fresh = {key: live_state(key) for key in keys}
-    watches = [Watch(states={key: state.copy() for key, state in fresh.items()}) for _ in given[0]]
+    watches = [SliceWatch(states={key: state.copy() for key, state in fresh.items()}) for _ in given[0]]
     spent, n = [], []
     mass = 0.0
     for counts in given:

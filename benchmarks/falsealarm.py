@@ -18,7 +18,7 @@ from benchmarks.streams import BASELINE, Case, Divergences, Flips, Law, Stream
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS
 from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 
 CONFIDENCE = 0.95
 NULLS: dict[str, Law] = {"budget": Flips(rate=0.01), "change": Flips(rate=0.02), "tail": Divergences()}
@@ -96,7 +96,7 @@ def on_calendar_clock(kind: str, days: int, seed: int) -> Measured:
     key, detector, law = SignalKey("x", kind), DETECTORS[kind], NULLS[kind]
     watches = []
     for _ in range(_N_SLICES):
-        watches.append(Watch())
+        watches.append(SliceWatch())
         watches[-1].add(key, _fresh(kind))
     clock = CalendarClock(at_us=0)
     months, n_alarms, n_groups = 0.0, 0, 0

@@ -15,7 +15,7 @@ from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.clock import DAY_US, CalendarClock
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.triage import ALPHA, triage
-from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 
 LOOKS = 80
 PER_LOOK = 100
@@ -63,7 +63,7 @@ def look_after(
     onset = np.full(n_slices, n)
     onset[:N_DRIFTED] = rng.integers(n // 8, 3 * n // 8, N_DRIFTED)
     clock = CalendarClock(at_us=0, n_detectors=n_slices)
-    watches = [Watch() for _ in range(n_slices)]
+    watches = [SliceWatch() for _ in range(n_slices)]
     for watch in watches:
         fresh = BUDGET.fresh(budget=BUDGET_RATE, scale=1.0, weighted=False, mass=0.0, at_us=0)
         watch.add(_FLIP, fresh)

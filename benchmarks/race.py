@@ -12,7 +12,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, LEARNERS, Det
 from quantdrift.drift.detectors.tail.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.detectors.tail.quantile import tail_bin
 from quantdrift.drift.evidence.margin import N_BINS
-from quantdrift.drift.evidence.observations import STEPS, Block, BoolArray, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, BoolArray, FloatArray, ObservationBlock
 
 OPERATING_POINT = 4e6
 SECOND_US = 1_000_000
@@ -86,7 +86,7 @@ class Shipped:
     def follow(self, x: FloatArray) -> FloatArray:
         """Return the page evidence after each step, (steps, runs); the copies are never reset."""
         at = np.broadcast_to(np.arange(self._n + 1.0, self._n + 1 + len(x))[:, None], x.shape)
-        block = Block(
+        block = ObservationBlock(
             x=self._observe(x), seen=np.ones(x.shape, dtype=np.bool_), mass=at, at_us=at * SECOND_US
         )
         path = self._detector.run(self.states, block)

@@ -33,7 +33,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.drift.detectors import budget as fields
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.header import MASS, PAGE_MASS
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
 from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, allocate, urgency
 from quantdrift.drift.sampling.boosts import Boosts, Layout
 
@@ -188,7 +188,9 @@ class Fleet:
                     at = np.where(seen, starts[rows] + first + steps, 0)
                     mass = states[rows, MASS] + np.minimum(steps + 1, left[rows])
                     values = np.stack((x[at] * v[at], v[at]), axis=-1) * seen[:, :, None]
-                    path = BUDGET.run(states[rows], Block(x=values, seen=seen, mass=mass, at_us=mass))
+                    path = BUDGET.run(
+                        states[rows], ObservationBlock(x=values, seen=seen, mass=mass, at_us=mass)
+                    )
                     states[rows] = path.stopped(left[rows] - 1)
                     for column in np.flatnonzero(rows % N_SLICES == drifted):
                         hit = path.page[: left[rows[column]], column] >= OPERATING_POINT
@@ -287,7 +289,9 @@ def uniform(runs: int, seed: int) -> FloatArray:
         x = (rng.random((STEPS, runs)) < rate).astype(np.float64)
         mass = np.broadcast_to(n + 1.0 + np.arange(STEPS)[:, None], x.shape)
         values = np.stack((x, np.ones_like(x)), axis=-1)
-        path = BUDGET.run(states, Block(x=values, seen=np.ones(x.shape, dtype=bool), mass=mass, at_us=mass))
+        path = BUDGET.run(
+            states, ObservationBlock(x=values, seen=np.ones(x.shape, dtype=bool), mass=mass, at_us=mass)
+        )
         hit = path.page >= OPERATING_POINT
         if n >= HISTORY:
             step = np.where(hit.any(axis=0), n - HISTORY + hit.argmax(axis=0) + 1.0, np.inf)

@@ -20,7 +20,7 @@ from benchmarks.shifts import (
 )
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.explain.before_window import yardstick
-from quantdrift.monitor.explain.sample import Scene, damaged, measure_of, mixed
+from quantdrift.monitor.explain.sample import WindowSample, damaged, measure_of, mixed
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 from quantdrift.storage.monitor.rows import ComparisonRow, Episode, Position, Snapshot, TransitionRow
@@ -190,7 +190,9 @@ class _Watcher:
         before = asyncio.run(yardstick(self, row, versions))
         span = (before.begin_us, before.end_us)
         now = (row.onset_us, row.at_us + 1)
-        own = damaged(Scene(before.items), self._scene(row.model_version_id, row.slice_id, *now), measure)
+        own = damaged(
+            WindowSample(before.items), self._scene(row.model_version_id, row.slice_id, *now), measure
+        )
         whole = mixed(
             self._scene(before.version, EVERYTHING, *span),
             self._scene(row.model_version_id, EVERYTHING, *now),
@@ -231,8 +233,8 @@ class _Watcher:
             None,
         )
 
-    def _scene(self, version: int, slice_id: int, begin_us: int, end_us: int) -> Scene:
-        return Scene(self._window(version, slice_id, begin_us, end_us)[-MOST_ROWS:][::-1])
+    def _scene(self, version: int, slice_id: int, begin_us: int, end_us: int) -> WindowSample:
+        return WindowSample(self._window(version, slice_id, begin_us, end_us)[-MOST_ROWS:][::-1])
 
     def _window(self, version: int, slice_id: int, begin_us: int, end_us: int) -> list[EvidenceItem]:
         return [

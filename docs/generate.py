@@ -12,7 +12,7 @@ import msgspec
 from quantdrift.cli.main import main
 from quantdrift.core import telemetry
 from quantdrift.core.config.render import default_toml, reference_markdown
-from quantdrift.monitor.fold.noise import NoiseStory
+from quantdrift.monitor.fold.noise import NoiseEvent
 from quantdrift.storage.admin.database_docs import page as database_markdown
 from quantdrift.storage.monitor.explanation import Explanation
 
@@ -46,7 +46,7 @@ def telemetry_markdown() -> str:
         "",
         "Events named `quantdrift.noise` tell that a reference or candidate is shown to differ from itself by more than",
         "`monitor.noise_bound` of a budget (WARN), or by less again (INFO). Their attributes, with the same prefix:",
-        f"{', '.join(f'`{name}`' for name in NoiseStory.__struct_fields__)}.",
+        f"{', '.join(f'`{name}`' for name in NoiseEvent.__struct_fields__)}.",
         "",
         "| attribute | meaning |",
         "|---|---|",

@@ -27,25 +27,25 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.expired import ExpiredCount
-from quantdrift.shadow.pipeline.fair_share import Turns, terms_of
-from quantdrift.shadow.pipeline.in_flight import Holding
-from quantdrift.shadow.pipeline.metrics import Health, Meters
-from quantdrift.shadow.pipeline.queues import Lanes
-from quantdrift.shadow.pipeline.reader import Reader, Readers
-from quantdrift.shadow.pipeline.stages import Stages, Taken
-from quantdrift.shadow.pipeline.tallies import TallyIntake
+from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
+from quantdrift.shadow.pipeline.in_flight import InFlight
+from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics
+from quantdrift.shadow.pipeline.queues import BatchQueues
+from quantdrift.shadow.pipeline.reader import ModelReaders, Reader
+from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
+from quantdrift.shadow.pipeline.tallies import TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, at_a_server
 from quantdrift.shadow.runtimes import malloc
-from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
 from quantdrift.shadow.runtimes.canaries.check import held
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import opening_of
 from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
-from quantdrift.shadow.slices.refresh import InForce
+from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.writer import Writer
 from quantdrift.storage.slices.clusters import keep_vectors
@@ -66,7 +66,7 @@ Found = TypeVar("Found")
 class Track(msgspec.Struct, frozen=True, kw_only=True):
     """Stages with the lanes that feed them; what holds one track up holds up no other."""
 
-    lanes: Lanes[list[Taken]]
+    lanes: BatchQueues[list[TakenMessage]]
     stages: Stages
 
     @property
@@ -109,12 +109,12 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     spans: Spans = NoSpans()
     if config.telemetry.otlp_endpoint:
         spans = OtlpSpans.to(config.telemetry, secrets, telemetry.resource)
-    meters = Meters(telemetry, clock)
+    meters = ShadowMetrics(telemetry, clock)
     admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
         hold = partial(held, clock=clock, told=meters.canaries_checked)
-        shelf = Shelf(config.shadow.reference_memory_bytes)
+        shelf = RuntimeCache(config.shadow.reference_memory_bytes)
         load = _loader(config, secrets.reference_token, shelf, hold)
         here = [model for model in config.models if not at_a_server(model)]
         references = await asyncio.to_thread(References, here, load)
@@ -162,7 +162,7 @@ async def _work(
     assessor: Assessor,
     database: Database,
     queue: Queue,
-    meters: Meters,
+    meters: ShadowMetrics,
     spans: Spans,
     health: Health,
     clock: Clock,
@@ -175,7 +175,7 @@ async def _work(
     tallies = await _when_there(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
     if tallies is None:
         return
-    holding = Holding()
+    holding = InFlight()
     end = Stop()  # set when the stages are empty
 
     expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=end)
@@ -184,7 +184,7 @@ async def _work(
         await holding.beat()
         await end.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
 
-    clusterings = InForce(database, assessor.learned, end)
+    clusterings = SliceRefresh(database, assessor.learned, end)
     await clusterings.look()
     discovered = DiscoveredSlices(database, assessor.watch_discovered, end, most=config.discovery.most_slices)
     await discovered.look()
@@ -201,8 +201,8 @@ async def _work(
         beside = threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside"))
 
         def track_of(models: Sequence[Model]) -> Track:
-            lanes: Lanes[list[Taken]] = Lanes(
-                Turns(terms_of(models)), clock, stop, most_in_hand=_MOST_IN_HAND
+            lanes: BatchQueues[list[TakenMessage]] = BatchQueues(
+                FairShare(terms_of(models)), clock, stop, most_in_hand=_MOST_IN_HAND
             )
             stages = Stages(
                 lanes=lanes,
@@ -255,14 +255,14 @@ async def _work(
                 stop=stop,
             )
 
-        readers = Readers(
+        readers = ModelReaders(
             models=(model.name for model in config.models),
             found=queue.models,
             make=reader_of,
             health=health,
             stop=stop,
         )
-        intake = TallyIntake(
+        intake = TallyStore(
             consumer=tallies,
             writer=writer,
             worker=name,
@@ -310,7 +310,7 @@ def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
 def _loader(
     config: Config,
     token: str,
-    shelf: Shelf,
+    shelf: RuntimeCache,
     hold: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
 ) -> Load:
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
@@ -324,7 +324,7 @@ def _loader(
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
         if at_a_server(model):  # in a thread of its own: another one must not close it
             return open_one(model, reference)
-        return ShelvedRuntime(
+        return CachedRuntime(
             shelf,
             partial(open_one, model, reference),
             files_bytes(reference.path) + files_bytes(reference.copy.path),

@@ -31,12 +31,12 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
-from quantdrift.sidecar.state.config import Settled, Watch, follow, settle
+from quantdrift.sidecar.state.config import FileWatch, LiveConfig, follow, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
-from quantdrift.sidecar.state.pause import Switch
+from quantdrift.sidecar.state.pause import PauseSwitch
 from quantdrift.sidecar.state.shutdown import Deadlines
-from quantdrift.sidecar.state.traffic_warnings import Symptoms
+from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
 
 def lacking(config: Config) -> list[str]:
@@ -97,8 +97,8 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         if config.intake.tap:
             tap = _listen_tap(Path(config.intake.tap), stack)
         sockets = _Sockets(relay, intake, tap, handoff)
-        supervisor = _Supervisor(Settled.of(config), secrets, directory, sockets)
-        return await supervisor.run(stop, None if path is None else Watch(path))
+        supervisor = _Supervisor(LiveConfig.of(config), secrets, directory, sockets)
+        return await supervisor.run(stop, None if path is None else FileWatch(path))
 
 
 class _Sockets(NamedTuple):
@@ -111,7 +111,7 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, settled: Settled, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+    def __init__(self, settled: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
         config = settled.config
         self._config = config
         self._settled = settled
@@ -125,8 +125,8 @@ class _Supervisor:
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
         observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
-        self._symptoms = Symptoms(self._counters, lambda: self._settled, SystemClock())
-        self._switch = Switch(directory, config.sidecar.pause_file)
+        self._symptoms = TrafficWarnings(self._counters, lambda: self._settled, SystemClock())
+        self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
         environment = {**_ALLOCATION, **os.environ, **_told(secrets)}
         common = ["--config", str(_settle(settled, directory)), "--counters-fd", str(self._counters.fd)]
@@ -167,7 +167,7 @@ class _Supervisor:
         )
         self._stop = Stop()
 
-    async def run(self, stop: Stop, watch: Watch | None) -> int:
+    async def run(self, stop: Stop, watch: FileWatch | None) -> int:
         self._stop = stop
         admin = Admin("sidecar.admin", self._config.sidecar.admin, self._is_ready, self._switch.routes())
         await admin.start()
@@ -201,7 +201,7 @@ class _Supervisor:
 
         await supervise("looking for symptoms", look, stop)
 
-    async def _watch(self, watch: Watch | None, stop: Stop) -> None:
+    async def _watch(self, watch: FileWatch | None, stop: Stop) -> None:
         if watch is None:
             return
 
@@ -275,7 +275,7 @@ class _Supervisor:
         )
 
 
-def _settle(settled: Settled, directory: Path) -> Path:
+def _settle(settled: LiveConfig, directory: Path) -> Path:
     # Children are told the secrets by the environment: a file may be gone when one is started anew.
     config = settled.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")

@@ -18,7 +18,7 @@ from quantdrift.core.records import Metric
 if TYPE_CHECKING:
     from quantdrift.monitor.planning.alerts import Alert
     from quantdrift.monitor.planning.backtest import Backtest, Findings
-    from quantdrift.monitor.planning.backtest_report import Hindsight
+    from quantdrift.monitor.planning.backtest_report import BacktestReport
     from quantdrift.report.timeline import Span
     from quantdrift.storage.monitor.history import HistoryExtent
     from quantdrift.storage.monitor.rows import Catalog
@@ -111,7 +111,7 @@ async def _fold(
     notes: Sequence[str],
     *,
     quiet: bool,
-) -> "tuple[Hindsight, Callable[[Path], bool]]":
+) -> "tuple[BacktestReport, Callable[[Path], bool]]":
     from quantdrift.monitor.planning.backtest import Backtest
     from quantdrift.monitor.planning.backtest_report import hindsight
     from quantdrift.storage.database import Database

@@ -13,8 +13,8 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
-    Account,
-    Directive,
+    PolicyMessage,
+    PolicySummary,
     decode_account,
     decode_directive,
 )
@@ -38,10 +38,10 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     bucket: str
-    directive: Directive | None
+    directive: PolicyMessage | None
     age_s: float | None
     holds: bool
-    account: Account | None
+    account: PolicySummary | None
 
 
 @click.group("policy")
@@ -158,12 +158,12 @@ async def _read(config: Config) -> Shown:
     )
 
 
-def _headline(shown: Shown, directive: Directive) -> str:
+def _headline(shown: Shown, directive: PolicyMessage) -> str:
     state = "is followed" if shown.holds else "has lapsed: the rates of the configuration hold"
     return f"Policy {directive.policy.epoch} {state}; confirmed {shown.age_s:.0f} s ago, valid for {directive.valid_s:g} s."
 
 
-def _why(account: Account, lag_factor: float) -> str:
+def _why(account: PolicySummary, lag_factor: float) -> str:
     text = (
         f"Planned: {account.replays_per_s * lag_factor:.3g} of {account.budget_per_s:g} items/s replayed, "
         f"{account.taken_per_s * lag_factor:.3g} exchanges/s taken; worked out {account.made_at:%Y-%m-%d %H:%M:%S} UTC "

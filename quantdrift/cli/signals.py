@@ -11,13 +11,13 @@ from quantdrift.core.records import Metric, Verdict
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, Vital
+    from quantdrift.monitor.baselines.signal_view import Quantile, SelfNoise, SignalView
 
 _NOISE_HEAD = ("noise", "mean", "exchanges", "added to the budget")
 _HEAD = ("signal", "held against", "evidence", "recent mean, or tail")
 
 
-def signal_lines(signals: Sequence[Vital], *, verdict: str | None, unit: str) -> list[str]:
+def signal_lines(signals: Sequence[SignalView], *, verdict: str | None, unit: str) -> list[str]:
     """Return what each signal is held against and what it has seen, as a table; a tail has lines of its own.
 
     Parameters
@@ -70,7 +70,7 @@ def noise_lines(noises: Sequence[SelfNoise], *, unit: str) -> list[str]:
     return ["", *(f"  {line}" for line in columns(_NOISE_HEAD, rows).splitlines())]
 
 
-def _against(one: Vital, unit: str) -> str:
+def _against(one: SignalView, unit: str) -> str:
     from quantdrift.report.wording import amount
 
     if one.budget is not None:

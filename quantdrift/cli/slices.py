@@ -17,7 +17,7 @@ from quantdrift.core.notation import count_of
 if TYPE_CHECKING:
     from quantdrift.core.config.load import Secrets
     from quantdrift.core.config.schema import Config
-    from quantdrift.monitor.baselines.signal_view import SelfNoise, Vital
+    from quantdrift.monitor.baselines.signal_view import SelfNoise, SignalView
     from quantdrift.monitor.discovery.round import Round, VersionSearch
     from quantdrift.storage.commands.slice_list import ListedSlice
     from quantdrift.storage.monitor.discovery_log import Change
@@ -199,7 +199,7 @@ async def listed_slices(config: Config, secrets: Secrets, model: str) -> list[Li
 
 async def _more(
     config: Config, secrets: Secrets, one: ListedSlice
-) -> tuple[list[Vital], list[Change], list[SelfNoise]]:
+) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
     """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
     from quantdrift.monitor.baselines.signal_view import noises, vitals
     from quantdrift.storage.commands.slice_list import signals_of

@@ -14,7 +14,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Verdict
 
 if TYPE_CHECKING:
-    from quantdrift.storage.commands.triage import Watched
+    from quantdrift.storage.commands.triage import TriagedSlice
 
 
 @click.command()
@@ -48,7 +48,7 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
 
     config, secrets = prepare(config_path, Role.REPORT, data)
 
-    async def ask() -> "tuple[list[Watched], float]":
+    async def ask() -> "tuple[list[TriagedSlice], float]":
         async with Database(secrets.dsn, config.storage) as database, database.begin() as connection:
             return await watched(connection)
 
@@ -81,7 +81,7 @@ def triage(config_path: Path, data: Path | None, model: str, alpha: float, as_js
         click.echo(f"Firing already, by the bound on pages: {names}.")
 
 
-def _table(found: "list[Watched]") -> str:
+def _table(found: "list[TriagedSlice]") -> str:
     rows = [
         (
             one.model,
@@ -100,7 +100,7 @@ def _table(found: "list[Watched]") -> str:
     )
 
 
-def _means(one: "Watched") -> str:
+def _means(one: "TriagedSlice") -> str:
     return ", ".join(
         f"{metric} {shown['mean']:.3g} (budget {shown['budget']:.3g})"
         for metric, shown in sorted(one.estimate.items())

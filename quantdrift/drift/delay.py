@@ -28,7 +28,7 @@ _HOPELESS = 0.1
 _SURE = 1.0 - 1e-9  # a rate of 1 after the shift would make the optimum 1 / 0
 
 
-class Law(msgspec.Struct, frozen=True, kw_only=True):
+class Distribution(msgspec.Struct, frozen=True, kw_only=True):
     """What one group's value is drawn from: a value and a weight with a probability. Arrays are (atoms,).
 
     Parameters
@@ -83,7 +83,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True):
     p90: int | None
 
 
-def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> Law:
+def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> Distribution:
     """Return the law of groups of one item each that flips with probability `rate`.
 
     Among all laws on [0, 1] with this mean it is the most variable one, and so the latest to be told.
@@ -96,7 +96,7 @@ def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> La
         Weights v and the share of the samples that have them, where inclusion probabilities differ.
     """
     v, share = np.array(mix, dtype=np.float64).T
-    return Law(
+    return Distribution(
         x=np.concatenate((np.ones_like(v), np.zeros_like(v))),
         v=np.concatenate((v, v)),
         probability=np.concatenate((rate * share, (1 - rate) * share)) / share.sum(),
@@ -104,7 +104,7 @@ def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> La
 
 
 def simulate(
-    law: Law,
+    law: Distribution,
     *,
     budget: float,
     allowance: Allowance,

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.drift.detectors.protocol import DETECTORS
-from quantdrift.drift.evidence.observations import BoolArray, FloatArray, Trail
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, GroupSequence
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.evidence.run import (
     N_ROWS,
@@ -23,7 +23,7 @@ from quantdrift.drift.evidence.run import (
     SIDE_BY_SIDE,
     TICKET,
     TICKET_MASS,
-    Flow,
+    SequenceRun,
 )
 
 
@@ -113,7 +113,7 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Watch:
+class SliceWatch:
     """A slice's phase and the states of its signals. `advance` changes it in place.
 
     Parameters
@@ -183,7 +183,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[SignalKey, FloatArray]
 
 
-def advance(watches: Sequence[Watch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
+def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds: Thresholds) -> list[Change]:
     """Give each watch its groups and return the changes of phase, ordered by group and watch.
 
     The same watches with the same groups give the same bits, in whatever company they are advanced.
@@ -223,7 +223,7 @@ class _Kind(NamedTuple):
     """The signals of one kind in a run: their keys, and what they go through, watch after watch of each key."""
 
     keys: list[SignalKey]
-    flow: Flow
+    flow: SequenceRun
 
     @property
     def course(self) -> FloatArray:
@@ -236,7 +236,7 @@ class _Run:
 
     def __init__(
         self,
-        watches: Sequence[Watch],
+        watches: Sequence[SliceWatch],
         groups: Sequence[Groups],
         parts: list[_Part],
         keys: list[SignalKey],
@@ -257,7 +257,7 @@ class _Run:
             (kind.course.sum(axis=1) for kind in self._kinds), start=np.zeros((N_ROWS, len(mass)))
         )
 
-    def _follow(self, kind: str, keys: list[SignalKey], mass: FloatArray, at_us: FloatArray) -> Flow:
+    def _follow(self, kind: str, keys: list[SignalKey], mass: FloatArray, at_us: FloatArray) -> SequenceRun:
         """Let the signals of one kind follow their groups."""
         detector, n = DETECTORS[kind], len(keys)
         states = np.concatenate([states[key] for key in keys for states in self._states])
@@ -267,7 +267,7 @@ class _Run:
             for key in keys
             for all_, given in zip(shown, self._given, strict=True)
         ]
-        trail = Trail(
+        trail = GroupSequence(
             ends=np.concatenate([self._ends + turn * len(mass) for turn in range(n)]),
             x=np.concatenate([one.x for one in series]),
             seen=_seen(series),

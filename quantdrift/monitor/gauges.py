@@ -35,7 +35,7 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
     last_us: dict[str, int] = {}
 
 
-class Board:
+class SliceGauges:
     """Holds the readings. `show` swaps them whole, so that a reader on another thread never sees half of them.
 
     Parameters

@@ -25,7 +25,7 @@ from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.records import Verdict
 from quantdrift.core.telemetry import grpc_headers
-from quantdrift.monitor.fold.alert_event import Story, summary
+from quantdrift.monitor.fold.alert_event import AlertEvent, summary
 from quantdrift.monitor.fold.noise import noise_summary
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.outbox import WaitingEvent, count_unsent, mark_failed, mark_sent, unsent
@@ -97,7 +97,7 @@ class OtlpEvents:
         self._exporter.shutdown()
 
 
-class Sender:
+class OutboxSender:
     """Empties the outbox.
 
     Parameters
@@ -174,6 +174,6 @@ def _text(event: WaitingEvent) -> str:
     if event.exceeds is not None:
         return noise_summary(event.details)
     try:
-        return summary(msgspec.convert(event.details, Story))
+        return summary(msgspec.convert(event.details, AlertEvent))
     except msgspec.ValidationError:  # written by a release that told less: its attributes say what they say
         return f"{event.from_verdict} -> {event.to_verdict}"

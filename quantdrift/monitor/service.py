@@ -23,12 +23,12 @@ from quantdrift.core.telemetry import (
     grpc_headers,
 )
 from quantdrift.monitor.compilation import compile_loops
-from quantdrift.monitor.discovery.clusters import Refits
+from quantdrift.monitor.discovery.clusters import ClusterFits
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.monitor.gauges import Board
-from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, Sender
+from quantdrift.monitor.gauges import SliceGauges
+from quantdrift.monitor.outbox import TIMEOUT_S, NoCollector, OtlpEvents, OutboxSender
 from quantdrift.monitor.sampling.publish import PolicyMaker
 from quantdrift.storage.admin.retention import maintain
 from quantdrift.storage.database import Database
@@ -66,7 +66,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
                 dsn=secrets.dsn,
                 database=database,
                 leadership=leadership,
-                sender=Sender(database, exporter),
+                sender=OutboxSender(database, exporter),
                 telemetry=telemetry,
                 clock=clock,
                 stop=stop,
@@ -100,7 +100,7 @@ class Monitor:
         dsn: str,
         database: Database,
         leadership: Leadership,
-        sender: Sender,
+        sender: OutboxSender,
         telemetry: Telemetry,
         clock: Clock,
         stop: Stop,
@@ -115,7 +115,7 @@ class Monitor:
         self._maintained_at: datetime | None = None
         self._connected = False
         self._refused: OperatorError | None = None
-        self._board = Board(clock, config.telemetry.max_slices)
+        self._board = SliceGauges(clock, config.telemetry.max_slices)
         self._board.register(telemetry)
         self._discoverer = Discoverer(
             config=config,
@@ -126,7 +126,9 @@ class Monitor:
             stop=stop,
             leads=lambda: self._board.leads,
         )
-        self._refits = Refits(config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads)
+        self._refits = ClusterFits(
+            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads
+        )
         self._policy = PolicyMaker(
             config=config,
             database=database,

@@ -13,7 +13,7 @@ LOG_ZERO = -math.log(512)
 TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; what is further off is no probability
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class NumberPair(msgspec.Struct, frozen=True, kw_only=True):
     """Numbers of both sides.
 
     Parameters
@@ -49,7 +49,7 @@ def rounded(log_q: Values, log_p: Values) -> Values:
     return np.where(np.isneginf(log_q), np.minimum(log_p, LOG_ZERO), log_q)
 
 
-def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = False) -> Pair:
+def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = False) -> NumberPair:
     """Return the numbers of both sides.
 
     Parameters
@@ -68,7 +68,7 @@ def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = Fal
     """
     candidate, reference = aligned(candidate, reference, what)
     (q, q_finite), (p, p_finite) = _finite(candidate, masked=masked), _finite(reference, masked=masked)
-    return Pair(candidate=q, reference=p, candidate_finite=q_finite, reference_finite=p_finite)
+    return NumberPair(candidate=q, reference=p, candidate_finite=q_finite, reference_finite=p_finite)
 
 
 def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Values]:

@@ -90,7 +90,7 @@ class ArrayComparator(Protocol):
         ...
 
 
-class Alone:
+class SingleOutput:
     """A comparator of the one output that the model's configuration tells.
 
     Parameters

@@ -8,7 +8,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.classes.classes_of_interest import numbers_of
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
 from quantdrift.shadow.comparators.classes.multilabel import MultilabelComparator
-from quantdrift.shadow.comparators.protocol import Alone, Comparator
+from quantdrift.shadow.comparators.protocol import Comparator, SingleOutput
 from quantdrift.shadow.comparators.ranking import RankingComparator
 from quantdrift.shadow.comparators.regression import RegressionComparator
 from quantdrift.shadow.comparators.tensor import TensorComparator
@@ -33,13 +33,13 @@ def comparator_of(model: Model) -> Comparator:
 
 def _classification(model: Model) -> Comparator:
     interest = numbers_of(model.classification.interest, model.labels)
-    return Alone(ClassificationComparator(model.output_kind, model.top_k, interest))
+    return SingleOutput(ClassificationComparator(model.output_kind, model.top_k, interest))
 
 
 def _multilabel(model: Model) -> Comparator:
     options = model.multilabel
     interest = numbers_of(options.interest, model.labels)
-    return Alone(MultilabelComparator(model.output_kind, options.thresholds, interest))
+    return SingleOutput(MultilabelComparator(model.output_kind, options.thresholds, interest))
 
 
 def _detection(model: Model) -> Comparator:
@@ -51,11 +51,13 @@ def _detection(model: Model) -> Comparator:
 _MAKERS: dict[Task, Callable[[Model], Comparator]] = {
     Task.CLASSIFICATION: _classification,
     Task.MULTILABEL: _multilabel,
-    Task.EMBEDDING: lambda model: Alone(EmbeddingComparator(model.vectors)),
-    Task.RANKING: lambda model: Alone(RankingComparator(model.ranking)),
+    Task.EMBEDDING: lambda model: SingleOutput(EmbeddingComparator(model.vectors)),
+    Task.RANKING: lambda model: SingleOutput(RankingComparator(model.ranking)),
     Task.DETECTION: _detection,
-    Task.SEGMENTATION: lambda model: Alone(SegmentationComparator(model.segmentation, model.output_kind)),
-    Task.REGRESSION: lambda model: Alone(RegressionComparator(model.regression)),
+    Task.SEGMENTATION: lambda model: SingleOutput(
+        SegmentationComparator(model.segmentation, model.output_kind)
+    ),
+    Task.REGRESSION: lambda model: SingleOutput(RegressionComparator(model.regression)),
     Task.TENSOR: lambda model: TensorComparator(model.tensor),
     Task.GENERATION: lambda model: GenerationComparator(model.generation),
 }

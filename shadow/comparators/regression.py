@@ -28,7 +28,7 @@ undefined, of the reference everything is.
 import numpy as np
 
 from quantdrift.core.config.tasks import Regression
-from quantdrift.shadow.comparators.numbers import Pair, pair_of
+from quantdrift.shadow.comparators.numbers import NumberPair, pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values, uncomparable
 from quantdrift.shadow.runtimes.protocol import Array
 
@@ -83,7 +83,7 @@ class RegressionComparator:
             detail={name: pair.defined(values) for name, values in (found | quantiles).items()},
         )
 
-    def _quantiles(self, pair: Pair) -> dict[str, Values]:
+    def _quantiles(self, pair: NumberPair) -> dict[str, Values]:
         """Return what is told of quantiles, where the outputs are some."""
         count = len(self._options.quantiles)
         if not count:

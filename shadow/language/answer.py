@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 
-class Call(msgspec.Struct, frozen=True, kw_only=True):
+class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call of a tool: its name, and the JSON of its arguments as it was generated."""
 
     name: str
@@ -40,7 +40,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     text: str
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ToolCall, ...] = ()
     finish_reason: str = ""
     is_empty: bool = False
     n_tokens: int | None = None

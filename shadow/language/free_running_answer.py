@@ -8,14 +8,14 @@ import msgspec
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.sampling.hash_draw import draw, number
-from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.answer import Answer, ToolCall
 
 _KEY: Final = b"quantdrift own"  # another draw than those of sampling and of noise
 _SEED: Final = b"quantdrift seed"
 _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
-class OwnOutcome(StrEnum):
+class FreeAnswerOutcome(StrEnum):
     """What became of an answer of the reference's own."""
 
     DONE = "done"
@@ -25,7 +25,7 @@ class OwnOutcome(StrEnum):
     FAILED = "failed"  # refused, or failed
 
 
-class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+class FreeAnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An answer of the reference's own that is asked for.
 
     Parameters
@@ -46,7 +46,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
+class FreeAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What became of it.
 
     Parameters
@@ -62,12 +62,12 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     n_tokens
         How many tokens it has, its end among them; None where that is not told.
     max_tokens, is_capped
-        As of `Wanted`.
+        As of `FreeAnswerRequest`.
     """
 
-    outcome: OwnOutcome
+    outcome: FreeAnswerOutcome
     text: str = ""
-    calls: tuple[Call, ...] | None = None
+    calls: tuple[ToolCall, ...] | None = None
     finish_reason: str = ""
     n_tokens: int | None = None
     max_tokens: int = 0
@@ -76,12 +76,12 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_there(self) -> bool:
         """Whether there is an answer."""
-        return self.outcome in {OwnOutcome.DONE, OwnOutcome.UNFORCED}
+        return self.outcome in {FreeAnswerOutcome.DONE, FreeAnswerOutcome.UNFORCED}
 
 
 def wanted(
     exchange_id: str, generation: Generation, options: Mapping[str, Any], answer: Answer
-) -> Wanted | None:
+) -> FreeAnswerRequest | None:
     """Return how the reference is to answer an exchange itself; None where it is not chosen.
 
     Parameters
@@ -101,7 +101,7 @@ def wanted(
     if answer.finish_reason == "length" and answer.n_tokens:
         limit = answer.n_tokens
     is_capped = limit is None or limit > generation.own_tokens
-    return Wanted(
+    return FreeAnswerRequest(
         max_tokens=generation.own_tokens if limit is None else max(min(limit, generation.own_tokens), 1),
         is_capped=is_capped,
         options=_without_neutral(options, generation),

@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.shadow.comparators.protocol import Outputs
-from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.answer import Answer, ToolCall
 from quantdrift.shadow.language.free_running_answer import wanted
 from quantdrift.shadow.language.request_options import (
     changes_prompt,
@@ -24,7 +24,7 @@ from quantdrift.shadow.language.request_options import (
     template_of,
     wanted_choices,
 )
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Asked, Scores, objects
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.tensors.codec import MAX_ITEMS, decode
 
@@ -70,7 +70,7 @@ def served(
     Returns
     -------
     inputs
-        `prompt` and `answer`, texts, and `asked`, an `Asked` each : (choices,).
+        `prompt` and `answer`, texts, and `asked`, an `ScoringRequest` each : (choices,).
     candidate
         `scores`, a `Scores` each or None where none of the model's log-probabilities were served, and `answer`, an
         `Answer` each : (choices,).
@@ -167,7 +167,7 @@ def _answers(said: _Said) -> list[Answer]:
         Answer(
             text=text,
             calls=tuple(
-                Call(name=call.function.name, arguments=call.function.arguments)
+                ToolCall(name=call.function.name, arguments=call.function.arguments)
                 for call in _decoded(calls[index].encode(), list[_Called])
             ),
             finish_reason=reasons[index],
@@ -186,7 +186,7 @@ def _answers(said: _Said) -> list[Answer]:
     ]
 
 
-def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Asked:
+def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> ScoringRequest:
     inputs, outputs, options = said.inputs, said.outputs, said.options
     served_ids = _ids(outputs.get(f"token_ids.{index}"))
     if served_ids is None and scores is not None and scores.ids:
@@ -211,7 +211,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> As
         elif prompt_ids is None:
             prompt_ids = _ids(inputs.get(f"prompt_ids.{place}"))
     text = _served_text(outputs, scores, answer, index)
-    return Asked(
+    return ScoringRequest(
         messages=messages,
         tools=tuple(said.tools),
         template=template_of(options),
@@ -287,7 +287,7 @@ def _named(token: bytes) -> int:
     return int(digits) if digits.isdigit() and len(digits) <= 18 else -1
 
 
-def _prompt_text(asked: Asked) -> str:
+def _prompt_text(asked: ScoringRequest) -> str:
     """Return a prompt as text: what is said in a chat, message by message."""
     said = [one for message in asked.messages for one in _said(message.get("content"))]
     return "\n".join(said) if asked.messages else asked.prompt

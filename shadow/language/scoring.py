@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, TensorSpec
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
 SCORES: Final = "scores"
 ANSWER: Final = "answer"
@@ -28,7 +28,7 @@ UNTOLD: Final = np.empty(0)
 UNTOLD.flags.writeable = False
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An answer that is to be scored, with what it answers. Ids of tokens go before texts.
 
     Parameters
@@ -72,7 +72,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool = False
     is_copied: bool = False
     is_ended: bool | None = None
-    own: Wanted | None = None
+    own: FreeAnswerRequest | None = None
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     ends_upper: npt.NDArray[np.float64] = UNTOLD
     end_p: float = math.nan
     copy: "Scores | None" = None
-    own: Own | None = None
+    own: FreeAnswer | None = None
 
 
 NOTHING: Final = Scores(
@@ -149,7 +149,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_added: bool = False
 
 
-class Language(Protocol):
+class LanguageModel(Protocol):
     """A language model with its tokenizer.
 
     Every call raises `QuarantineError`, reason `replay`, where it cannot do what it is asked, and `RetryError` where what
@@ -176,7 +176,7 @@ class Language(Protocol):
         """The tokens that end an answer; empty where they are not known."""
         ...
 
-    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, up to where the answer begins."""
         ...
 
@@ -189,8 +189,12 @@ class Language(Protocol):
         ...
 
     def answer(
-        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
-    ) -> Own:
+        self,
+        asked: ScoringRequest,
+        wanted: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
         """Return its own answer, to tokens that `prompt` finds; one that takes longer than `within_s` is late."""
         ...
 
@@ -219,7 +223,7 @@ class ScoringRuntime:
         An embedding is asked for: it has none.
     """
 
-    def __init__(self, opening: Opening, language: Language, clock: Clock = _CLOCK) -> None:
+    def __init__(self, opening: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
         if opening.embedding:
             raise OperatorError(
                 f"models.embedding is `{opening.embedding}`: a reference of runtime `{opening.reference.runtime}` shows no "
@@ -239,7 +243,7 @@ class ScoringRuntime:
         self.embedding = ""
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return `scores` : (items,), a `Scores` each, of `asked` : (items,), an `Asked` each.
+        """Return `scores` : (items,), a `Scores` each, of `asked` : (items,), an `ScoringRequest` each.
 
         Raises
         ------
@@ -251,7 +255,7 @@ class ScoringRuntime:
         if set(inputs) != {spec.name for spec in self.inputs}:
             raise refused(f"given were {sorted(inputs)}, the reference takes {[s.name for s in self.inputs]}")
         asked = inputs[ASKED].tolist()
-        if not all(isinstance(one, Asked) for one in asked):
+        if not all(isinstance(one, ScoringRequest) for one in asked):
             raise refused("what was asked and answered is missing")
         rows = [self.row(one) for one in asked]
         found = iter(self._language.score([row for row in rows if row is not None]))
@@ -262,7 +266,7 @@ class ScoringRuntime:
         """Let go of memory, device and connections."""
         self._language.close()
 
-    def _with_own(self, asked: Sequence[Asked], scores: Sequence[Scores]) -> list[Scores]:
+    def _with_own(self, asked: Sequence[ScoringRequest], scores: Sequence[Scores]) -> list[Scores]:
         """Return scores with the reference's own answers: nothing is lost over them, and nobody waits for them for long."""
         until_s = self._clock.monotonic_s() + self._own_s
         found = []
@@ -271,16 +275,16 @@ class ScoringRuntime:
             found.append(of if own is None else msgspec.structs.replace(of, own=own))
         return found
 
-    def _own(self, asked: Asked, wanted: Wanted, within_s: float) -> Own:
+    def _own(self, asked: ScoringRequest, wanted: FreeAnswerRequest, within_s: float) -> FreeAnswer:
         if within_s <= 0:
-            return Own(outcome=OwnOutcome.LATE)
+            return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         try:
             return self._language.answer(asked, wanted, lambda: self._prompt(asked), within_s)
         except (QuarantineError, RetryError):
-            return Own(outcome=OwnOutcome.FAILED)
+            return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
-    def row(self, asked: Asked) -> Row | None:
-        """Return the tokens; None where there is nothing that could be scored. Errors as of `Language`."""
+    def row(self, asked: ScoringRequest) -> Row | None:
+        """Return the tokens; None where there is nothing that could be scored. Errors as of `LanguageModel`."""
         served = asked.served_ids
         if served is None and asked.served:
             served = self._served_ids(asked.served)
@@ -315,7 +319,7 @@ class ScoringRuntime:
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return self._language.text_ids(text, add_special_tokens=False)
 
-    def _prompt(self, asked: Asked) -> tuple[int, ...]:
+    def _prompt(self, asked: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a prompt: the candidate's, or as many as the candidate made of it."""
         if asked.prompt_ids is not None:
             prompt = asked.prompt_ids
@@ -368,7 +372,7 @@ def without_own(inputs: Mapping[str, Array]) -> dict[str, Array]:
     if ASKED not in inputs:
         return dict(inputs)
     asked = [
-        msgspec.structs.replace(one, own=None) if isinstance(one, Asked) and one.own else one
+        msgspec.structs.replace(one, own=None) if isinstance(one, ScoringRequest) and one.own else one
         for one in inputs[ASKED].tolist()
     ]
     return {**inputs, ASKED: objects(asked)}

@@ -10,13 +10,13 @@ from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.shadow.pipeline.classify import Case, set_aside
-from quantdrift.shadow.replay.config_warnings import Doubts
-from quantdrift.shadow.replay.exchange import Answer, Prepared
+from quantdrift.shadow.replay.config_warnings import ConfigWarnings
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
-from quantdrift.shadow.replay.replay import Assembled, Compared, Outcome, assemble, compare, replay
+from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult, assemble, compare, replay
 from quantdrift.shadow.replay.rows import items_of
 from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.slices.clusters import LearnedSlices
+from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.shadow.slices.discovered import ByModel
 from quantdrift.shadow.tensors.features import features_of
 from quantdrift.storage.shadow.rows import (
@@ -30,7 +30,7 @@ from quantdrift.storage.shadow.rows import (
 )
 
 
-class Begun(msgspec.Struct, frozen=True, kw_only=True):
+class BatchInProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A batch on its way through the steps.
 
     Parameters
@@ -44,11 +44,11 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     cases: tuple[Case, ...]
-    assembled: Assembled | None
+    assembled: AssembledBatch | None
     features: tuple[dict[str, float], ...]
 
     @property
-    def prepared(self) -> tuple[Prepared, ...]:
+    def prepared(self) -> tuple[PreparedExchange, ...]:
         """The exchanges that are to be replayed."""
         return () if self.assembled is None else self.assembled.batch
 
@@ -56,8 +56,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 class _Placed(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange that was compared, with the slices and features of its items."""
 
-    case: Prepared
-    outcome: Compared
+    case: PreparedExchange
+    outcome: ReplayResult
     slices: Sequence[tuple[SliceKey, ...]]
     features: Sequence[dict[str, float]]
     clustering: int
@@ -90,9 +90,9 @@ class Assessor:
     def __init__(
         self, config: Config, worker: str, known: Iterable[SliceKey], noise: Noise | None = None
     ) -> None:
-        self.learned = LearnedSlices(config)
+        self.learned = ClusterSlices(config)
         self.noise = noise or Noise(0.0, SystemClock())
-        self.doubts = Doubts()
+        self.doubts = ConfigWarnings()
         self._config = config
         self._worker = worker
         self._known = tuple(known)
@@ -130,15 +130,17 @@ class Assessor:
         begun = self.begin(batch)
         return self.record(begun, self.compare(begun, self.replay(begun)), at)
 
-    def begin(self, batch: Sequence[Case]) -> Begun:
+    def begin(self, batch: Sequence[Case]) -> BatchInProgress:
         """Return a batch that is ready to be replayed, with the features of its items."""
-        prepared = tuple(case for case in batch if isinstance(case, Prepared))
+        prepared = tuple(case for case in batch if isinstance(case, PreparedExchange))
         if not prepared:
-            return Begun(cases=tuple(batch), assembled=None, features=())
+            return BatchInProgress(cases=tuple(batch), assembled=None, features=())
         assembled = assemble(prepared)
-        return Begun(cases=tuple(batch), assembled=assembled, features=tuple(self._features(assembled)))
+        return BatchInProgress(
+            cases=tuple(batch), assembled=assembled, features=tuple(self._features(assembled))
+        )
 
-    def replay(self, begun: Begun) -> list[Answer]:
+    def replay(self, begun: BatchInProgress) -> list[Answer]:
         """Return what the reference gives for each exchange. It may run beside all other steps.
 
         Raises
@@ -153,14 +155,14 @@ class Assessor:
         with self.noise.timed():
             return replay(begun.assembled, most_items=self._config.shadow.batch_items)
 
-    def compare(self, begun: Begun, outputs: Sequence[Answer]) -> list[Outcome]:
+    def compare(self, begun: BatchInProgress, outputs: Sequence[Answer]) -> list[Outcome]:
         """Return what came of each exchange that was replayed."""
         outcomes = compare(begun.prepared, outputs)
         self.noise.choose(begun.prepared, outputs, outcomes)
         self.doubts.look(begun.prepared, outputs)
         return outcomes
 
-    def record(self, begun: Begun, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
+    def record(self, begun: BatchInProgress, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
         """Put items into slices, and return everything that is to be stored.
 
         Parameters
@@ -196,7 +198,7 @@ class Assessor:
             doubts=self.doubts.take(),
         )
 
-    def _features(self, assembled: Assembled) -> list[dict[str, float]]:
+    def _features(self, assembled: AssembledBatch) -> list[dict[str, float]]:
         """Return the features of every item of the batch, in order."""
         model = assembled.batch[0].exchange.model
         rules = [rule for rule in self._config.slices if rule.feature and rule.model in ("", model)]
@@ -205,7 +207,11 @@ class Assessor:
         return features_of(rules, assembled.inputs)
 
     def _placed(
-        self, case: Prepared, outcome: Compared, features: Sequence[dict[str, float]], at: datetime
+        self,
+        case: PreparedExchange,
+        outcome: ReplayResult,
+        features: Sequence[dict[str, float]],
+        at: datetime,
     ) -> tuple[_Placed, tuple[VectorRow, ...]]:
         """Return an exchange in its slices, and which of its vectors are kept."""
         exchange = case.exchange

@@ -5,12 +5,12 @@ from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.from_exchange import embedded, served
 from quantdrift.shadow.pipeline.validate import read_exchange
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 
-Case = Prepared | Quarantined | Unreferenced
+Case = PreparedExchange | Quarantined | Unreferenced
 
 
 def triage(
@@ -65,7 +65,7 @@ def triage(
             )
     except QuarantineError as error:
         return set_aside(sequence, payload, exchange, error)
-    return Prepared(
+    return PreparedExchange(
         stream_sequence=sequence,
         payload=payload,
         exchange=exchange,

@@ -11,7 +11,7 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.pipeline.metrics import Meters
+from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.expiries import count_expired
 
@@ -37,7 +37,9 @@ class ExpiredCount:
         Whether the process is to end.
     """
 
-    def __init__(self, *, queue: Queue, database: Database, worker: str, meters: Meters, stop: Stop) -> None:
+    def __init__(
+        self, *, queue: Queue, database: Database, worker: str, meters: ShadowMetrics, stop: Stop
+    ) -> None:
         self._queue = queue
         self._database = database
         self._worker = worker

@@ -23,7 +23,7 @@ _ROUNDING_S: Final = 1e-9
 _FORGET: Final = 0.25  # weight of the newest batch in what a batch is expected to take
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class ShareTerms(msgspec.Struct, frozen=True, kw_only=True):
     """What a model is entitled to.
 
     Parameters
@@ -38,12 +38,12 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     max_ratio: float = 0.0
 
 
-def terms_of(models: Iterable[Model]) -> dict[str, Terms]:
+def terms_of(models: Iterable[Model]) -> dict[str, ShareTerms]:
     """Return what each configured model is entitled to."""
-    return {model.name: Terms(share=model.share, max_ratio=model.max_replay_ratio) for model in models}
+    return {model.name: ShareTerms(share=model.share, max_ratio=model.max_replay_ratio) for model in models}
 
 
-class Turn(msgspec.Struct, frozen=True, kw_only=True):
+class ReadyBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that may be replayed.
 
     Parameters
@@ -59,7 +59,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Account:
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ShareTerms) -> None:
         self.terms = terms
         self.credit_s = 0.0
         self.allowance_s = terms.max_ratio * _BURST_S
@@ -83,7 +83,7 @@ class _Account:
         return -self.allowance_s / self.terms.max_ratio + 1e-6
 
 
-class Turns:
+class FairShare:
     """Decides; the caller hands in the time.
 
     Parameters
@@ -92,16 +92,16 @@ class Turns:
         Of each lane; one that is not named has the default.
     """
 
-    def __init__(self, terms: Mapping[str, Terms]) -> None:
+    def __init__(self, terms: Mapping[str, ShareTerms]) -> None:
         self._accounts = {lane: _Account(one) for lane, one in terms.items()}
         self._waiting: dict[str, None] = {}  # in the order of the round
 
     def put(self, lane: str) -> None:
         """Note that a batch of `lane` waits."""
-        self._accounts.setdefault(lane, _Account(Terms()))
+        self._accounts.setdefault(lane, _Account(ShareTerms()))
         self._waiting.setdefault(lane)
 
-    def take(self, now_s: float, *, among: Collection[str], within: bool = True) -> Turn | None:
+    def take(self, now_s: float, *, among: Collection[str], within: bool = True) -> ReadyBatch | None:
         """Return whose batch is next, or None where none may be replayed now.
 
         Parameters
@@ -129,7 +129,7 @@ class Turns:
         account = self._accounts[lane]
         del self._waiting[lane]
         account.charge(account.expected_s)
-        return Turn(lane=lane, expected_s=account.expected_s)
+        return ReadyBatch(lane=lane, expected_s=account.expected_s)
 
     def wait_s(self, now_s: float) -> float | None:
         """Return how long until a budget allows a batch that waits; None where none waits."""
@@ -137,7 +137,7 @@ class Turns:
             self._accounts[lane].refill(now_s)
         return min((self._accounts[lane].wait_s() for lane in self._waiting), default=None)
 
-    def settle(self, turn: Turn, spent_s: float) -> None:
+    def settle(self, turn: ReadyBatch, spent_s: float) -> None:
         """Charge what a batch really took."""
         account = self._accounts[turn.lane]
         account.charge(spent_s - turn.expected_s)

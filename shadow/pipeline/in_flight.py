@@ -7,7 +7,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.stream.connection import Delivery
 
 
-class Holding:
+class InFlight:
     """Knows what is in hand. All of it belongs to one event loop."""
 
     def __init__(self) -> None:

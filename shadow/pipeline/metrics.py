@@ -8,8 +8,8 @@ from quantdrift.core import telemetry
 from quantdrift.core.clock import Clock
 from quantdrift.core.records import Side
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.replay import Assembled, Compared, Outcome
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.replay import AssembledBatch, Outcome, ReplayResult
 from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome
 from quantdrift.storage.shadow.expiries import Expired
 from quantdrift.storage.shadow.rows import StoreBatch, VectorRow, Written
@@ -32,7 +32,7 @@ class Step(StrEnum):
     ACKNOWLEDGE = "acknowledge"
 
 
-class Meters:
+class ShadowMetrics:
     """Feeds the shadow's instruments.
 
     Parameters
@@ -70,7 +70,7 @@ class Meters:
         """Note how long a batch, or a fetch, was in a step."""
         self._steps.record(duration_s, {"step": step.value})
 
-    def replayed(self, assembled: Assembled, duration_s: float) -> None:
+    def replayed(self, assembled: AssembledBatch, duration_s: float) -> None:
         """Note a replay."""
         labels = {"model": assembled.batch[0].exchange.model}
         self._replay_time.record(duration_s, labels)
@@ -93,11 +93,11 @@ class Meters:
             self._vectors.add(count - self._over_cap.get(model, 0), {"model": model, "outcome": "over_cap"})
         self._over_cap = dict(over_cap)
 
-    def compared(self, batch: Sequence[Prepared], outcomes: Sequence[Outcome]) -> None:
+    def compared(self, batch: Sequence[PreparedExchange], outcomes: Sequence[Outcome]) -> None:
         """Note what became of answers that references were to give themselves."""
         found: Counter[tuple[str, str]] = Counter()
         for entry, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, Compared) and "own" in outcome.everything.detail:
+            if isinstance(outcome, ReplayResult) and "own" in outcome.everything.detail:
                 of_items = outcome.everything.detail["own"][outcome.rows.start : outcome.rows.stop]
                 found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
         for (model, own), count in found.items():

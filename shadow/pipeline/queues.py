@@ -8,13 +8,13 @@ from typing import Generic, TypeVar
 
 from quantdrift.core.clock import Clock
 from quantdrift.core.process.run import Stop
-from quantdrift.shadow.pipeline.fair_share import Turn, Turns
+from quantdrift.shadow.pipeline.fair_share import FairShare, ReadyBatch
 
 Batch = TypeVar("Batch")
 _LONGEST_S = 1.0  # how long the end may go unseen
 
 
-class Lanes(Generic[Batch]):
+class BatchQueues(Generic[Batch]):
     """Hands batches out by turns. All of it belongs to one event loop.
 
     Parameters
@@ -29,7 +29,7 @@ class Lanes(Generic[Batch]):
         Batches that are handed out and not done with: above it nobody has a turn.
     """
 
-    def __init__(self, turns: Turns, clock: Clock, stop: Stop, *, most_in_hand: int) -> None:
+    def __init__(self, turns: FairShare, clock: Clock, stop: Stop, *, most_in_hand: int) -> None:
         self._turns = turns
         self._clock = clock
         self._stop = stop
@@ -47,7 +47,7 @@ class Lanes(Generic[Batch]):
         self._turns.put(lane)
         self._note()
 
-    async def take(self) -> tuple[Turn, Batch]:
+    async def take(self) -> tuple[ReadyBatch, Batch]:
         """Return the next batch; it is in hand until `settle`."""
         while (turn := self._next()) is None:
             wait_s = self._turns.wait_s(self._clock.monotonic_s())
@@ -59,7 +59,7 @@ class Lanes(Generic[Batch]):
         self._note()
         return turn, batch
 
-    def charge(self, turn: Turn, spent_s: float) -> None:
+    def charge(self, turn: ReadyBatch, spent_s: float) -> None:
         """Tell how long a batch was replayed."""
         self._turns.settle(turn, spent_s)
 
@@ -93,7 +93,7 @@ class Lanes(Generic[Batch]):
     def _candidates(self) -> list[str]:
         return [lane for lane in self._waiting if self._only in {None, lane}]
 
-    def _next(self) -> Turn | None:
+    def _next(self) -> ReadyBatch | None:
         if self._n_in_hand >= self._most_in_hand:
             return None
         within = self._only is None and not self._stop.is_set()

@@ -21,11 +21,11 @@ from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.batcher import Batcher
 from quantdrift.shadow.pipeline.classify import triage
-from quantdrift.shadow.pipeline.in_flight import Holding, give_back
-from quantdrift.shadow.pipeline.metrics import Health, Meters, Step
-from quantdrift.shadow.pipeline.queues import Lanes
-from quantdrift.shadow.pipeline.stages import Taken
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.pipeline.in_flight import InFlight, give_back
+from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
+from quantdrift.shadow.pipeline.queues import BatchQueues
+from quantdrift.shadow.pipeline.stages import TakenMessage
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 
 _LOG = logging.getLogger(__name__)
@@ -66,9 +66,9 @@ class Reader:
         lane: str,
         consumer: Consumer,
         references: References,
-        lanes: Lanes[list[Taken]],
-        holding: Holding,
-        meters: Meters,
+        lanes: BatchQueues[list[TakenMessage]],
+        holding: InFlight,
+        meters: ShadowMetrics,
         health: Health,
         clock: Clock,
         stop: Stop,
@@ -85,7 +85,7 @@ class Reader:
         self._stop = stop
         self._careful = False
         self._careful_until_s: float | None = None  # the worker before may have ended over what comes back
-        self._batcher: Batcher[Taken] = Batcher(
+        self._batcher: Batcher[TakenMessage] = Batcher(
             max_items=shadow.batch_items, max_bytes=shadow.fetch_bytes, delay_s=shadow.batch_delay_s
         )
 
@@ -132,7 +132,7 @@ class Reader:
         elif len(fetched) < wanted:  # the stream is empty: nothing to wait for
             await self.flush()
 
-    async def _fetch(self, wanted: int, wait_s: float) -> list[Taken]:
+    async def _fetch(self, wanted: int, wait_s: float) -> list[TakenMessage]:
         began_s = self._clock.monotonic_s()
         deliveries = await self._consumer.fetch(wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
@@ -145,7 +145,7 @@ class Reader:
             self._holding.take(delivery)
         return taken
 
-    async def _pass_on(self, new: list[Taken]) -> None:
+    async def _pass_on(self, new: list[TakenMessage]) -> None:
         for one in new:
             await self._add(one)
         await self._put(self._batcher.due(self._clock.monotonic_s()))
@@ -154,18 +154,18 @@ class Reader:
         """Pass on everything that is waiting for its batch to fill."""
         await self._put(self._batcher.flush())
 
-    async def _add(self, taken: Taken) -> None:
+    async def _add(self, taken: TakenMessage) -> None:
         case = taken.case
         complete = self._batcher.add(
-            case.signature if isinstance(case, Prepared) else _NOT_REPLAYED,
+            case.signature if isinstance(case, PreparedExchange) else _NOT_REPLAYED,
             taken,
-            n_items=case.n_items if isinstance(case, Prepared) else 1,
+            n_items=case.n_items if isinstance(case, PreparedExchange) else 1,
             n_bytes=len(taken.delivery.data),
             now_s=self._clock.monotonic_s(),
         )
         await self._put(complete)
 
-    async def _alone(self, again: list[Taken]) -> None:
+    async def _alone(self, again: list[TakenMessage]) -> None:
         """Pass messages on one by one, each when nothing else is in flight. Only while `suspecting`."""
         await self.flush()
         random.SystemRandom().shuffle(again)
@@ -179,11 +179,11 @@ class Reader:
                 await self._lanes.put(self._lane, [one])
             await self._lanes.drained()
 
-    async def _put(self, batches: list[list[Taken]]) -> None:
+    async def _put(self, batches: list[list[TakenMessage]]) -> None:
         for batch in batches:
             await self._lanes.put(self._lane, batch)
 
-    def _taken(self, delivery: Delivery) -> Taken:
+    def _taken(self, delivery: Delivery) -> TakenMessage:
         case = triage(
             delivery.data,
             sequence=delivery.sequence,
@@ -191,10 +191,10 @@ class Reader:
             max_deliveries=self._shadow.max_deliveries,
             references=self._references,
         )
-        return Taken(delivery=delivery, case=case, at_s=self._clock.monotonic_s())
+        return TakenMessage(delivery=delivery, case=case, at_s=self._clock.monotonic_s())
 
 
-def _by_delivery(fetched: list[Taken]) -> tuple[list[Taken], list[Taken]]:
+def _by_delivery(fetched: list[TakenMessage]) -> tuple[list[TakenMessage], list[TakenMessage]]:
     """Return what was delivered for the first time, and what comes again."""
     new = [one for one in fetched if one.delivery.n_delivered == 1]
     return new, [one for one in fetched if one.delivery.n_delivered > 1]
@@ -203,7 +203,7 @@ def _by_delivery(fetched: list[Taken]) -> tuple[list[Taken], list[Taken]]:
 _LOOK_S = 2.0
 
 
-class Readers:
+class ModelReaders:
     """Reads the exchanges of every model: of those that are configured, and of others as they appear in the stream.
 
     What is not configured has no reference; it is read to be counted.

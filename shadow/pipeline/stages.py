@@ -19,15 +19,15 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
-from quantdrift.shadow.pipeline.assess import Assessor, Begun
+from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
 from quantdrift.shadow.pipeline.classify import Case
-from quantdrift.shadow.pipeline.fair_share import Turn
-from quantdrift.shadow.pipeline.in_flight import Holding, acknowledge, give_back
-from quantdrift.shadow.pipeline.metrics import Health, Meters, Step
-from quantdrift.shadow.pipeline.queues import Lanes
+from quantdrift.shadow.pipeline.fair_share import ReadyBatch
+from quantdrift.shadow.pipeline.in_flight import InFlight, acknowledge, give_back
+from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
+from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.tracing import Spans
-from quantdrift.shadow.replay.exchange import Answer, Prepared
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.replay import Outcome
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
@@ -41,7 +41,7 @@ _LONGEST_PAUSE_S = 30.0
 Done = TypeVar("Done")
 
 
-class Taken(msgspec.Struct, frozen=True, kw_only=True):
+class TakenMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of the stream with what is to become of it, and when it was taken."""
 
     delivery: Delivery
@@ -53,8 +53,8 @@ class _Ready(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that waits to be replayed."""
 
     deliveries: tuple[Delivery, ...]
-    begun: Begun
-    turn: Turn
+    begun: BatchInProgress
+    turn: ReadyBatch
 
 
 class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,14 +110,14 @@ class Stages:
     def __init__(
         self,
         *,
-        lanes: Lanes[list[Taken]],
+        lanes: BatchQueues[list[TakenMessage]],
         assessor: Assessor,
         thread: Executor,
         beside: Executor,
         writer: Writer,
         keep: Callable[[Sequence[VectorRow]], Awaitable[None]],
-        holding: Holding,
-        meters: Meters,
+        holding: InFlight,
+        meters: ShadowMetrics,
         spans: Spans,
         health: Health,
         clock: Clock,
@@ -222,7 +222,7 @@ class Stages:
             self._let_go(assessed.deliveries)
 
     def _recorded(
-        self, begun: Begun, outcomes: Sequence[Outcome], at: datetime
+        self, begun: BatchInProgress, outcomes: Sequence[Outcome], at: datetime
     ) -> tuple[StoreBatch, dict[str, int], dict[str, int]]:
         """Return what is to be stored, with counts that only this thread may look at: it adds to them for every track."""
         batch = self._assessor.record(begun, outcomes, at)
@@ -266,7 +266,7 @@ class Stages:
         self._spans.replayed(begun.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))
         return outputs
 
-    async def _replay_again(self, begun: Begun) -> None:
+    async def _replay_again(self, begun: BatchInProgress) -> None:
         """Replay some of what went before again, if it is its turn; the batch that was just replayed is on its way."""
         noise = self._assessor.noise
         if begun.prepared and noise.is_due(begun.prepared[0]):
@@ -330,7 +330,7 @@ class Stages:
         self._lanes.done()
 
 
-def _again(noise: Noise, entry: Prepared) -> None:
+def _again(noise: Noise, entry: PreparedExchange) -> None:
     """Replay some again, if it is still its turn: another batch may have come to it first."""
     if noise.is_due(entry):
         noise.again(entry)

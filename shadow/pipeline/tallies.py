@@ -8,7 +8,7 @@ from quantdrift.core.records import Tally
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.in_flight import acknowledge, give_back
-from quantdrift.shadow.pipeline.metrics import Meters
+from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.validate import read_tally
 from quantdrift.storage.shadow.writer import Writer
@@ -19,7 +19,7 @@ _FETCH_S = 1.0
 _PAUSE_S = 0.5
 
 
-class TallyIntake:
+class TallyStore:
     """Stores tallies. One task calls it, with a writer of its own.
 
     A tally is cumulative: one that cannot be read, or was tried too often, is dropped with a warning, and the
@@ -47,7 +47,7 @@ class TallyIntake:
         consumer: Consumer,
         writer: Writer,
         worker: str,
-        meters: Meters,
+        meters: ShadowMetrics,
         stop: Stop,
         max_deliveries: int,
         fetch_bytes: int,

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, TraceFlags
 from quantdrift.core.config import Secrets
 from quantdrift.core.config.schema import Telemetry
 from quantdrift.core.telemetry import grpc_headers
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 
 NAME = "quantdrift.replay"
 MOST_LINKS = 128  # of a span, by the SDK's own bound
@@ -28,7 +28,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{
 class Spans(Protocol):
     """Takes note of replays. It never waits, and never raises."""
 
-    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+    def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Take note of a batch, replayed between two times in nanoseconds since 1970."""
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class Spans(Protocol):
 class NoSpans:
     """There is no collector."""
 
-    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+    def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Do nothing."""
 
     def close(self) -> None:
@@ -84,7 +84,7 @@ class OtlpSpans:
         )
         return cls(provider)
 
-    def replayed(self, prepared: Sequence[Prepared], begin_ns: int, end_ns: int) -> None:
+    def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Make a span for each candidate version in the batch, linked to the traces of its exchanges."""
         versions = dict.fromkeys((one.exchange.model, one.exchange.version) for one in prepared)
         for model, version in versions:
@@ -109,7 +109,7 @@ class OtlpSpans:
         self._provider.shutdown()
 
 
-def _links(prepared: Iterable[Prepared]) -> Iterable[Link]:
+def _links(prepared: Iterable[PreparedExchange]) -> Iterable[Link]:
     n_links = 0
     for one in prepared:
         found = _TRACEPARENT.fullmatch(one.exchange.trace)

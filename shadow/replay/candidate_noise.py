@@ -19,10 +19,10 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import MARK, Side
 from quantdrift.shadow.comparators.protocol import Outputs
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.noise_items import Repeated
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import answered_again
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError, Transport
 from quantdrift.storage.shadow.rows import NoiseItem
 
@@ -31,7 +31,7 @@ _WAITING: Final = 4  # exchanges; each may be as large as the stream takes
 _HTTP: Final = ("http://", "https://")
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class RecheckRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange whose candidate is to be asked again.
 
     Parameters
@@ -44,12 +44,12 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         Items that are compared.
     """
 
-    entry: Prepared
+    entry: PreparedExchange
     first: Outputs
     rows: tuple[int, ...]
 
 
-class Answered(msgspec.Struct, frozen=True, kw_only=True):
+class RecheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of it: `items` where it was measured; `n_items` of `model` with `outcome` are counted."""
 
     model: str
@@ -61,11 +61,11 @@ class Answered(msgspec.Struct, frozen=True, kw_only=True):
 class Rechecker(Protocol):
     """Asks candidates again. One thread calls it; it never waits."""
 
-    def offer(self, asked: Asked) -> None:
+    def offer(self, asked: RecheckRequest) -> None:
         """Have a candidate asked again, if its operator allows it and there is room."""
         ...
 
-    def take(self) -> list[Answered]:
+    def take(self) -> list[RecheckResult]:
         """Return what has come since the last call."""
         ...
 
@@ -73,10 +73,10 @@ class Rechecker(Protocol):
 class NoRechecks:
     """Asks nobody."""
 
-    def offer(self, asked: Asked) -> None:
+    def offer(self, asked: RecheckRequest) -> None:
         """Do nothing."""
 
-    def take(self) -> list[Answered]:
+    def take(self) -> list[RecheckResult]:
         """Return nothing."""
         return []
 
@@ -96,16 +96,16 @@ class Rechecks:
         self._models = {model.name: model for model in models if model.recheck.url}
         self._clock = clock
         self._next_s = dict.fromkeys(self._models, 0.0)
-        self._waiting: queue.Queue[Asked | None] = queue.Queue(maxsize=_WAITING)
-        self._answered: queue.SimpleQueue[Answered] = queue.SimpleQueue()
+        self._waiting: queue.Queue[RecheckRequest | None] = queue.Queue(maxsize=_WAITING)
+        self._answered: queue.SimpleQueue[RecheckResult] = queue.SimpleQueue()
         self._transports: dict[str, Transport] = {}
-        self._repeated = Repeated(Side.CANDIDATE)
+        self._repeated = RepeatedItems(Side.CANDIDATE)
         self._told: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="recheck", daemon=True)
         if self._models:
             self._thread.start()
 
-    def offer(self, asked: Asked) -> None:
+    def offer(self, asked: RecheckRequest) -> None:
         """Have a candidate asked again, if its operator allows it and there is room."""
         exchange = asked.entry.exchange
         model = self._models.get(exchange.model)
@@ -123,7 +123,7 @@ class Rechecks:
         else:
             self._next_s[model.name] = now_s + 1.0 / recheck.max_per_s
 
-    def take(self) -> list[Answered]:
+    def take(self) -> list[RecheckResult]:
         """Return what has come since the last call."""
         found = []
         while True:
@@ -156,7 +156,7 @@ class Rechecks:
         for transport in self._transports.values():
             transport.close()
 
-    def _ask(self, asked: Asked) -> list[NoiseItem]:
+    def _ask(self, asked: RecheckRequest) -> list[NoiseItem]:
         exchange, names = asked.entry.exchange, tuple(asked.first)
         transport = self._transports.get(exchange.model)
         if transport is None:
@@ -170,9 +170,9 @@ class Rechecks:
         picked = list(asked.rows)
         return self._repeated.items(asked.entry, _rows(again, picked), _rows(asked.first, picked), asked.rows)
 
-    def _note(self, asked: Asked, outcome: str, items: Sequence[NoiseItem] = ()) -> None:
+    def _note(self, asked: RecheckRequest, outcome: str, items: Sequence[NoiseItem] = ()) -> None:
         self._answered.put(
-            Answered(
+            RecheckResult(
                 model=asked.entry.exchange.model,
                 outcome=outcome,
                 n_items=len(items) or len(asked.rows),
@@ -203,7 +203,7 @@ def _open(model: Model) -> Transport:
         timeout_s=recheck.timeout_s,
         token_file=recheck.token_file,
     )
-    opening = Opening(model=model, reference=reference, headers={MARK: "1"})
+    opening = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"})
     if http:
         transport: Transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_http").OipHttp(
             opening

@@ -17,10 +17,10 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.comparators.vision.class_map import MapReader
-from quantdrift.shadow.replay.exchange import Answer, Prepared
-from quantdrift.shadow.replay.pairing import Pair, pair_of
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
+from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.runtimes.protocol import Array
-from quantdrift.storage.shadow.rows import DoubtRow
+from quantdrift.storage.shadow.rows import ConfigWarningRow
 
 N_ITEMS: Final = 256
 
@@ -51,7 +51,7 @@ class _Look(Protocol):
         ...
 
 
-class Doubts:
+class ConfigWarnings:
     """Looks at what references give. One thread at a time calls it, but for `found`.
 
     Attributes
@@ -62,11 +62,11 @@ class Doubts:
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], str] = {}
-        self._seen: list[DoubtRow] = []
+        self._seen: list[ConfigWarningRow] = []
         self._looks: dict[tuple[str, str], _Look | None] = {}
         self._n_items: dict[tuple[str, str], int] = {}
 
-    def look(self, batch: Sequence[Prepared], outputs: Sequence[Answer]) -> None:
+    def look(self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> None:
         """Look at what a reference gave for exchanges of one version; at most at 256 items of each reference.
 
         Parameters
@@ -85,11 +85,11 @@ class Doubts:
             if look is None:
                 return
             pair = pair_of(entry, answer, {})
-            if isinstance(pair, Pair) and not self._goes_on(key, look, pair.reference):
+            if isinstance(pair, OutputPair) and not self._goes_on(key, look, pair.reference):
                 self._looks[key] = None
                 self._tell(key, look.option, look.doubt())
 
-    def take(self) -> tuple[DoubtRow, ...]:
+    def take(self) -> tuple[ConfigWarningRow, ...]:
         """Return of which references it is known since the last call whether anything seems to be wrong."""
         seen, self._seen = self._seen, []
         return tuple(seen)
@@ -107,7 +107,9 @@ class Doubts:
     def _tell(self, key: tuple[str, str], option: str, doubt: str) -> None:
         model, digest = key
         self._seen.append(
-            DoubtRow(model=model, reference_digest=digest, option=option if doubt else "", doubt=doubt)
+            ConfigWarningRow(
+                model=model, reference_digest=digest, option=option if doubt else "", doubt=doubt
+            )
         )
         if doubt and (model, option) not in self.found:
             self.found[model, option] = doubt

@@ -5,13 +5,13 @@ import msgspec
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.comparators.protocol import Outputs
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import Array
 
 Answer = dict[str, Array] | QuarantineError
 
 
-class Prepared(msgspec.Struct, frozen=True, kw_only=True):
+class PreparedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """An exchange that is ready to be replayed.
 
     Parameters
@@ -31,7 +31,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     stream_sequence: int
     payload: bytes
     exchange: Exchange
-    judge: Judge
+    judge: VersionReference
     inputs: dict[str, Array]
     candidate: Outputs | None = None
 

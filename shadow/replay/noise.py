@@ -23,11 +23,11 @@ from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.shadow.comparators.protocol import Outputs
 from quantdrift.shadow.language.scoring import without_own
-from quantdrift.shadow.replay.candidate_noise import Asked, NoRechecks, Rechecker
-from quantdrift.shadow.replay.exchange import Answer, Prepared
-from quantdrift.shadow.replay.noise_items import Repeated, version_of
-from quantdrift.shadow.replay.pairing import Pair, pair_of
-from quantdrift.shadow.replay.replay import Compared, Outcome, replay_again
+from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
+from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
+from quantdrift.shadow.replay.pairing import OutputPair, pair_of
+from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 _FIRST: Final = 500  # exchanges of a version that are all chosen
@@ -48,7 +48,7 @@ _KEY: Final = b"quantdrift noise"  # another draw than those of sampling
 class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
     """Items that wait to be replayed again: of one exchange, with what the reference gave the first time."""
 
-    entry: Prepared
+    entry: PreparedExchange
     first: Outputs
     names: Mapping[str, str]
     rows: tuple[int, ...]
@@ -99,7 +99,7 @@ class Noise:
         self._rng = rng or random.SystemRandom()
         self._left_s = 0.0
         self._cost_s = _FIRST_S  # of the last time
-        self._repeated = Repeated(Side.REFERENCE)
+        self._repeated = RepeatedItems(Side.REFERENCE)
         self._lock = threading.Lock()  # of the next three
         self._waiting: dict[_Kind, list[_Chosen]] = {}
         self._n_bytes = 0
@@ -117,7 +117,7 @@ class Noise:
         self._left_s = min(self._left_s + self._time * (self._clock.monotonic_s() - began_s), _MOST_S)
 
     def choose(
-        self, batch: Sequence[Prepared], outputs: Sequence[Answer], outcomes: Sequence[Outcome]
+        self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer], outcomes: Sequence[Outcome]
     ) -> None:
         """Keep some of what was just replayed, and have its candidate asked again where that is allowed.
 
@@ -130,16 +130,16 @@ class Noise:
             return
         alone = sum(entry.n_items for entry in batch) == 1
         for entry, answer, outcome in zip(batch, outputs, outcomes, strict=True):
-            if isinstance(outcome, Compared) and self._is_chosen(entry):
+            if isinstance(outcome, ReplayResult) and self._is_chosen(entry):
                 pair = pair_of(entry, answer, {})
-                if isinstance(pair, Pair):
+                if isinstance(pair, OutputPair):
                     self._keep(entry, pair, alone=alone and entry.judge.model.batched)
 
-    def is_due(self, entry: Prepared) -> bool:
+    def is_due(self, entry: PreparedExchange) -> bool:
         """Return whether there is something to be replayed again by the reference of `entry`, and time for it."""
         return self._left_s >= self._cost_s and self._ripe(entry) is not None
 
-    def again(self, entry: Prepared) -> None:
+    def again(self, entry: PreparedExchange) -> None:
         """Replay items again with the reference of `entry`: that one is loaded.
 
         Raises
@@ -185,16 +185,16 @@ class Noise:
             found += items
         return tuple(found)
 
-    def _is_chosen(self, entry: Prepared) -> bool:
+    def _is_chosen(self, entry: PreparedExchange) -> bool:
         version = version_of(entry)
         if self._n_met[version] < _FIRST:
             self._n_met[version] += 1
             return True
         return draw(entry.exchange.id, _KEY) < self._share
 
-    def _keep(self, entry: Prepared, pair: Pair, *, alone: bool) -> None:
+    def _keep(self, entry: PreparedExchange, pair: OutputPair, *, alone: bool) -> None:
         rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _OF_EXCHANGE))))
-        self._rechecks.offer(Asked(entry=entry, first=pair.candidate, rows=rows))
+        self._rechecks.offer(RecheckRequest(entry=entry, first=pair.candidate, rows=rows))
         picked = list(rows)
         # Copies: they may be views of a whole batch's.
         inputs = without_own({name: array[picked] for name, array in entry.inputs.items()})
@@ -247,7 +247,7 @@ class Noise:
         self._n_waiting -= len(chosen)
         return chosen
 
-    def _ripe(self, entry: Prepared) -> "_Kind | None":
+    def _ripe(self, entry: PreparedExchange) -> "_Kind | None":
         """Return which items of the version of `entry` are to be replayed again, the longest waiting first."""
         now_s, version = self._clock.monotonic_s(), entry.signature[:2]
         ripe = [
@@ -257,7 +257,7 @@ class Noise:
         ]
         return min(ripe, key=lambda one: one[0])[1] if ripe else None
 
-    def _count(self, entry: Prepared, outcome: str, n: int) -> None:
+    def _count(self, entry: PreparedExchange, outcome: str, n: int) -> None:
         if n:
             self.counts[entry.exchange.model, Side.REFERENCE, outcome] += n
 

@@ -7,11 +7,11 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 
-class Repeated:
+class RepeatedItems:
     """Compares what one side computed twice. One thread uses it.
 
     It has comparators of its own: some remember what they have seen, and what is seen twice must not be remembered.
@@ -27,7 +27,7 @@ class Repeated:
         self._comparators: dict[str, Comparator] = {}
 
     def items(
-        self, entry: Prepared, again: Outputs | QuarantineError, first: Outputs, rows: Sequence[int]
+        self, entry: PreparedExchange, again: Outputs | QuarantineError, first: Outputs, rows: Sequence[int]
     ) -> list[NoiseItem]:
         """Return what is stored of items whose outputs were computed twice; nothing where they cannot be compared.
 
@@ -53,7 +53,7 @@ class Repeated:
         return _items(entry, found, rows, self._side)
 
 
-def _items(entry: Prepared, found: Divergences, rows: Sequence[int], side: Side) -> list[NoiseItem]:
+def _items(entry: PreparedExchange, found: Divergences, rows: Sequence[int], side: Side) -> list[NoiseItem]:
     exchange, version = entry.exchange, version_of(entry)
     return [
         NoiseItem(
@@ -73,7 +73,7 @@ def _items(entry: Prepared, found: Divergences, rows: Sequence[int], side: Side)
     ]
 
 
-def version_of(entry: Prepared) -> VersionKey:
+def version_of(entry: PreparedExchange) -> VersionKey:
     """Return the candidate version of an exchange, with its reference."""
     return VersionKey(
         model=entry.exchange.model,

@@ -9,15 +9,15 @@ from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.comparators.protocol import Outputs, uncomparable
-from quantdrift.shadow.replay.exchange import Answer, Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.items import item_columns, itemised
 from quantdrift.shadow.tensors.mapping import dequantised
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
     """The outputs of both sides that are compared.
 
     Parameters
@@ -32,7 +32,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         As in `Compared`.
     """
 
-    judge: Judge
+    judge: VersionReference
     n_items: int
     names: Mapping[str, str]
     candidate: Outputs
@@ -47,8 +47,8 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pair_of(
-    entry: Prepared, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
-) -> Pair | QuarantineError:
+    entry: PreparedExchange, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
+) -> OutputPair | QuarantineError:
     """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
     if isinstance(outputs, QuarantineError):
         return outputs
@@ -67,7 +67,7 @@ def pair_of(
     embedding = outputs.get(entry.judge.runtime.embedding)
     if embedding is not None and not entry.batched:
         embedding = _one_row(embedding)
-    return Pair(
+    return OutputPair(
         judge=entry.judge,
         n_items=entry.n_items,
         names=names,
@@ -77,7 +77,7 @@ def pair_of(
     )
 
 
-def captured_of(entry: Prepared, name: str) -> Array:
+def captured_of(entry: PreparedExchange, name: str) -> Array:
     """Return what the candidate gave : (items, ...)."""
     tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
     if tensor is None:
@@ -99,7 +99,7 @@ def captured_of(entry: Prepared, name: str) -> Array:
     return candidate if entry.judge.model.batched else _one_row(candidate)
 
 
-def replayed_of(entry: Prepared, outputs: Mapping[str, Array], name: str) -> Array:
+def replayed_of(entry: PreparedExchange, outputs: Mapping[str, Array], name: str) -> Array:
     """Return what the reference gave : (items, ...)."""
     if name not in outputs:
         raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
@@ -123,7 +123,7 @@ def _dequantised(captured: Tensor, reference: Reference) -> Array:
     return dequantised(candidate, reference.output_scale, reference.output_zero_point)
 
 
-def _output_names(entry: Prepared) -> tuple[str, str]:
+def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     """Return the names of the compared output: the candidate's and the reference's."""
     given = [tensor.name for tensor in entry.exchange.outputs]
     embedding = entry.judge.runtime.embedding

@@ -14,7 +14,7 @@ from quantdrift.shadow.tensors.mapping import check_mapping
 Load = Callable[[Model, Reference], ReferenceRuntime]
 
 
-class Judge(msgspec.Struct, frozen=True, kw_only=True):
+class VersionReference(msgspec.Struct, frozen=True, kw_only=True):
     """What a candidate version is measured with.
 
     Parameters
@@ -58,7 +58,7 @@ class References:
     def __init__(self, models: Iterable[Model], load: Load) -> None:
         self._load = load
         self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
-        self._judges: dict[str, list[tuple[tuple[str, ...], Judge]]] = {}
+        self._judges: dict[str, list[tuple[tuple[str, ...], VersionReference]]] = {}
         for model in models:
             self.add(model)
 
@@ -81,7 +81,7 @@ class References:
             # One each: it may remember what its reference gave.
             comparator = comparator_of(model)
             check_mapping(model, reference, runtime, comparator.outputs)
-            judge = Judge(model=model, runtime=runtime, comparator=comparator, reference=reference)
+            judge = VersionReference(model=model, runtime=runtime, comparator=comparator, reference=reference)
             judges.append((reference.versions, judge))
         self._judges[model.name] = judges
 
@@ -89,7 +89,7 @@ class References:
         """Return whether the references of `model` are open."""
         return model in self._judges
 
-    def find(self, model: str, version: str) -> Judge | None:
+    def find(self, model: str, version: str) -> VersionReference | None:
         """Return what `version` is measured with: the first reference with a pattern that matches, or None."""
         for patterns, judge in self._judges.get(model, ()):
             if any(fnmatchcase(version, pattern) for pattern in patterns):

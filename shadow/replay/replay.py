@@ -11,9 +11,9 @@ import numpy as np
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.comparators.protocol import Divergences, Outputs
-from quantdrift.shadow.replay.exchange import Answer, Prepared
-from quantdrift.shadow.replay.pairing import Pair, captured_of, pair_of, replayed_of
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
+from quantdrift.shadow.replay.pairing import OutputPair, captured_of, pair_of, replayed_of
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.items import item_columns, itemised, joined_steps
 
@@ -21,7 +21,7 @@ Entry = TypeVar("Entry")
 Result = TypeVar("Result")
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
     """What came of an exchange.
 
     Parameters
@@ -44,10 +44,10 @@ class Compared(msgspec.Struct, frozen=True, kw_only=True):
         return self.everything.part(self.rows.start, self.rows.stop)
 
 
-Outcome = Compared | QuarantineError
+Outcome = ReplayResult | QuarantineError
 
 
-class Assembled(msgspec.Struct, frozen=True, kw_only=True):
+class AssembledBatch(msgspec.Struct, frozen=True, kw_only=True):
     """A batch that is ready to be replayed.
 
     Parameters
@@ -58,7 +58,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         Name to array : (items of all of them, ...).
     """
 
-    batch: tuple[Prepared, ...]
+    batch: tuple[PreparedExchange, ...]
     inputs: dict[str, Array]
 
     @property
@@ -67,7 +67,7 @@ class Assembled(msgspec.Struct, frozen=True, kw_only=True):
         return len(next(iter(self.inputs.values())))
 
 
-def assemble(batch: Sequence[Prepared]) -> Assembled:
+def assemble(batch: Sequence[PreparedExchange]) -> AssembledBatch:
     """Return a batch with its inputs side by side; of a single exchange they are not copied.
 
     Parameters
@@ -76,12 +76,12 @@ def assemble(batch: Sequence[Prepared]) -> Assembled:
         Exchanges with one signature; at least one.
     """
     if len(batch) == 1:
-        return Assembled(batch=tuple(batch), inputs=batch[0].inputs)
+        return AssembledBatch(batch=tuple(batch), inputs=batch[0].inputs)
     joined = {name: np.concatenate([entry.inputs[name] for entry in batch]) for name in batch[0].inputs}
-    return Assembled(batch=tuple(batch), inputs=joined)
+    return AssembledBatch(batch=tuple(batch), inputs=joined)
 
 
-def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
+def replay(assembled: AssembledBatch, *, most_items: int) -> list[Answer]:
     """Return, per exchange, the reference's outputs, items along the first dimension, or why it is set aside.
 
     All exchanges are replayed together. Where that fails, halves are tried, down to single exchanges, and of one with many
@@ -102,7 +102,7 @@ def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
         What computes is away for now.
     """
 
-    def work(batch: Sequence[Prepared]) -> Sequence[dict[str, Array]]:
+    def work(batch: Sequence[PreparedExchange]) -> Sequence[dict[str, Array]]:
         whole = len(batch) == len(assembled.batch)
         replayed = _replay if len(batch) > 1 else _replay_one
         return replayed(assembled if whole else assemble(batch), most_items=most_items)
@@ -110,7 +110,7 @@ def replay(assembled: Assembled, *, most_items: int) -> list[Answer]:
     return _together(assembled.batch, work)
 
 
-def compare(batch: Sequence[Prepared], outputs: Sequence[Answer]) -> list[Outcome]:
+def compare(batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> list[Outcome]:
     """Return, per exchange, the divergences of its items with their embedding, or why it is set aside.
 
     All exchanges are compared together, and where that fails in halves, as they are replayed.
@@ -124,11 +124,11 @@ def compare(batch: Sequence[Prepared], outputs: Sequence[Answer]) -> list[Outcom
     """
     chosen: dict[tuple[object, ...], tuple[str, str]] = {}
     pairs = [pair_of(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
-    compared = iter(_together([pair for pair in pairs if isinstance(pair, Pair)], _compare))
-    return [next(compared) if isinstance(pair, Pair) else pair for pair in pairs]
+    compared = iter(_together([pair for pair in pairs if isinstance(pair, OutputPair)], _compare))
+    return [next(compared) if isinstance(pair, OutputPair) else pair for pair in pairs]
 
 
-def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome]:
+def compare_batch(batch: Sequence[PreparedExchange], *, most_items: int) -> list[Outcome]:
     """Assemble, replay and compare a batch with one signature.
 
     Parameters
@@ -149,7 +149,7 @@ def compare_batch(batch: Sequence[Prepared], *, most_items: int) -> list[Outcome
 
 
 def replay_again(
-    batch: Sequence[Prepared], names: Sequence[Mapping[str, str]], *, most_items: int
+    batch: Sequence[PreparedExchange], names: Sequence[Mapping[str, str]], *, most_items: int
 ) -> list[Outputs | QuarantineError]:
     """Return, per exchange, the reference's outputs by the names under which they are compared, or why there are none.
 
@@ -158,7 +158,7 @@ def replay_again(
     batch, most_items
         As for `compare_batch`.
     names
-        Of each exchange, as in `Pair`.
+        Of each exchange, as in `OutputPair`.
 
     Raises
     ------
@@ -178,7 +178,7 @@ def replay_again(
 
 
 def answered_again(
-    entry: Prepared, answer: Sequence[Tensor], names: Sequence[str]
+    entry: PreparedExchange, answer: Sequence[Tensor], names: Sequence[str]
 ) -> Outputs | QuarantineError:
     """Return the outputs `names` of a second answer of the candidate as those of the first are read, or why not."""
     exchange = msgspec.structs.replace(entry.exchange, outputs=tuple(answer))
@@ -208,7 +208,7 @@ def _together(
     return [*_together(entries[:half], work), *_together(entries[half:], work)]
 
 
-def _replay(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
+def _replay(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
     entries, joined, n_items = assembled.batch, assembled.inputs, assembled.n_items
     judge = entries[0].judge
@@ -221,7 +221,7 @@ def _replay(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
     return [{name: array[begin:end] for name, array in whole.items()} for begin, end in _spans(entries)]
 
 
-def _replay_one(assembled: Assembled, *, most_items: int) -> list[dict[str, Array]]:
+def _replay_one(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of one exchange, in shorter steps where it is too large for the memory that there is."""
     entry = assembled.batch[0]
     divisible = entry.batched and _fixed_size(entry.judge.runtime.inputs) is None
@@ -235,7 +235,7 @@ def _replay_one(assembled: Assembled, *, most_items: int) -> list[dict[str, Arra
         size = ceil(size / 2)
 
 
-def _spans(entries: Sequence[Prepared]) -> Iterator[tuple[int, int]]:
+def _spans(entries: Sequence[PreparedExchange]) -> Iterator[tuple[int, int]]:
     """Return where the items of each exchange begin and end among those of all."""
     end = 0
     for entry in entries:
@@ -243,13 +243,13 @@ def _spans(entries: Sequence[Prepared]) -> Iterator[tuple[int, int]]:
         yield begin, end
 
 
-def _alone(entry: Prepared) -> dict[str, Array]:
+def _alone(entry: PreparedExchange) -> dict[str, Array]:
     """Return the outputs of an exchange that is one item : (1, ...)."""
     outputs = entry.judge.runtime.run({name: array[0] for name, array in entry.inputs.items()})
     return {name: output[np.newaxis] for name, output in outputs.items()}
 
 
-def _in_steps(judge: Judge, inputs: dict[str, Array], n_items: int, size: int) -> dict[str, Array]:
+def _in_steps(judge: VersionReference, inputs: dict[str, Array], n_items: int, size: int) -> dict[str, Array]:
     """Run `size` items at a time; the last step is filled up with its last item. Outputs without items are left out."""
     tables = item_columns(judge.model)
     steps: list[dict[str, Array]] = []
@@ -279,12 +279,12 @@ def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
     return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
 
 
-def _compare(pairs: Sequence[Pair]) -> list[Compared]:
+def _compare(pairs: Sequence[OutputPair]) -> list[ReplayResult]:
     """Compare all items of like outputs at once and hand each exchange its own."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         alike.setdefault(pair.signature, []).append(index)
-    found: dict[int, Compared] = {}
+    found: dict[int, ReplayResult] = {}
     for indices in alike.values():
         together = [pairs[index] for index in indices]
         everything = together[0].judge.comparator.compare(
@@ -293,7 +293,9 @@ def _compare(pairs: Sequence[Pair]) -> list[Compared]:
         end = 0
         for index, pair in zip(indices, together, strict=True):
             begin, end = end, end + pair.n_items
-            found[index] = Compared(everything=everything, rows=range(begin, end), embedding=pair.embedding)
+            found[index] = ReplayResult(
+                everything=everything, rows=range(begin, end), embedding=pair.embedding
+            )
     return [found[index] for index in range(len(pairs))]
 
 

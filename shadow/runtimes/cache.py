@@ -25,7 +25,7 @@ _MEASURED: Final = 3  # runs of a new largest input: a library may plan its memo
 _STATM = Path("/proc/self/statm")
 
 
-class Shelf:
+class RuntimeCache:
     """Holds references that are open.
 
     Parameters
@@ -36,7 +36,7 @@ class Shelf:
 
     def __init__(self, memory_bytes: int) -> None:
         self._memory_bytes = memory_bytes
-        self._open: dict[ShelvedRuntime, ReferenceRuntime] = {}  # longest unused first
+        self._open: dict[CachedRuntime, ReferenceRuntime] = {}  # longest unused first
 
     @property
     def n_bytes(self) -> int:
@@ -48,7 +48,7 @@ class Shelf:
         """How many are open."""
         return len(self._open)
 
-    def use(self, wanted: "ShelvedRuntime") -> ReferenceRuntime:
+    def use(self, wanted: "CachedRuntime") -> ReferenceRuntime:
         """Return a reference, open; others are closed where there would be no room.
 
         Raises
@@ -63,7 +63,7 @@ class Shelf:
         self._open[wanted] = runtime
         return runtime
 
-    def put(self, one: "ShelvedRuntime", runtime: ReferenceRuntime) -> None:
+    def put(self, one: "CachedRuntime", runtime: ReferenceRuntime) -> None:
         """Take a reference that was opened for the first time, or one that takes more than was known."""
         self._open.pop(one, None)
         self._make_room(one.n_bytes)
@@ -84,7 +84,7 @@ class Shelf:
             _LOG.info("reference %s is closed for now: shadow.reference_memory_bytes", oldest.artefact.path)
 
 
-class ShelvedRuntime:
+class CachedRuntime:
     """A reference that may be closed while it is not used. What it says of itself stays known.
 
     Parameters
@@ -100,7 +100,7 @@ class ShelvedRuntime:
         server, takes nothing here and stays open.
     """
 
-    def __init__(self, shelf: Shelf, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
+    def __init__(self, shelf: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
         self._shelf = shelf
         self._load = load
         before = _resident_bytes()

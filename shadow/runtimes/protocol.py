@@ -22,7 +22,7 @@ class BrokenRuntimeError(QuantdriftError):
     """The reference fails or hangs whatever it is given: its worker must end, and samples wait for the next one."""
 
 
-class DoubtfulInputError(QuantdriftError):
+class SuspectInputError(QuantdriftError):
     """A server failed at everything after this input, though it was well just before.
 
     The batch is let go: it comes again, exchange by exchange, and what does so too often is quarantined as poison.

@@ -27,7 +27,7 @@ _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
 _PYTORCH: Final = frozenset({Runtime.TORCH, Runtime.TRANSFORMERS})
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
+class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What a runtime is told of a reference.
 
     Parameters
@@ -65,13 +65,13 @@ class Opening(msgspec.Struct, frozen=True, kw_only=True):
     is_copy: bool = False
 
     def __repr__(self) -> str:
-        return f"Opening({self.reference.where(self.model.name)})"
+        return f"RuntimeRequest({self.reference.where(self.model.name)})"
 
 
-def opening_of(config: Config, model: Model, reference: Reference, token: str = "") -> Opening:
+def opening_of(config: Config, model: Model, reference: Reference, token: str = "") -> RuntimeRequest:
     """Return what `config` says of a reference of `model`, with the token for its server."""
     space, columns = space_of(config, model)
-    return Opening(
+    return RuntimeRequest(
         model=model,
         reference=reference,
         provider=config.shadow.provider,
@@ -112,7 +112,7 @@ def gpu_share(config: Config, reference: Reference) -> int:
     return config.shadow.gpu_bytes * together // max(len(here), 1)
 
 
-def open_reference(opening: Opening) -> ReferenceRuntime:
+def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
     """Load a reference with its runtime.
 
     Raises

@@ -9,14 +9,14 @@ from quantdrift.shadow.language.scoring import without_own
 from quantdrift.shadow.runtimes.protocol import (
     Array,
     BrokenRuntimeError,
-    DoubtfulInputError,
     ReferenceRuntime,
+    SuspectInputError,
     TensorSpec,
     WrappedRuntime,
 )
 
 
-class ProvenRuntime(WrappedRuntime):
+class SelfTestedRuntime(WrappedRuntime):
     """A reference that keeps the smallest input it could compute, and tries it again whenever another one fails.
 
     Where that fails as well, the input is not to blame: a CUDA device that was lost or whose memory is taken fails
@@ -58,7 +58,7 @@ class ProvenRuntime(WrappedRuntime):
             It computes nothing any more, not even what it could before.
         RetryError
             What computes is away for now, or a server computes nothing at present.
-        DoubtfulInputError
+        SuspectInputError
             A server that was waited for computes nothing any more after this input.
         """
         waited = self._waits
@@ -102,7 +102,7 @@ class ProvenRuntime(WrappedRuntime):
             if not proven_before:
                 raise
             self._waits = True
-            raise DoubtfulInputError(
+            raise SuspectInputError(
                 f"{self.artefact.path} was well, and fails at everything since it was given this input ({error.detail})"
             ) from away
         self._waits = False

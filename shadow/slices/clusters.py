@@ -29,7 +29,7 @@ _HOUR_S: Final = 3600.0
 _U64: Final = 2.0**64
 
 
-class Learned(msgspec.Struct, frozen=True, kw_only=True):
+class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
     """What is learned of an exchange.
 
     Parameters
@@ -47,7 +47,7 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
     vectors: tuple[VectorRow, ...]
 
 
-class LearnedSlices:
+class ClusterSlices:
     """Puts items into learned slices. `put_in_force` may be called from another thread than the rest.
 
     Vectors are kept by a hash of exchange and item, which knows nothing of their content, and never more than
@@ -89,7 +89,7 @@ class LearnedSlices:
         embedding: Array | None,
         features: Sequence[Mapping[str, float]],
         at: datetime,
-    ) -> Learned:
+    ) -> ClusterAssignment:
         """Return the learned slices of an exchange's items.
 
         Parameters
@@ -114,18 +114,18 @@ class LearnedSlices:
         if columns:
             vectors = _feature_vectors(columns, features)
         elif not space or embedding is None or embedding.ndim == 0 or len(embedding) != len(features):
-            return Learned(slices=none, version=0, vectors=())
+            return ClusterAssignment(slices=none, version=0, vectors=())
         else:
             vectors = vectors_of(embedding)
         if not 0 < vectors.shape[1] <= MOST_WIDTH:
-            return Learned(slices=none, version=0, vectors=())
+            return ClusterAssignment(slices=none, version=0, vectors=())
         key = (model.name, digest, space)
         kept = self._kept(key, exchange, vectors, at)
         clustering = self._in_force.get(key)
         if clustering is None or clustering.width != vectors.shape[1]:
-            return Learned(slices=none, version=0, vectors=kept)
+            return ClusterAssignment(slices=none, version=0, vectors=kept)
         slices = self._assigned(model.name, exchange, clustering, vectors)
-        return Learned(slices=slices, version=clustering.version, vectors=kept)
+        return ClusterAssignment(slices=slices, version=clustering.version, vectors=kept)
 
     def _assigned(
         self, model: str, exchange: Exchange, clustering: Clustering, vectors: npt.NDArray[np.float32]

@@ -6,7 +6,7 @@ from typing import Final
 from quantdrift.core.clusters import Clustering
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
-from quantdrift.shadow.slices.clusters import LearnedSlices
+from quantdrift.shadow.slices.clusters import ClusterSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.clusters import newest_clusterings, newest_id
 
@@ -14,7 +14,7 @@ _EVERY_S: Final = 60.0
 _LOG = logging.getLogger(__name__)
 
 
-class InForce:
+class SliceRefresh:
     """Puts the newest clusterings in force. A record that is away leaves those there are, a damaged one its own.
 
     Parameters
@@ -30,7 +30,7 @@ class InForce:
     """
 
     def __init__(
-        self, database: Database, learned: LearnedSlices, stop: Stop, *, every_s: float = _EVERY_S
+        self, database: Database, learned: ClusterSlices, stop: Stop, *, every_s: float = _EVERY_S
     ) -> None:
         self._database = database
         self._learned = learned

@@ -6,23 +6,23 @@ from collections.abc import Callable, Sequence
 from quantdrift.core.clock import Clock
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Exchange, Loss
-from quantdrift.sidecar.capture.policy_watch import Follower
+from quantdrift.sidecar.capture.policy_watch import PolicyWatcher
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.capture.recorder import Origin, Recorder
-from quantdrift.sidecar.capture.unknown_models import Strangers
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.capture.unknown_models import UnknownModels
 from quantdrift.sidecar.handoff.frame import RawMeta
-from quantdrift.sidecar.handoff.receiver import Reception
+from quantdrift.sidecar.handoff.receiver import FrameReceiver
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.sampling.second_phase import keeps_all
-from quantdrift.sidecar.state.config import Settlement
+from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import Count, Counters, Row, Slot
 from quantdrift.sidecar.state.pause import Paused
-from quantdrift.sidecar.state.policy import Directives, Notice
+from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory
 
 _LOG = logging.getLogger(__name__)
 
 
-class Desk:
+class Pipeline:
     """Records one raw exchange after the other: published, thinned or lost, and counted in any case.
 
     Parameters
@@ -135,7 +135,7 @@ class Desk:
             _LOG.exception("exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors)
 
 
-class Office:
+class CaptureService:
     """What of the capture process follows the configuration.
 
     Parameters
@@ -158,22 +158,27 @@ class Office:
     """
 
     def __init__(
-        self, settlement: Settlement, origin: Origin, notice: Notice, counters: Counters, clock: Clock
+        self,
+        settlement: LiveConfigFile,
+        origin: SidecarIdentity,
+        notice: PolicyFile,
+        counters: Counters,
+        clock: Clock,
     ) -> None:
         slot = counters.slot(counters.n_slots - 1)
         settled = settlement.settled
         config = settled.config
         self._settlement = settlement
         self._origin = origin
-        self._directives = Directives(config.sampling)
+        self._directives = PolicyHistory(config.sampling)
         self._counters = counters
         self._clock = clock
         self.publisher = Publisher(config, slot, clock, origin.boot)
-        self.follower = Follower(config, self._directives, notice, slot, clock)
+        self.follower = PolicyWatcher(config, self._directives, notice, slot, clock)
         recorder = Recorder(settled, origin, self._directives)
-        self._strangers = Strangers(clock)
-        self._desk = Desk(recorder, self.publisher, slot, settled.rows, self._strangers.saw)
-        self.reception = Reception(config.sidecar, self._handle)
+        self._strangers = UnknownModels(clock)
+        self._desk = Pipeline(recorder, self.publisher, slot, settled.rows, self._strangers.saw)
+        self.reception = FrameReceiver(config.sidecar, self._handle)
         self._epoch = ""
 
     def pause(self, paused: Paused) -> None:

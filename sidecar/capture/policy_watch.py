@@ -11,18 +11,18 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sampling.pause import KEY as PAUSE
 from quantdrift.core.sampling.pause import Pause, PauseError
 from quantdrift.core.sampling.pause import decode as decode_pause
-from quantdrift.core.sampling.policy_message import DIRECTIVE, Directive, Refusal, RefusedError
+from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, Refusal, RefusedError
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.sidecar.state.counters import REFUSED, Gauge, Slot
-from quantdrift.sidecar.state.pause import Source, post
-from quantdrift.sidecar.state.policy import Directives, Notice, judged
+from quantdrift.sidecar.state.pause import PauseSource, post
+from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory, judged
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
-class Follower:
+class PolicyWatcher:
     """The capture process's part in the policy's way.
 
     Parameters
@@ -40,7 +40,7 @@ class Follower:
     """
 
     def __init__(
-        self, config: Config, directives: Directives, notice: Notice, slot: Slot, clock: Clock
+        self, config: Config, directives: PolicyHistory, notice: PolicyFile, slot: Slot, clock: Clock
     ) -> None:
         self._config = config
         self._directives = directives
@@ -147,7 +147,7 @@ class Follower:
         except PauseError as error:
             _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
             return
-        post(directory, Source.FLEET, pause)
+        post(directory, PauseSource.FLEET, pause)
         _LOG.info("the fleet's pause: %s", _told(pause))
 
     def _lapsed(self, now_s: float) -> bool:
@@ -160,7 +160,7 @@ class Follower:
         self._directives.follow(None)
         self._post(None)
 
-    def _post(self, directive: Directive | None) -> None:
+    def _post(self, directive: PolicyMessage | None) -> None:
         try:
             self._notice.post(self._directives, follow=directive is not None)
         except (OSError, ValueError) as error:  # ValueError: too long as we would write it

@@ -19,13 +19,13 @@ from quantdrift.core.config import Config, Role, Secrets, load_secrets
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.pipeline import Office
-from quantdrift.sidecar.capture.recorder import Origin
+from quantdrift.sidecar.capture.pipeline import CaptureService
+from quantdrift.sidecar.capture.recorder import SidecarIdentity
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.config import Settlement
+from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters
-from quantdrift.sidecar.state.pause import Pauses
-from quantdrift.sidecar.state.policy import NAME, Notice
+from quantdrift.sidecar.state.pause import PauseFiles
+from quantdrift.sidecar.state.policy import NAME, PolicyFile
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 async def serve(
-    settlement: Settlement,
+    settlement: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -73,8 +73,8 @@ async def serve(
     )
     origin = origin_of(config, secrets, boot, environment)
     directory = Path(listener.getsockname()).parent
-    notice, pauses = Notice(directory / NAME), Pauses(directory)
-    office = Office(settlement, origin, notice, counters, clock)
+    notice, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
+    office = CaptureService(settlement, origin, notice, counters, clock)
     publisher, follower, reception = office.publisher, office.follower, office.reception
     tallies = Tallies(
         counters=counters,
@@ -136,7 +136,7 @@ async def serve(
     return 0
 
 
-def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[str, str]) -> Origin:
+def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[str, str]) -> SidecarIdentity:
     """Return what this sidecar knows of itself.
 
     Parameters
@@ -148,7 +148,7 @@ def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[
     environment
         POD_NAME names the sidecar where the configuration does not; MODEL_VERSION the candidate's version.
     """
-    return Origin(
+    return SidecarIdentity(
         source=config.sidecar.source or environment.get("POD_NAME") or socket.gethostname(),
         version=environment.get("MODEL_VERSION", ""),
         salt=secrets.salt or boot.encode(),
@@ -166,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--boot", required=True)
     given = parser.parse_args(arguments)
-    settlement = Settlement(given.config)
+    settlement = LiveConfigFile(given.config)
     config = settlement.settled.config
     secrets = load_secrets(config, Role.SIDECAR)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")

@@ -15,7 +15,7 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
 from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
-from quantdrift.sidecar.capture.rate_limits import Caps
+from quantdrift.sidecar.capture.rate_limits import RateLimits
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Publisher:
 
     Attributes
     ----------
-    caps : Caps
+    caps : RateLimits
         What may leave this pod.
     """
 
@@ -68,7 +68,7 @@ class Publisher:
         self._slot = slot
         self._boot = boot
         self._config = config
-        self.caps = Caps(config.sampling, slot, clock)
+        self.caps = RateLimits(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
         self._queued_bytes = 0  # until acknowledged or lost
         self._more = asyncio.Semaphore(0)

@@ -11,7 +11,7 @@ from quantdrift.core.records import Loss
 from quantdrift.sidecar.state.counters import Gauge, Slot
 
 
-class Bucket:
+class TokenBucket:
     """Lets through `rate` tokens per second on average.
 
     It holds at most one second's tokens. Whatever comes passes while there is a token, and may leave the bucket in
@@ -55,7 +55,7 @@ _LEAST = 1e-6  # exchanges: what has faded so far tells nothing any more
 _ABOVE = 0.25
 
 
-class Caps:
+class RateLimits:
     """Judges each exchange that is to leave, and tells the relay workers beforehand how many would be refused.
 
     An exchange is judged once, when it has ended. To refuse by the buckets when a request is drawn, too, would ask long
@@ -87,7 +87,7 @@ class Caps:
         limits = sampling.max_exchanges_per_s, float(sampling.max_bytes_per_s)
         if limits != self._limits:
             self._limits = limits
-            self._exchanges, self._bytes = (Bucket(limit, self._clock) for limit in limits)
+            self._exchanges, self._bytes = (TokenBucket(limit, self._clock) for limit in limits)
             self._slot.set(Gauge.REFUSING_UNTIL_NS, 0)
 
     def refusal(self) -> Loss | None:

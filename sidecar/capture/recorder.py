@@ -14,13 +14,13 @@ from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import Wire
+from quantdrift.sidecar.protocols.decoder import WireContext
 from quantdrift.sidecar.protocols.errors import LostError, UnknownModelError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
-from quantdrift.sidecar.sampling.second_phase import Thinning, candidate_margin, phase_salt
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.sampling.second_phase import SecondPhase, candidate_margin, phase_salt
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Row
-from quantdrift.sidecar.state.policy import Directives
+from quantdrift.sidecar.state.policy import PolicyHistory
 from quantdrift.sidecar.state.routes import Route, Routes
 
 UNVERSIONED = "unversioned"
@@ -29,7 +29,7 @@ _VERSION_BYTES = 128
 _BYTES_PER_VALUE = 8  # of the longest exchange, for each value in a JSON part
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """What this sidecar knows of itself.
 
     Parameters
@@ -76,7 +76,9 @@ class Recorder:
         A model's adapter cannot be had.
     """
 
-    def __init__(self, settled: Settled, origin: Origin, directives: Directives | None = None) -> None:
+    def __init__(
+        self, settled: LiveConfig, origin: SidecarIdentity, directives: PolicyHistory | None = None
+    ) -> None:
         config = settled.config
         self.model = ""
         self._config = config
@@ -87,9 +89,9 @@ class Recorder:
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         self._attributes = Attributes(config.capture, origin.hmac_key)
-        self._directives = directives or Directives(config.sampling)
+        self._directives = directives or PolicyHistory(config.sampling)
         self._policy: Policy | None = None
-        self._thinning = Thinning((), b"")
+        self._thinning = SecondPhase((), b"")
 
     def know(self, rows: Sequence[Row]) -> None:
         """Go over to a longer list of what rows are for; everything else stays."""
@@ -122,7 +124,7 @@ class Recorder:
         decoder = DECODERS[route.protocol]
         if self.model in paused:
             return None
-        wire = Wire(
+        wire = WireContext(
             max_bytes=self._limit,
             max_values=self._limit // _BYTES_PER_VALUE,
             model=named,
@@ -212,7 +214,7 @@ class Recorder:
             if policy is None:
                 raise LostError(Loss.CAPTURE_ERROR, f"the policy of epoch {epoch} is not known any more")
             self._policy = policy
-            self._thinning = Thinning(policy.body_strata, phase_salt(self._origin.salt, epoch))
+            self._thinning = SecondPhase(policy.body_strata, phase_salt(self._origin.salt, epoch))
         return self._policy
 
     def _version(self, wired: str, model: Model) -> str:

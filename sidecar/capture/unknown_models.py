@@ -18,7 +18,7 @@ _MOST_SHOWN = 3
 _MOST_CONFIGURED = 10
 
 
-class Strangers:
+class UnknownModels:
     """Counts names, a bounded number of them, and tells them at most once in `EVERY_S`.
 
     Parameters

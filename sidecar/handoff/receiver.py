@@ -20,7 +20,7 @@ _QUIET_S = 0.25
 Handle = Callable[[RawMeta, memoryview, memoryview], None]
 
 
-class Reception:
+class FrameReceiver:
     """Reads the frames of any number of relay workers and hands each to `handle`.
 
     Parameters

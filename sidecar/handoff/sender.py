@@ -20,7 +20,7 @@ _SEND_BUFFERS = 64  # at once, far below the system's limit
 _SOCKET_BUFFER_BYTES = 1 << 20  # asked for; the system may give less
 
 
-class Handout:
+class FrameSender:
     """The writing end of the Unix socket.
 
     What is offered in one turn of the loop is sent together at its end, without waiting; what does not fit into the

@@ -20,7 +20,7 @@ class BatchError(QuantdriftError):
     """A body is no batch at all."""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
     """One exchange of a batch.
 
     Parameters
@@ -57,7 +57,7 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
         Place and fault of the others.
     """
 
-    exchanges: list[Told]
+    exchanges: list[SubmittedExchange]
     rejected: list[tuple[int, str]]
 
 
@@ -112,11 +112,11 @@ def read_batch(body: bytes, now: datetime | None = None) -> Batch:
     return batch
 
 
-def _told(sent: _Sent, now: datetime) -> Told:
+def _told(sent: _Sent, now: datetime) -> SubmittedExchange:
     at = now if isinstance(sent.captured_at, msgspec.UnsetType) else sent.captured_at
     if not now - _OLDEST <= at <= now + _EARLIEST:
         raise ValueError("captured_at is more than a day ago, or ahead")
-    return Told(
+    return SubmittedExchange(
         target=sent.target,
         headers={name.lower(): value for name, value in sent.headers.items()},
         request=_content("request", sent.request, sent.request_base64),

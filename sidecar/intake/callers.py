@@ -3,7 +3,7 @@
 import hmac
 import logging
 
-from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Denial
 
 _LOG = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ class Callers:
         Keeps the count.
     """
 
-    def __init__(self, token: str, entrance: Entrance) -> None:
+    def __init__(self, token: str, entrance: Gateway) -> None:
         self._token = token.encode()
         self._entrance = entrance
 

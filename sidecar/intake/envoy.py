@@ -13,9 +13,9 @@ import grpc.aio
 from quantdrift.core.config import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.sidecar.intake.callers import Callers
-from quantdrift.sidecar.intake.envoy_stream import Room, Stream
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.intake.envoy_stream import Stream, StreamLimits
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -44,11 +44,11 @@ class ExtProc:
         On entering: its port cannot be opened.
     """
 
-    def __init__(self, config: Config, token: str, entrance: Entrance) -> None:
+    def __init__(self, config: Config, token: str, entrance: Gateway) -> None:
         self._address = config.intake.ext_proc
         self._entrance = entrance
         self._callers = Callers(token, entrance) if token else None
-        self._room = Room(config, entrance)
+        self._room = StreamLimits(config, entrance)
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
         self._server = grpc.aio.server(
@@ -83,7 +83,7 @@ class ExtProc:
     ) -> None:
         await self._server.stop(self._grace_s)
 
-    def reconfigure(self, settled: Settled) -> None:
+    def reconfigure(self, settled: LiveConfig) -> None:
         """Go over to another bound; the longest message stays."""
         self._room.reconfigure(settled.config)
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
-from quantdrift.sidecar.intake.gateway import Entrance, Ticket
+from quantdrift.sidecar.intake.gateway import Gateway, SampledRequest
 
 # What gRPC keeps for an open stream: measured with 2,000 of them, on Linux x86-64 with CPython 3.11 and grpcio 1.85.
 STREAM_BYTES = 32 * 1024
@@ -22,7 +22,7 @@ _HTTP2 = b"HTTP/2"
 _LOG = logging.getLogger(__name__)
 
 
-class Advice(Enum):
+class FilterAdvice(Enum):
     """What is most likely wrong in the filter's configuration."""
 
     MODE = "observability_mode of its ext_proc filter must be true, nothing is answered here"
@@ -30,7 +30,7 @@ class Advice(Enum):
     TRAILERS = "response_trailer_mode of its ext_proc filter must be SEND, gRPC has its status there"
 
 
-class Room:
+class StreamLimits:
     """What the streams share: a bound, which they share with the other ways in, and what was said of the filter.
 
     Parameters
@@ -41,9 +41,9 @@ class Room:
         Keeps the account.
     """
 
-    def __init__(self, config: Config, entrance: Entrance) -> None:
+    def __init__(self, config: Config, entrance: Gateway) -> None:
         self._entrance = entrance
-        self._said: set[Advice] = set()
+        self._said: set[FilterAdvice] = set()
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
@@ -61,7 +61,7 @@ class Room:
         """Hold `n_bytes` no more."""
         self._entrance.hold(-n_bytes)
 
-    def say(self, advice: Advice) -> None:
+    def say(self, advice: FilterAdvice) -> None:
         """Log once what may be to be changed in Envoy."""
         if advice not in self._said:
             self._said.add(advice)
@@ -101,10 +101,10 @@ class Stream:
 
     __slots__ = ("_charged_bytes", "_entrance", "_request", "_response", "_room", "_status", "_ticket")
 
-    def __init__(self, entrance: Entrance, room: Room) -> None:
+    def __init__(self, entrance: Gateway, room: StreamLimits) -> None:
         self._entrance = entrance
         self._room = room
-        self._ticket: Ticket | None = None
+        self._ticket: SampledRequest | None = None
         self._request = _Half()
         self._response = _Half()
         self._status = 0
@@ -160,7 +160,7 @@ class Stream:
         if self._ticket is None:
             return False
         if not message.observability_mode:
-            self._room.say(Advice.MODE)
+            self._room.say(FilterAdvice.MODE)
             return self._lose(Loss.FRAMING)
         self._request.state = _State.ENDED if asked.end_of_stream else _State.BODY
         return self._charge(STREAM_BYTES + len(self._ticket.head))
@@ -247,9 +247,9 @@ class Stream:
         if self._response.state is not _State.BODY:
             return
         if self._request.state is _State.BODY and not self._request.n_bytes:
-            self._room.say(Advice.BODIES)
+            self._room.say(FilterAdvice.BODIES)
         elif self._version == _HTTP2 and self._response.n_bytes:
-            self._room.say(Advice.TRAILERS)
+            self._room.say(FilterAdvice.TRAILERS)
 
 
 def _fields(told: wire.HeaderMap, half: _Half) -> dict[str, str]:

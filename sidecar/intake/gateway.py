@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths, parse
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
-from quantdrift.sidecar.relay.observing.observer import Scope
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Draw
 from quantdrift.sidecar.state.counters import DENIED, Count, Denial, Gauge
 from quantdrift.sidecar.tap.wire import Counts
@@ -19,7 +19,7 @@ _MOST_COUNTED = 1 << 48  # at once: more would run over in the shared table
 _OF_FRAMING = frozenset({"transfer-encoding", "content-length", "connection"})
 
 
-class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+class SampledRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was taken, and must be handed over or lost exactly once.
 
     Parameters
@@ -34,7 +34,7 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     head: bytes
 
 
-class Entrance:
+class Gateway:
     """Takes exchanges in.
 
     Parameters
@@ -43,7 +43,7 @@ class Entrance:
         Routes, sampler, counts and hand-off of this process.
     """
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: CaptureScope) -> None:
         self._scope = scope
 
     @property
@@ -62,7 +62,7 @@ class Entrance:
         headers: Mapping[str, str],
         method: str = "POST",
         version: bytes = b"HTTP/1.1",
-    ) -> Ticket | None:
+    ) -> SampledRequest | None:
         """Count a request and draw.
 
         Parameters
@@ -95,11 +95,11 @@ class Entrance:
         if not draw.taken or scope.refuses(draw.stratum):
             return None
         scope.slot.add(draw.stratum, Count.TAKEN)
-        return Ticket(draw=draw, head=head)
+        return SampledRequest(draw=draw, head=head)
 
     def hand_over(
         self,
-        ticket: Ticket,
+        ticket: SampledRequest,
         request: bytes,
         response: bytes,
         *,
@@ -216,7 +216,7 @@ class Entrance:
         """Account for `n_bytes` more of what waits to be complete, or fewer where it is negative."""
         self._scope.hold(n_bytes)
 
-    def lose(self, ticket: Ticket, loss: Loss) -> None:
+    def lose(self, ticket: SampledRequest, loss: Loss) -> None:
         """Count an exchange that cannot be handed over."""
         self._scope.slot.lose(ticket.draw.stratum, loss)
 

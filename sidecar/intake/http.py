@@ -21,10 +21,10 @@ from quantdrift.core.process.http_port import HttpPort, Limits
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.sidecar.intake.batch import Batch, BatchError, read_batch
 from quantdrift.sidecar.intake.callers import Callers
-from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import METADATA_BYTES
-from quantdrift.sidecar.intake.kserve_logger import Logger
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.intake.kserve_logger import KserveLogger
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Denial
 
 _JSON = "application/json"
@@ -37,7 +37,7 @@ _NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105
 _CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
 
 
-class HttpWay:
+class HttpIntake:
     """Serves `POST /v1/exchanges`, and `POST /` and `POST /kserve/TOKEN` for the logger, while it is entered.
 
     Parameters
@@ -52,12 +52,12 @@ class HttpWay:
         Listening socket.
     """
 
-    def __init__(self, config: Config, token: str, entrance: Entrance, listener: socket.socket) -> None:
+    def __init__(self, config: Config, token: str, entrance: Gateway, listener: socket.socket) -> None:
         self._callers = Callers(token, entrance)
         self._has_logger = config.intake.kserve_logger
         self._entrance = entrance
         self._listener = listener
-        self._logger = Logger(config, entrance)
+        self._logger = KserveLogger(config, entrance)
         self._ended = Stop()
         self._ticking: asyncio.Task[None] | None = None
         app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
@@ -85,7 +85,7 @@ class HttpWay:
             await self._ticking
         self._logger.close()
 
-    def reconfigure(self, settled: Settled) -> None:
+    def reconfigure(self, settled: LiveConfig) -> None:
         """Go over to other bounds; the longest body that is read stays."""
         self._logger.reconfigure(settled.config)
 

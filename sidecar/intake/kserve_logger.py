@@ -11,7 +11,7 @@ from aiohttp import web
 
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.kserve_events import (
     Event,
     EventError,
@@ -20,14 +20,14 @@ from quantdrift.sidecar.intake.kserve_events import (
     target_of,
     with_json_length,
 )
-from quantdrift.sidecar.intake.kserve_pairs import Asked, Pair, Pairs
+from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
 
 _TYPE = "content-type"
 _QUIET_S = 30.0  # a body of which nothing comes for so long will not come
 _LOG = logging.getLogger(__name__)
 
 
-class Logger:
+class KserveLogger:
     """Takes the events of any number of InferenceServices.
 
     Parameters
@@ -38,9 +38,9 @@ class Logger:
         Where exchanges go.
     """
 
-    def __init__(self, config: Config, entrance: Entrance) -> None:
+    def __init__(self, config: Config, entrance: Gateway) -> None:
         self._entrance = entrance
-        self._pairs = Pairs(config.intake.pair_window_s, config.intake.max_pending_bytes)
+        self._pairs = EventPairs(config.intake.pair_window_s, config.intake.max_pending_bytes)
         self._max_bytes = config.sidecar.max_exchange_bytes
         self._told_bytes = 0  # of what the entrance was told that is held
         self._reading_bytes = 0  # of bodies that are not complete
@@ -105,7 +105,7 @@ class Logger:
         for one in self._pairs.expire(float("inf")):
             self._entrance.lose(one.ticket, Loss.TRUNCATED)
 
-    def _offer(self, event: Event, body: bytes | None) -> Asked | None:
+    def _offer(self, event: Event, body: bytes | None) -> PendingRequest | None:
         if body is None:
             self._entrance.ignore()
             return None
@@ -122,9 +122,9 @@ class Logger:
         if headers is None:
             self._entrance.lose(ticket, Loss.DECODE)
             return None
-        return Asked(ticket=ticket, kind=headers.get(_TYPE, ""), body=body)
+        return PendingRequest(ticket=ticket, kind=headers.get(_TYPE, ""), body=body)
 
-    def _complete(self, pair: Pair) -> None:
+    def _complete(self, pair: EventPair) -> None:
         # The event bears the request's content type: whether tensors follow the JSON is told by the body alone.
         headers = _told({_TYPE: pair.asked.kind}, pair.answer)
         if headers is None:

@@ -6,12 +6,12 @@ from enum import Enum, auto
 
 import msgspec
 
-from quantdrift.sidecar.intake.gateway import Ticket
+from quantdrift.sidecar.intake.gateway import SampledRequest
 
 _ENTRY_BYTES = 500  # what an entry costs beside its content
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
+class PendingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request that was taken.
 
     Parameters
@@ -24,15 +24,15 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
         Its content.
     """
 
-    ticket: Ticket
+    ticket: SampledRequest
     kind: str
     body: bytes
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
+class EventPair(msgspec.Struct, frozen=True, kw_only=True):
     """A request with its response's content."""
 
-    asked: Asked
+    asked: PendingRequest
     answer: bytes
 
 
@@ -46,11 +46,11 @@ class _Entry(msgspec.Struct):
     since_s: float
     n_bytes: int
     state: _State = _State.WAITING
-    asked: Asked | None = None
+    asked: PendingRequest | None = None
     answer: bytes | None = None
 
 
-class Pairs:
+class EventPairs:
     """Halves by key.
 
     A key that comes again before its pair is complete is ambiguous: which response belongs to which request is never
@@ -75,7 +75,9 @@ class Pairs:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self.held_bytes = 0
 
-    def ask(self, key: Hashable, asked: Asked | None, now_s: float) -> tuple[Pair | None, list[Asked]]:
+    def ask(
+        self, key: Hashable, asked: PendingRequest | None, now_s: float
+    ) -> tuple[EventPair | None, list[PendingRequest]]:
         """Take a request.
 
         Parameters
@@ -101,9 +103,11 @@ class Pairs:
         if entry.answer is None:
             return None, [*self._spoil(entry), *([] if asked is None else [asked])]
         self._drop(key)
-        return None if asked is None else Pair(asked=asked, answer=entry.answer), []
+        return None if asked is None else EventPair(asked=asked, answer=entry.answer), []
 
-    def answer(self, key: Hashable, answer: bytes, now_s: float) -> tuple[Pair | None, list[Asked]]:
+    def answer(
+        self, key: Hashable, answer: bytes, now_s: float
+    ) -> tuple[EventPair | None, list[PendingRequest]]:
         """Take a response's content; otherwise as for a request."""
         entry = self._entries.get(key)
         if entry is None:
@@ -113,9 +117,9 @@ class Pairs:
             return None, self._spoil(entry)
         if entry.state is not _State.AMBIGUOUS:
             self._drop(key)
-        return None if entry.asked is None else Pair(asked=entry.asked, answer=answer), []
+        return None if entry.asked is None else EventPair(asked=entry.asked, answer=answer), []
 
-    def expire(self, now_s: float, beside_bytes: int = 0) -> Iterator[Asked]:
+    def expire(self, now_s: float, beside_bytes: int = 0) -> Iterator[PendingRequest]:
         """Let go of what has waited too long, or is too much; yield the requests among it.
 
         Parameters
@@ -140,7 +144,7 @@ class Pairs:
     def _drop(self, key: Hashable) -> None:
         self.held_bytes -= self._entries.pop(key).n_bytes + _cost(key)
 
-    def _spoil(self, entry: _Entry) -> list[Asked]:
+    def _spoil(self, entry: _Entry) -> list[PendingRequest]:
         given = [] if entry.asked is None else [entry.asked]
         self.held_bytes -= entry.n_bytes
         entry.state, entry.n_bytes, entry.asked, entry.answer = _State.AMBIGUOUS, 0, None, None

@@ -24,13 +24,13 @@ from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.core.sampling.rates import epoch_salt
-from quantdrift.sidecar.handoff.sender import Handout
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.intake.http import HttpWay
-from quantdrift.sidecar.intake.tap_server import Taps
-from quantdrift.sidecar.relay.observing.live_scope import Phase
-from quantdrift.sidecar.sampling.load_shedding import Gate
-from quantdrift.sidecar.state.config import Settled, Settlement
+from quantdrift.sidecar.handoff.sender import FrameSender
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.http import HttpIntake
+from quantdrift.sidecar.intake.tap_server import TapServer
+from quantdrift.sidecar.relay.observing.live_scope import LiveScope
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
+from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.tap.wire import Rates
@@ -54,12 +54,12 @@ class Way(Protocol):
     ) -> None:
         """Take no more in, and end."""
 
-    def reconfigure(self, settled: Settled) -> None:
+    def reconfigure(self, settled: LiveConfig) -> None:
         """Go over to another configuration's bounds."""
 
 
 def ways(
-    settled: Settled, secrets: Secrets, entrance: Entrance, sockets: Sockets, rates: Callable[[], Rates]
+    settled: LiveConfig, secrets: Secrets, entrance: Gateway, sockets: Sockets, rates: Callable[[], Rates]
 ) -> Iterator[Way]:
     """Return each way in that the configuration asks for.
 
@@ -76,9 +76,9 @@ def ways(
     """
     config = settled.config
     if sockets.http is not None:
-        yield HttpWay(config, secrets.intake_token, entrance, sockets.http)
+        yield HttpIntake(config, secrets.intake_token, entrance, sockets.http)
     if sockets.tap is not None:
-        yield Taps(entrance, sockets.tap, rates, settled)
+        yield TapServer(entrance, sockets.tap, rates, settled)
     if config.intake.ext_proc:
         from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
@@ -89,7 +89,7 @@ _TICK_S = 1.0
 
 
 async def serve(
-    settlement: Settlement,
+    settlement: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -124,18 +124,18 @@ async def serve(
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
-    handout = Handout(handoff, config.sidecar.handoff_bytes, slot, loop)
+    handout = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
     handout.connect()
-    phase = Phase(
+    phase = LiveScope(
         settlement,
         secrets.salt,
         Path(handoff).parent,
         offer=handout.offer,
         slot=slot,
         clock=clock,
-        gate=Gate(counters.slot(counters.n_slots - 1), clock),
+        gate=LoadShedding(counters.slot(counters.n_slots - 1), clock),
     )
-    entrance = Entrance(phase.scope)
+    entrance = Gateway(phase.scope)
 
     def rates() -> Rates:
         policy = phase.directives.at(clock.now().timestamp())
@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    settlement = Settlement(given.config)
+    settlement = LiveConfigFile(given.config)
     config = settlement.settled.config
     secrets = Secrets(
         salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),

@@ -10,8 +10,8 @@ from typing import Self
 import msgspec
 
 from quantdrift.core.process.run import Stop, supervise
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
 
 _LOG = logging.getLogger(__name__)
@@ -22,7 +22,7 @@ _BUFFER_BYTES = 1 << 20
 _COUNTS = msgspec.msgpack.Decoder(Counts)
 
 
-class Taps:
+class TapServer:
     """Serves any number of taps while it is entered. It always reads: nothing may back up into a server.
 
     Parameters
@@ -38,7 +38,7 @@ class Taps:
     """
 
     def __init__(
-        self, entrance: Entrance, listener: socket.socket, rates: Callable[[], Rates], settled: Settled
+        self, entrance: Gateway, listener: socket.socket, rates: Callable[[], Rates], settled: LiveConfig
     ) -> None:
         self._entrance = entrance
         self._listener = listener
@@ -69,7 +69,7 @@ class Taps:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    def reconfigure(self, settled: Settled) -> None:
+    def reconfigure(self, settled: LiveConfig) -> None:
         """Go over to other rows; the rates are told within half a second."""
         self._n_rows = len(settled.rows)
         self._places = {row.stratum: index for index, row in enumerate(settled.rows) if not row.model}

@@ -11,7 +11,7 @@ from typing import Any
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.sidecar.protocols.decoder import Adapter, Part, Wire
+from quantdrift.sidecar.protocols.decoder import Adapter, Part, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.json_tensors import pack_values, read_json, text_tensor
 from quantdrift.sidecar.protocols.kserve_v1 import (
@@ -30,14 +30,14 @@ class BytesAdapter:
     A reference that takes text can be replayed from it; images need an adapter of one's own.
     """
 
-    def inputs(self, parts: Sequence[Part], wire: Wire) -> tuple[Tensor, ...]:
+    def inputs(self, parts: Sequence[Part], wire: WireContext) -> tuple[Tensor, ...]:
         """Return one tensor per name : BYTES, (fields of that name,)."""
         fields: dict[str, list[str | bytes]] = {}
         for part in parts:
             fields.setdefault(part.name, []).append(part.data)
         return tuple(text_tensor(name, values) for name, values in fields.items())
 
-    def outputs(self, part: Part, wire: Wire) -> tuple[Tensor, ...]:
+    def outputs(self, part: Part, wire: WireContext) -> tuple[Tensor, ...]:
         """Return the body : BYTES, (1,)."""
         return (text_tensor(output_name(wire.model, part.name), [part.data]),)
 
@@ -45,7 +45,7 @@ class BytesAdapter:
 class JsonAdapter:
     """Reads JSON: a document of KServe v1, an object of named tensors, or one tensor."""
 
-    def inputs(self, parts: Sequence[Part], wire: Wire) -> tuple[Tensor, ...]:
+    def inputs(self, parts: Sequence[Part], wire: WireContext) -> tuple[Tensor, ...]:
         """Return the tensors of the body or the only field, or one for each of several fields.
 
         Raises
@@ -61,7 +61,7 @@ class JsonAdapter:
             raise LostError(Loss.DECODE, "two fields of one name")
         return named_tensors(columns, () if wire.model is None else wire.model.inputs)
 
-    def outputs(self, part: Part, wire: Wire) -> tuple[Tensor, ...]:
+    def outputs(self, part: Part, wire: WireContext) -> tuple[Tensor, ...]:
         """Return the tensors of the body; errors as for a request."""
         document = read_json(part.data, wire.max_values)
         return response_tensors(_enveloped(document, "predictions", "outputs"), wire.model)
@@ -74,7 +74,7 @@ class ScoresAdapter(BytesAdapter):
     (items, labels). The index comes from the configured labels; without them the label must be the index itself.
     """
 
-    def outputs(self, part: Part, wire: Wire) -> tuple[Tensor, ...]:
+    def outputs(self, part: Part, wire: WireContext) -> tuple[Tensor, ...]:
         """Return the tensor.
 
         Raises

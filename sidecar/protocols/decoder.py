@@ -39,14 +39,14 @@ class Adapter(typing.Protocol):
     `capture_error`, with its traceback in the log.
     """
 
-    def inputs(self, parts: Sequence[Part], wire: "Wire") -> tuple[Tensor, ...]:
+    def inputs(self, parts: Sequence[Part], wire: "WireContext") -> tuple[Tensor, ...]:
         """Return the tensors of a request: of its whole body, or of its form's fields, in their order."""
 
-    def outputs(self, part: Part, wire: "Wire") -> tuple[Tensor, ...]:
+    def outputs(self, part: Part, wire: "WireContext") -> tuple[Tensor, ...]:
         """Return the tensors of a response."""
 
 
-class Wire(msgspec.Struct, frozen=True, kw_only=True):
+class WireContext(msgspec.Struct, frozen=True, kw_only=True):
     """What a decoder is told beside the messages.
 
     Parameters
@@ -67,7 +67,7 @@ class Wire(msgspec.Struct, frozen=True, kw_only=True):
     adapter: Adapter | None = None
 
 
-class Query(msgspec.Struct, frozen=True, kw_only=True):
+class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A decoded request.
 
     Parameters
@@ -89,7 +89,7 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
     version: str = ""
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
     """A decoded response.
 
     Parameters
@@ -107,7 +107,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 class Decoder(typing.Protocol):
     """Reads the messages of one protocol. Contents come de-chunked and, by Content-Encoding, decompressed."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -116,5 +116,5 @@ class Decoder(typing.Protocol):
             It cannot be used; the reason is in it.
         """
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response to `query`, which comes without its document; errors as for a request."""

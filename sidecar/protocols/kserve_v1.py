@@ -9,7 +9,7 @@ from typing import Any
 
 from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.json_tensors import is_bytes, read_document, untyped_tensor
@@ -22,7 +22,7 @@ _SIGNATURE = "signature_name"
 class KserveV1:
     """Decoder of requests `POST /v1/models/NAME:predict` and their responses."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -33,12 +33,14 @@ class KserveV1:
         """
         document = read_document(body, wire.max_values)
         parameters = {_SIGNATURE: document[_SIGNATURE]} if _SIGNATURE in document else {}
-        return Query(inputs=request_tensors(document, wire.model), parameters=parameters, document=document)
+        return DecodedRequest(
+            inputs=request_tensors(document, wire.model), parameters=parameters, document=document
+        )
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request."""
         document = read_document(body, wire.max_values)
-        return Reply(version="", outputs=response_tensors(document, wire.model))
+        return DecodedResponse(version="", outputs=response_tensors(document, wire.model))
 
 
 def request_tensors(document: Mapping[str, Any], model: Model | None) -> tuple[Tensor, ...]:

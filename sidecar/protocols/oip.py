@@ -21,7 +21,7 @@ from quantdrift.sidecar.protocols.content import (
     refuse_sequence,
     refuse_shared_memory,
 )
-from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.json_tensors import convert, pack_values, read_document
@@ -55,7 +55,7 @@ class _WireResponse(msgspec.Struct):
 class OipRest:
     """Decoder of requests `POST /v2/models/NAME/infer` and their responses."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -66,7 +66,7 @@ class OipRest:
             request to a model whose input is not configured.
         """
         if head.headers.get(_JSON_LENGTH) == "0":
-            return Query(inputs=(_raw_input(body, wire.model),))
+            return DecodedRequest(inputs=(_raw_input(body, wire.model),))
         part, tail = _split(head, body)
         document = read_document(part, wire.max_values)
         asked = convert(document, _WireRequest)
@@ -74,14 +74,14 @@ class OipRest:
         refuse_sequence(parameters)
         for output in asked.outputs or ():
             refuse_shared_memory(output.parameters)
-        return Query(document=document, parameters=parameters, inputs=_tensors(asked.inputs, tail))
+        return DecodedRequest(document=document, parameters=parameters, inputs=_tensors(asked.inputs, tail))
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request."""
         part, tail = _split(head, body)
         answer = convert(read_document(part, wire.max_values), _WireResponse)
         version = "" if answer.model_version is None else str(answer.model_version)
-        return Reply(version=version, outputs=_tensors(answer.outputs, tail))
+        return DecodedResponse(version=version, outputs=_tensors(answer.outputs, tail))
 
 
 def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:

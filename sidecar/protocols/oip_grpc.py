@@ -21,7 +21,7 @@ from quantdrift.sidecar.protocols.content import (
     refuse_sequence,
     refuse_shared_memory,
 )
-from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.grpc import Nested, check_fields, read_messages
 from quantdrift.sidecar.protocols.http_message import Head
@@ -51,7 +51,7 @@ _FIELDS = {
 }
 
 
-class Stream(Query, frozen=True, kw_only=True):
+class Stream(DecodedRequest, frozen=True, kw_only=True):
     """The requests of a stream, as one.
 
     Parameters
@@ -69,7 +69,7 @@ class Stream(Query, frozen=True, kw_only=True):
 class _Room:
     """What may still be held of one direction of an exchange."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: WireContext) -> None:
         self._n_bytes = wire.max_bytes
         self._n_values = wire.max_values
 
@@ -87,7 +87,7 @@ class _Room:
 class OipGrpc:
     """Decoder of `ModelInfer`."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -99,7 +99,7 @@ class OipGrpc:
         (asked,) = _parse(wire_format.InferRequest, _one(read_messages(head, body, wire.max_bytes)))
         return _query(asked, _Room(wire))
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request, and `error_status`."""
         refuse_error(head)
         (answer,) = _parse(wire_format.InferResponse, _one(read_messages(head, body, wire.max_bytes)))
@@ -109,7 +109,7 @@ class OipGrpc:
 class OipGrpcStream:
     """Decoder of `ModelStreamInfer`, where each request of the stream has one response."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Stream:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> Stream:
         """Return the requests, as one.
 
         Raises
@@ -141,7 +141,7 @@ class OipGrpcStream:
             n_rows=n_rows,
         )
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the responses in the order of their requests, as one; errors as for the requests.
 
         Where every request has an id of its own the ids tell which response is whose, else the order does: a server
@@ -165,7 +165,7 @@ class OipGrpcStream:
         versions = {each.version for each in replies}
         if len(versions) > 1:
             raise LostError(Loss.UNPAIRED, "several versions answered one stream")
-        return Reply(version=versions.pop(), outputs=_joined([each.outputs for each in replies]))
+        return DecodedResponse(version=versions.pop(), outputs=_joined([each.outputs for each in replies]))
 
 
 def refuse_error(head: Head) -> None:
@@ -194,7 +194,7 @@ def _parse(kind: type[_M], messages: list[bytes]) -> list[_M]:
         raise LostError(Loss.DECODE, "a message is unreadable") from error
 
 
-def _query(asked: wire_format.InferRequest, room: _Room) -> Query:
+def _query(asked: wire_format.InferRequest, room: _Room) -> DecodedRequest:
     parameters = _values(asked.parameters)
     refuse_sequence(parameters)
     for output in asked.outputs:
@@ -207,7 +207,7 @@ def _query(asked: wire_format.InferRequest, room: _Room) -> Query:
         "parameters": parameters,
         "outputs": [{"name": each.name, "parameters": _values(each.parameters)} for each in asked.outputs],
     }
-    return Query(
+    return DecodedRequest(
         inputs=_tensors(asked.inputs, asked.raw_input_contents, room),
         parameters=parameters,
         document={name: value for name, value in told.items() if value},
@@ -216,9 +216,9 @@ def _query(asked: wire_format.InferRequest, room: _Room) -> Query:
     )
 
 
-def _reply(answer: wire_format.InferResponse, room: _Room) -> Reply:
+def _reply(answer: wire_format.InferResponse, room: _Room) -> DecodedResponse:
     outputs = _tensors(answer.outputs, answer.raw_output_contents, room)
-    return Reply(version=answer.model_version, outputs=outputs)
+    return DecodedResponse(version=answer.model_version, outputs=outputs)
 
 
 def _values(parameters: Mapping[str, wire_format.Parameter]) -> dict[str, Any]:

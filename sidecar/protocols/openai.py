@@ -14,7 +14,7 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.json_tensors import (
@@ -59,7 +59,7 @@ class _Embeddings(msgspec.Struct):
 class OpenAIChat:
     """Decoder of `POST /v1/chat/completions`."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -76,7 +76,7 @@ class OpenAIChat:
             inputs.append(text_tensor("tools", [write_json(tools)]))
         return _query(document, inputs)
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response.
 
         Raises
@@ -91,12 +91,12 @@ class OpenAIChat:
 class OpenAICompletions:
     """Decoder of `POST /v1/completions`."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request; errors as for a chat."""
         document = read_document(body, wire.max_values)
         return _query(document, _texts_or_ids(document.get("prompt"), "prompt", "prompt_ids"))
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a chat."""
         return _generated(body, query, wire)
 
@@ -104,12 +104,12 @@ class OpenAICompletions:
 class OpenAIEmbeddings:
     """Decoder of `POST /v1/embeddings`."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request; errors as for a chat."""
         document = read_document(body, wire.max_values)
         return _query(document, _texts_or_ids(document.get("input"), "input", "input_ids"))
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response: one vector for each input.
 
         Raises
@@ -126,15 +126,17 @@ class OpenAIEmbeddings:
             raise LostError(Loss.DECODE, "vectors of different lengths")
         shape = (len(vectors), len(vectors[0]) // 4)
         data = b"".join(vectors)
-        return Reply(version="", outputs=(Tensor(name="embedding", datatype="FP32", shape=shape, data=data),))
+        return DecodedResponse(
+            version="", outputs=(Tensor(name="embedding", datatype="FP32", shape=shape, data=data),)
+        )
 
 
-def _query(document: dict[str, Any], inputs: Sequence[Tensor]) -> Query:
+def _query(document: dict[str, Any], inputs: Sequence[Tensor]) -> DecodedRequest:
     options = {
         name: document[name] for name in sorted(OPTIONS & document.keys()) if document[name] is not None
     }
     model = document.get("model")
-    return Query(
+    return DecodedRequest(
         inputs=(*inputs, text_tensor("options", [write_json(options)])),
         parameters=options,
         document=document,
@@ -159,7 +161,7 @@ def _n_texts(inputs: Sequence[Tensor]) -> int:
     return inputs[0].shape[0] if inputs[0].datatype == "BYTES" else len(inputs) - 1
 
 
-def _generated(body: bytes, query: Query, wire: Wire) -> Reply:
+def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
     """Return what was generated.
 
     Whether it is streamed the body tells: who took it in need not have seen its head. A JSON object begins with a
@@ -171,16 +173,16 @@ def _generated(body: bytes, query: Query, wire: Wire) -> Reply:
     else:
         _join(body, generation, query, wire)
     named = query.parameters.get(_BY_ID) is True
-    return Reply(version="", outputs=generation.tensors(tokens_are_ids=named))
+    return DecodedResponse(version="", outputs=generation.tensors(tokens_are_ids=named))
 
 
-def _n_choices(query: Query) -> int:
+def _n_choices(query: DecodedRequest) -> int:
     """Return how many choices are asked for."""
     n = query.parameters.get("n")
     return _n_texts(query.inputs) * (n if type(n) is int else 1)
 
 
-def _join(body: bytes, generation: Generation, query: Query, wire: Wire) -> None:
+def _join(body: bytes, generation: Generation, query: DecodedRequest, wire: WireContext) -> None:
     n_values = 0
     for event in read_events(body, _DONE):
         if event.data == _DONE:

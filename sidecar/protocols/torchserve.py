@@ -17,7 +17,7 @@ from multipart import (
 
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.content import check_content, check_shape
-from quantdrift.sidecar.protocols.decoder import Adapter, Part, Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import Adapter, DecodedRequest, DecodedResponse, Part, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 
@@ -28,7 +28,7 @@ _FORM = "multipart/form-data"
 class TorchServe:
     """Decoder of requests `POST /predictions/NAME` and their responses."""
 
-    def request(self, head: Head, body: bytes, wire: Wire) -> Query:
+    def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
 
         Raises
@@ -38,15 +38,15 @@ class TorchServe:
             more fields than may be held.
         """
         adapter = _adapter(wire)
-        return Query(inputs=_checked(adapter.inputs(_parts(head, body), wire)))
+        return DecodedRequest(inputs=_checked(adapter.inputs(_parts(head, body), wire)))
 
-    def response(self, head: Head, body: bytes, query: Query, wire: Wire) -> Reply:
+    def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request."""
         part = Part(name="body", content_type=_content_type(head)[0], data=body)
-        return Reply(version="", outputs=_checked(_adapter(wire).outputs(part, wire)))
+        return DecodedResponse(version="", outputs=_checked(_adapter(wire).outputs(part, wire)))
 
 
-def _adapter(wire: Wire) -> Adapter:
+def _adapter(wire: WireContext) -> Adapter:
     if wire.adapter is None:
         raise LostError(Loss.METADATA, "nothing tells how the model's bodies are read: name models.adapter")
     return wire.adapter

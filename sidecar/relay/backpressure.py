@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quantdrift.sidecar.state.counters import Gauge, Slot
 
 if TYPE_CHECKING:
-    from quantdrift.sidecar.relay.connection_end import Side
+    from quantdrift.sidecar.relay.connection_end import ConnectionEnd
 
 HIGH_WATER_BYTES = 256 * 1024
 # Most that is read at once: while every peer reads, while some do not, and while too many do not. The more of a large
@@ -29,7 +29,7 @@ ROOM = memoryview(bytearray(WIDE_BYTES))
 """What ends of a worker read into, one after the other: nothing stays in it."""
 
 
-class Waiting:
+class Backpressure:
     """What may wait for all peers together.
 
     Parameters
@@ -47,7 +47,7 @@ class Waiting:
         Where the next read of any end goes.
     """
 
-    def __init__(self, sides: Callable[[], Iterable["Side"]], slot: Slot) -> None:
+    def __init__(self, sides: Callable[[], Iterable["ConnectionEnd"]], slot: Slot) -> None:
         self.high_bytes = HIGH_WATER_BYTES
         self.room = ROOM
         self._sides = sides
@@ -61,15 +61,15 @@ class Waiting:
         if n_connections > self._most:
             self._share(n_connections)
 
-    def settle(self, side: "Side") -> None:
+    def settle(self, side: "ConnectionEnd") -> None:
         """Bound an end that has just been connected."""
         side.limit(self.high_bytes)
         if self._is_narrow:
             self.widen(side)
 
-    def widen(self, side: "Side") -> None:
+    def widen(self, side: "ConnectionEnd") -> None:
         """Have an end read into the room."""
-        side.read_by(Reader(side))
+        side.read_by(SharedReader(side))
 
     def filled(self) -> None:
         """Take note of a peer that does not read."""
@@ -113,7 +113,7 @@ class Waiting:
             self.room = ROOM[:READ_BYTES] if self._n_full else ROOM
 
 
-class Reader(asyncio.BufferedProtocol):
+class SharedReader(asyncio.BufferedProtocol):
     """Reads for a side into the room that all share.
 
     Parameters
@@ -124,7 +124,7 @@ class Reader(asyncio.BufferedProtocol):
 
     __slots__ = ("_side",)
 
-    def __init__(self, side: "Side") -> None:
+    def __init__(self, side: "ConnectionEnd") -> None:
         self._side = side
 
     def get_buffer(self, sizehint: int) -> memoryview:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.backpressure import Waiting
-from quantdrift.sidecar.relay.connection_end import Side, ignore, skip
-from quantdrift.sidecar.relay.observing.observer import Holder, Scope
-from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.relay.backpressure import Backpressure
+from quantdrift.sidecar.relay.connection_end import ConnectionEnd, ignore, skip
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver
+from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
 from quantdrift.sidecar.state.traffic_warnings import cause
 
@@ -42,13 +42,13 @@ class Relay:
         The loop that everything runs on.
     """
 
-    def __init__(self, host: str, port: int, scope: Scope, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, host: str, port: int, scope: CaptureScope, loop: asyncio.AbstractEventLoop) -> None:
         self.host = host
         self.port = port
         self.scope = scope
         self.loop = loop
         self.connections: set[Connection] = set()
-        self.waiting = Waiting(self._sides, scope.slot)
+        self.waiting = Backpressure(self._sides, scope.slot)
         self.is_observing = True
         self._empty = asyncio.Event()
         self._empty.set()
@@ -111,7 +111,7 @@ class Relay:
         for connection in list(self.connections):
             connection.abort()
 
-    def _sides(self) -> Iterable[Side]:
+    def _sides(self) -> Iterable[ConnectionEnd]:
         for connection in list(self.connections):
             yield connection.client
             yield connection.backend
@@ -158,12 +158,12 @@ class Connection:
         self._reported_bytes = 0
         self._quiet: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
-        self._observer: Holder | None = None
+        self._observer: ExchangeObserver | None = None
         self.waiting = relay.waiting
-        self.client = Side(self)
-        self.backend = Side(self)
+        self.client = ConnectionEnd(self)
+        self.backend = ConnectionEnd(self)
 
-    def other(self, side: Side) -> Side:
+    def other(self, side: ConnectionEnd) -> ConnectionEnd:
         """Return the end that is not `side`."""
         return self.backend if side is self.client else self.client
 
@@ -173,7 +173,7 @@ class Connection:
         self.backend.fill()
         self.client.pause()
 
-    def made(self, side: Side) -> None:
+    def made(self, side: ConnectionEnd) -> None:
         """Take note that one end is connected."""
         if side is self.client:
             self._relay.opened(self)
@@ -187,7 +187,7 @@ class Connection:
         else:
             self._join()
 
-    def ended(self, side: Side) -> None:
+    def ended(self, side: ConnectionEnd) -> None:
         """Take note that `side` sends no more, and tell the other one."""
         side.has_ended = True
         if side is self.backend and self._observer is not None:
@@ -196,7 +196,7 @@ class Connection:
         if self.other(side).has_ended:
             self._close()
 
-    def lost(self, side: Side, error: Exception | None) -> None:
+    def lost(self, side: ConnectionEnd, error: Exception | None) -> None:
         """Take note that `side` is gone, and end the other one in the same way."""
         if self._observer is not None:
             self._guard(self._observer.close)
@@ -279,7 +279,7 @@ class Connection:
         while frame is not None:
             if frame.f_code is cls._guard.__code__:
                 return frame
-            if frame.f_code is Side.showing:
+            if frame.f_code is ConnectionEnd.showing:
                 return frame if below is not None else None
             below, frame = frame, frame.f_back
         return None
@@ -291,9 +291,9 @@ class Connection:
             self.let_go()
 
     def _watch(self) -> None:
-        self._follow(Opening(self._relay.scope, self._follow))
+        self._follow(ProtocolDetector(self._relay.scope, self._follow))
 
-    def _follow(self, observer: Holder) -> None:
+    def _follow(self, observer: ExchangeObserver) -> None:
         """Show the bytes to `observer` from now on."""
         self._observer = observer
         self.client.observe, self.backend.observe = observer.request, observer.response

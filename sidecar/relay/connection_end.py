@@ -27,7 +27,7 @@ def skip(n_bytes: int) -> int:
     return n_bytes
 
 
-class Side(asyncio.Protocol):
+class ConnectionEnd(asyncio.Protocol):
     """One end of a connection: what it reads, the other writes.
 
     An end that has brought a long read reads into a room that all share (`waiting.Reader`). From there a long read goes

@@ -19,7 +19,7 @@ _OWN_FILES = 64  # the loop's, the log's, the hand-off's, and some to look up th
 _FILES_PER_CLIENT = 2
 
 
-class Door:
+class Listener:
     """Accepts from a listening socket what a relay can serve.
 
     Parameters

@@ -3,16 +3,16 @@
 from collections.abc import Callable
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
-from quantdrift.sidecar.relay.observing.observer import Holder, Scope
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver
 from quantdrift.sidecar.state.counters import Gauge
 
 _TLS = b"\x16\x03"  # a record of a handshake, in any version
 
 
-class Opening(Holder):
+class ProtocolDetector(ExchangeObserver):
     """Stands in for an observer until the client has said enough.
 
     HTTP/2 is followed where the client knows beforehand that the backend speaks it; TLS is not, and counted. All
@@ -28,7 +28,7 @@ class Opening(Holder):
 
     __slots__ = ("_answers", "_early", "_early_bytes", "_on_decided")
 
-    def __init__(self, scope: Scope, on_decided: Callable[[Holder], None]) -> None:
+    def __init__(self, scope: CaptureScope, on_decided: Callable[[ExchangeObserver], None]) -> None:
         super().__init__(scope)
         self._on_decided = on_decided
         self._early = b""
@@ -52,7 +52,7 @@ class Opening(Holder):
             self._scope.slot.note(Gauge.BLIND)
             self.abandon(Loss.FRAMING)
             return
-        observer = (Http2Observer if data.startswith(PREFACE) else Observer)(self._scope)
+        observer = (Http2Observer if data.startswith(PREFACE) else Http1Observer)(self._scope)
         self.is_active = False
         self._on_decided(observer)
         for answer in self._answers:

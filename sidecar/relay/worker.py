@@ -18,13 +18,13 @@ from quantdrift.core.config.address import read_address
 from quantdrift.core.logs import setup_logs
 from quantdrift.core.process.run import Stop, run, supervise
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.handoff.sender import Handout
+from quantdrift.sidecar.handoff.sender import FrameSender
 from quantdrift.sidecar.relay.connection import Connection, Relay
-from quantdrift.sidecar.relay.listener import Door
-from quantdrift.sidecar.relay.observing.live_scope import Phase
+from quantdrift.sidecar.relay.listener import Listener
+from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.relay.watchdog import Watchdog
-from quantdrift.sidecar.sampling.load_shedding import Gate
-from quantdrift.sidecar.state.config import Settlement
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
+from quantdrift.sidecar.state.config import LiveConfigFile
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.shutdown import Deadlines
 
@@ -33,7 +33,7 @@ _LAST_S = 0.2  # for the first request of those who have come in last
 
 
 async def serve(
-    settlement: Settlement,
+    settlement: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -68,23 +68,23 @@ async def serve(
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
         slot.set(gauge, 0)  # a predecessor may have been killed
     slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
-    handout = Handout(handoff, bounds.handoff_bytes, slot, loop)
+    handout = FrameSender(handoff, bounds.handoff_bytes, slot, loop)
     handout.connect()
     directory = Path(handoff).parent
     clock = SystemClock()
-    phase = Phase(
+    phase = LiveScope(
         settlement,
         secrets.salt,
         directory,
         offer=handout.offer,
         slot=slot,
         clock=clock,
-        gate=Gate(counters.slot(counters.n_slots - 1), clock),
+        gate=LoadShedding(counters.slot(counters.n_slots - 1), clock),
     )
     backend = read_address(bounds.backend)
     relay = Relay(backend.host, backend.port, phase.scope, loop)
     watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
-    door = Door(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    door = Listener(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
@@ -109,7 +109,7 @@ async def serve(
     return 0
 
 
-async def _finish(relay: Relay, handout: Handout, deadlines: Deadlines) -> None:
+async def _finish(relay: Relay, handout: FrameSender, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
             await asyncio.sleep(_LAST_S)
@@ -129,7 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    settlement = Settlement(given.config)
+    settlement = LiveConfigFile(given.config)
     config = settlement.settled.config
     # No file is read anew, and it need not know the key of hashed attributes.
     secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())

@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt, uniform
-from quantdrift.sidecar.state.policy import Directives
+from quantdrift.sidecar.state.policy import PolicyHistory
 from quantdrift.sidecar.state.routes import model_in
 
 _MASK = (1 << 64) - 1
@@ -46,7 +46,7 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
     id: str
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class SamplingKey(msgspec.Struct, frozen=True, gc=False):
     """What of a request decides: of two with the same, both are taken with the same probability.
 
     Parameters
@@ -61,7 +61,7 @@ class Place(msgspec.Struct, frozen=True, gc=False):
     key: bytes
 
 
-class Mint:
+class ExchangeIds:
     """Makes identifiers of 32 hexadecimal digits: no two are equal, over processes and restarts.
 
     Parameters
@@ -167,13 +167,13 @@ class Sampler:
         self,
         sampling: Sampling,
         secret: bytes,
-        mint: Mint,
+        mint: ExchangeIds,
         now_s: float,
-        directives: Directives | None = None,
+        directives: PolicyHistory | None = None,
         *,
         places: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        self._directives = directives or Directives(sampling)
+        self._directives = directives or PolicyHistory(sampling)
         self._secret = secret
         self._mint = mint
         self._sticky = sampling.sticky_header.lower().encode()
@@ -220,11 +220,11 @@ class Sampler:
         """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
         return self._draw(self.place(method, path, data, start, stop))
 
-    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Place:
+    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
         """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
         return self.locate(method, path, {} if self._fields is None else self._headers(data, start, stop))
 
-    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> Place:
+    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
         """Return what decides on a request whose header fields in `names` are `headers`, gathered by `gather`."""
         index = None
         for rule in self._rules:
@@ -233,9 +233,9 @@ class Sampler:
                 break
         assert index is not None  # the last rule, `default`, takes everything
         rows = self._places.get(model_in(path)) or self._places[""]
-        return Place(rows[index], headers.get(self._sticky, b""))
+        return SamplingKey(rows[index], headers.get(self._sticky, b""))
 
-    def take(self, place: Place) -> Draw | None:
+    def take(self, place: SamplingKey) -> Draw | None:
         """Return the draw of a request if it is taken.
 
         Its identifier decides, or the sticky header's value where there is one.
@@ -245,7 +245,7 @@ class Sampler:
         draw = self._draw(place)
         return draw if draw.taken else None
 
-    def _draw(self, place: Place) -> Draw:
+    def _draw(self, place: SamplingKey) -> Draw:
         rate = self._rates[place.stratum]
         identifier = self._mint()
         u1 = uniform(place.key or identifier.encode(), self._salt) if rate > 0.0 else 1.0

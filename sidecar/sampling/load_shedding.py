@@ -9,7 +9,7 @@ from quantdrift.sidecar.state.counters import Gauge, Slot
 _BILLION = 1e9
 
 
-class Gate:
+class LoadShedding:
     """Refuses the share of requests that the capture process tells, each by chance, whatever it holds.
 
     Parameters

@@ -18,7 +18,7 @@ _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
 _WITHOUT_CLASSES = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
 
 
-class Thinned(msgspec.Struct, frozen=True, kw_only=True):
+class SecondPhaseDraw(msgspec.Struct, frozen=True, kw_only=True):
     """The second phase's decision on one exchange.
 
     Parameters
@@ -39,7 +39,7 @@ class Thinned(msgspec.Struct, frozen=True, kw_only=True):
     kept: bool
 
 
-class Thinning:
+class SecondPhase:
     """The second phase of one policy: of the strata whose conditions all hold the largest rate counts.
 
     A policy may hold hundreds of strata and an exchange a few attributes: strata are looked up by the first value
@@ -67,7 +67,9 @@ class Thinning:
         """Return whether an exchange is kept whatever strata its body is in; parameters as for `thin`."""
         return uniform(key.encode(), self._salt) < second_rate(self._least, pi1)
 
-    def thin(self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None) -> Thinned:
+    def thin(
+        self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None
+    ) -> SecondPhaseDraw:
         """Decide on one exchange.
 
         Parameters
@@ -90,7 +92,7 @@ class Thinning:
                     found = stratum
         assert found is not None  # the base rate has no conditions
         pi2, u2 = second_rate(found.rate, pi1), uniform(key.encode(), self._salt)
-        return Thinned(stratum=found.name, pi2=pi2, u2=u2, kept=u2 < pi2)
+        return SecondPhaseDraw(stratum=found.name, pi2=pi2, u2=u2, kept=u2 < pi2)
 
 
 def phase_salt(secret: bytes, epoch: str) -> bytes:

@@ -32,7 +32,7 @@ class RowsError(QuantdriftError):
     """The table of counts has no row left for another stratum."""
 
 
-class Settled(msgspec.Struct, frozen=True, kw_only=True):
+class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What holds.
 
     Parameters
@@ -75,7 +75,7 @@ class Settled(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def settle(settled: Settled, directory: Path) -> Path:
+def settle(settled: LiveConfig, directory: Path) -> Path:
     """Write into a directory of this sidecar alone, whole, and return where.
 
     Raises
@@ -90,7 +90,7 @@ def settle(settled: Settled, directory: Path) -> Path:
     return path
 
 
-class Settlement:
+class LiveConfigFile:
     """A child's view of what holds.
 
     Parameters
@@ -100,7 +100,7 @@ class Settlement:
 
     Attributes
     ----------
-    settled : Settled
+    settled : LiveConfig
         What held at the last look.
 
     Raises
@@ -134,8 +134,8 @@ class Settlement:
         return status.st_mtime_ns, status.st_ino, status.st_size
 
 
-def _read(path: Path) -> Settled:
-    return msgspec.msgpack.decode(path.read_bytes(), type=Settled)
+def _read(path: Path) -> LiveConfig:
+    return msgspec.msgpack.decode(path.read_bytes(), type=LiveConfig)
 
 
 # By section: options that hold at once. Of sections that are not named all do, or none where a sidecar does not ask.
@@ -148,7 +148,7 @@ _LIVE = {
 _SECTIONS = ("capture", "sampling", "models", "slices")
 
 
-class Watch:
+class FileWatch:
     """Tells when the files have changed and have rested since; once more at the start, whether they have or not.
 
     Parameters
@@ -204,7 +204,7 @@ def taken_over(before: Config, new: Config) -> tuple[Config, list[str]]:
     return merged, waiting
 
 
-def follow(watch: Watch, before: Settled, secrets: Secrets) -> Settled | None:
+def follow(watch: FileWatch, before: LiveConfig, secrets: Secrets) -> LiveConfig | None:
     """Return what holds from now on if the files say something else that can be taken over.
 
     Parameters
@@ -230,6 +230,6 @@ def follow(watch: Watch, before: Settled, secrets: Secrets) -> Settled | None:
     if waiting:
         _LOG.warning("needs a restart of the sidecar: %s", ", ".join(waiting))
     try:
-        return Settled.of(merged, before.rows)
+        return LiveConfig.of(merged, before.rows)
     except RowsError as error:
         raise OperatorError(str(error)) from error

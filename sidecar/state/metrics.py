@@ -7,7 +7,7 @@ from quantdrift.core import telemetry as t
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import DENIED, REFUSED, Counters, Gauge
 
 _TOTALS = {
@@ -28,7 +28,9 @@ _TOTALS = {
 }
 
 
-def observe(telemetry: t.Telemetry, counters: Counters, settled: Callable[[], Settled], clock: Clock) -> None:
+def observe(
+    telemetry: t.Telemetry, counters: Counters, settled: Callable[[], LiveConfig], clock: Clock
+) -> None:
     """Have every instrument of the sidecar read from `counters`.
 
     Parameters

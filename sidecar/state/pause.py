@@ -24,7 +24,7 @@ _FILE_BYTES = MAX_BYTES // 2  # so that there is room for what is said at the ad
 _LOG = logging.getLogger(__name__)
 
 
-class Source(StrEnum):
+class PauseSource(StrEnum):
     """Who says so; also the name of the file."""
 
     FLEET = "paused-fleet"
@@ -42,7 +42,7 @@ class Paused(msgspec.Struct, frozen=True):
         return self.everything or bool(self.models)
 
 
-def post(directory: Path, source: Source, pause: Pause) -> None:
+def post(directory: Path, source: PauseSource, pause: Pause) -> None:
     """Replace what a source says.
 
     Raises
@@ -56,7 +56,7 @@ def post(directory: Path, source: Source, pause: Pause) -> None:
     new.replace(path)
 
 
-class Pauses:
+class PauseFiles:
     """A process's view of both files.
 
     Parameters
@@ -67,12 +67,12 @@ class Pauses:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._pauses: dict[Source, Pause] = {}
-        self._seen: dict[Source, tuple[int, int, int]] = {}
+        self._pauses: dict[PauseSource, Pause] = {}
+        self._seen: dict[PauseSource, tuple[int, int, int]] = {}
 
     def look(self) -> Paused:
         """Return what is in force now. What cannot be read says what it said before."""
-        for source in Source:
+        for source in PauseSource:
             self._read(source)
         now = datetime.now(UTC)
         in_force = [pause.at(now) for pause in self._pauses.values()]
@@ -81,11 +81,11 @@ class Pauses:
             frozenset(name for pause in in_force for name in pause.models),
         )
 
-    def of(self, source: Source) -> Pause:
+    def of(self, source: PauseSource) -> Pause:
         """Return what a source says, as of the last look."""
         return self._pauses.get(source, Pause())
 
-    def _read(self, source: Source) -> None:
+    def _read(self, source: PauseSource) -> None:
         path = self._directory / source
         try:
             status = path.stat()
@@ -129,7 +129,7 @@ def by_file(path: Path, now: datetime) -> Pause:
 _LOOK_S = 1.0
 
 
-class Switch:
+class PauseSwitch:
     """Joins what was said at the admin port with what the file says, and tells the sidecar's processes.
 
     Parameters
@@ -145,7 +145,7 @@ class Switch:
         self._file = Path(file) if file else None
         self._by_hand = Pause()
         self._posted = Pause()
-        self._pauses = Pauses(directory)
+        self._pauses = PauseFiles(directory)
 
     def routes(self) -> list[web.AbstractRouteDef]:
         """Return what the admin port serves: `GET /pause`, `POST /pause` and `POST /resume`, each with `?model=`."""
@@ -180,12 +180,12 @@ class Switch:
         if joined.everything is None and len(encode(joined)) > MAX_BYTES:
             joined = Pause(everything=Order(by="too much is paused by name", at=now))
         if _what(joined) != _what(self._posted):
-            post(self._directory, Source.HERE, joined)
+            post(self._directory, PauseSource.HERE, joined)
             self._posted = joined
 
     async def _show(self, _: web.Request) -> web.Response:
         self._pauses.look()
-        body = {source.name.lower(): msgspec.to_builtins(self._pauses.of(source)) for source in Source}
+        body = {source.name.lower(): msgspec.to_builtins(self._pauses.of(source)) for source in PauseSource}
         return web.json_response(body)
 
     async def _pause(self, request: web.Request) -> web.Response:

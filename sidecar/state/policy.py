@@ -21,7 +21,7 @@ import msgspec
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum, Policy
 from quantdrift.core.sampling.policy_message import (
-    Directive,
+    PolicyMessage,
     Refusal,
     RefusedError,
     decode_directive,
@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 _EARLY_S = 300.0  # how far the monitor's clock may run ahead of this one
 
 
-class Directives:
+class PolicyHistory:
     """The directive in force, and some before it: exchanges drawn under them are still on their way.
 
     Parameters
@@ -47,8 +47,8 @@ class Directives:
     def __init__(self, sampling: Sampling) -> None:
         self._sampling = sampling
         self._earlier: OrderedDict[str, Sampling] = OrderedDict()
-        self._known: OrderedDict[str, Directive] = OrderedDict()
-        self._current: Directive | None = None
+        self._known: OrderedDict[str, PolicyMessage] = OrderedDict()
+        self._current: PolicyMessage | None = None
 
     def reconfigure(self, sampling: Sampling) -> None:
         """Go over to another configuration's rates; the earlier ones are still told by their epochs."""
@@ -68,15 +68,15 @@ class Directives:
         return name == digest(self._sampling) or name in self._earlier
 
     @property
-    def known(self) -> list[Directive]:
+    def known(self) -> list[PolicyMessage]:
         """Directives whose epochs are still told, the latest first."""
         return list(reversed(self._known.values()))
 
-    def remember(self, directive: Directive) -> None:
+    def remember(self, directive: PolicyMessage) -> None:
         """Be able to tell its epochs."""
         _put(self._known, directive.policy.epoch, directive)
 
-    def follow(self, directive: Directive | None) -> None:
+    def follow(self, directive: PolicyMessage | None) -> None:
         """Follow it from now on; None: the configuration's rates hold, and so they do where its strata are others.
 
         Who has judged it may have had another configuration: files are looked at by each process in its own time.
@@ -88,7 +88,7 @@ class Directives:
             if _unrated(directive.policy.header_strata) == own:
                 self._current = directive
 
-    def in_force(self, now_s: float) -> Directive | None:
+    def in_force(self, now_s: float) -> PolicyMessage | None:
         """Return the directive that is followed at `now_s`, seconds since 1970, or None."""
         current = self._current
         if current is None or self._sampling.paused or not self._sampling.central:
@@ -118,7 +118,7 @@ def _put(known: OrderedDict[str, _T], name: str, value: _T) -> None:
         known.popitem(last=False)
 
 
-def judged(wire: bytes, sampling: Sampling, now_s: float) -> Directive:
+def judged(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
     """Return the directive in `wire`, which may be followed.
 
     Parameters
@@ -179,7 +179,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_Notice)
 
 
-class Notice:
+class PolicyFile:
     """One process's view of the file.
 
     Parameters
@@ -192,7 +192,7 @@ class Notice:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    def post(self, directives: Directives, *, follow: bool) -> None:
+    def post(self, directives: PolicyHistory, *, follow: bool) -> None:
         """Replace it.
 
         Raises
@@ -205,7 +205,7 @@ class Notice:
         new.write_bytes(_ENCODER.encode(notice))
         new.replace(self._path)
 
-    def read(self, directives: Directives, *, whole: bool = False) -> None:
+    def read(self, directives: PolicyHistory, *, whole: bool = False) -> None:
         """Have `directives` follow what it says, if it has changed since the last call.
 
         Parameters
@@ -235,7 +235,7 @@ class Notice:
         if seen is not None:
             self._take(raw, directives, whole=whole)
 
-    def _take(self, raw: bytes, directives: Directives, *, whole: bool) -> None:
+    def _take(self, raw: bytes, directives: PolicyHistory, *, whole: bool) -> None:
         try:
             notice = _DECODER.decode(raw)
             if whole:

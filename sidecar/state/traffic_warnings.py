@@ -11,7 +11,7 @@ import socket
 from collections.abc import Callable
 
 from quantdrift.core.clock import Clock
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.routes import known_requests
 
@@ -42,7 +42,7 @@ def _words(number: int) -> str:
     return os.strerror(number) if number else "it cannot be connected to"
 
 
-class Symptoms:
+class TrafficWarnings:
     """Looks at the counts, and says what is wrong: at once, then at most once in `EVERY_S`, and once when it is over.
 
     Parameters
@@ -55,7 +55,7 @@ class Symptoms:
         Tells the time.
     """
 
-    def __init__(self, counters: Counters, settled: Callable[[], Settled], clock: Clock) -> None:
+    def __init__(self, counters: Counters, settled: Callable[[], LiveConfig], clock: Clock) -> None:
         self._counters = counters
         self._settled = settled
         self._backend = _Backend(counters, settled().config.sidecar.backend, clock)

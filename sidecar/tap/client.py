@@ -44,7 +44,7 @@ class Totals(msgspec.Struct, kw_only=True):
         self.errors += other.errors
 
 
-class Cells:
+class ThreadCounts:
     """What one thread has counted: no other one writes here, so that no lock is needed."""
 
     __slots__ = ("early", "errors", "lost", "offered")
@@ -71,7 +71,7 @@ class _Lease:
 
     __slots__ = ("_cells", "_end")
 
-    def __init__(self, cells: Cells, end: Callable[[Cells], None]) -> None:
+    def __init__(self, cells: ThreadCounts, end: Callable[[ThreadCounts], None]) -> None:
         self._cells = cells
         self._end = end
 
@@ -80,7 +80,7 @@ class _Lease:
             self._end(self._cells)
 
 
-class Sender:
+class TapClient:
     """Sends for one process; a child of it makes another.
 
     Parameters
@@ -105,8 +105,8 @@ class Sender:
         self._limit_bytes = limit_bytes
         self._heard = heard
         self.local = threading.local()
-        self._cells: set[Cells] = set()
-        self._final: queue.SimpleQueue[Cells] = (
+        self._cells: set[ThreadCounts] = set()
+        self._final: queue.SimpleQueue[ThreadCounts] = (
             queue.SimpleQueue()
         )  # of them, those of threads that have ended
         self._ended = Totals()
@@ -123,11 +123,11 @@ class Sender:
         self.is_released = False  # no event: a finalizer sets it, perhaps within a call of the event's own
         self._thread: threading.Thread | None = None
 
-    def enrol(self) -> Cells:
+    def enrol(self) -> ThreadCounts:
         """Return the calling thread's counts, new ones if it has none: `local.cells` from then on."""
-        cells: Cells | None = getattr(self.local, "cells", None)
+        cells: ThreadCounts | None = getattr(self.local, "cells", None)
         if cells is None:
-            cells = self.local.cells = Cells()
+            cells = self.local.cells = ThreadCounts()
             self.local.lease = _Lease(cells, self._final.put)
             with self._lock:
                 self._fold()  # here, since the sender's own thread may be waiting for a sidecar, or have ended

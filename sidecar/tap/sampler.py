@@ -12,7 +12,7 @@ from quantdrift.sidecar.tap.wire import Rates
 _METHOD = "POST"
 
 
-class Chosen(NamedTuple):
+class SampledCall(NamedTuple):
     """A call that is taken: its stratum and that one's row, the probability, the draw, the epoch, and its new identifier."""
 
     stratum: str
@@ -23,7 +23,7 @@ class Chosen(NamedTuple):
     id: str
 
 
-class Chooser:
+class TapSampler:
     """Decides on the calls of one model under one epoch's rates.
 
     Parameters
@@ -62,7 +62,7 @@ class Chooser:
                     return found
         return self.bare
 
-    def draw(self, stratum: str, headers: Mapping[str, str]) -> Chosen | None:
+    def draw(self, stratum: str, headers: Mapping[str, str]) -> SampledCall | None:
         """Return what becomes of a call that is taken, None of one that is not."""
         rate = self.strata_rates[stratum]
         if rate <= 0.0:
@@ -72,7 +72,7 @@ class Chooser:
         if u1 >= rate:
             return None
         # From the system: unique over threads, and after a fork.
-        return Chosen(stratum, self._places[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
+        return SampledCall(stratum, self._places[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
 
     @property
     def max_exchange_bytes(self) -> int:

@@ -14,8 +14,8 @@ from urllib.parse import quote
 from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
-from quantdrift.sidecar.tap.client import Sender
-from quantdrift.sidecar.tap.sampler import Chooser, Chosen
+from quantdrift.sidecar.tap.client import TapClient
+from quantdrift.sidecar.tap.sampler import SampledCall, TapSampler
 from quantdrift.sidecar.tap.tensors import TensorError, write
 from quantdrift.sidecar.tap.wire import Rates
 
@@ -57,7 +57,7 @@ class Tap:
         version_part = f"/versions/{quote(version, safe='')}" if version else ""
         self._target = f"/v2/models/{quote(model, safe='')}{version_part}/infer"
         self._limit_bytes = limit_bytes
-        self._chooser: Chooser | None = None
+        self._chooser: TapSampler | None = None
         self._n_errors = 0
         self._sender = self._new_sender()
         self._sender.start()
@@ -122,19 +122,21 @@ class Tap:
         if before.is_ending:
             self._sender.close(0.0)
 
-    def _new_sender(self) -> Sender:
+    def _new_sender(self) -> TapClient:
         # Its thread must not keep the tap: a server that drops one has no other way to be rid of it.
-        return Sender(self._path, self._limit_bytes, functools.partial(_call, weakref.WeakMethod(self._hear)))
+        return TapClient(
+            self._path, self._limit_bytes, functools.partial(_call, weakref.WeakMethod(self._hear))
+        )
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be ending, or it was never made
             self._sender.is_released = True
 
     def _hear(self, rates: Rates, link: int) -> None:
-        self._chooser = Chooser(rates, self._target, link=link)
+        self._chooser = TapSampler(rates, self._target, link=link)
 
     def _take(
-        self, sender: Sender, chooser: Chooser, draw: Chosen, call: tuple[Mapping[str, Any], ...]
+        self, sender: TapClient, chooser: TapSampler, draw: SampledCall, call: tuple[Mapping[str, Any], ...]
     ) -> None:
         if (refusal := sender.refusal()) is not None:
             sender.lose(draw.stratum, refusal)
@@ -149,7 +151,7 @@ class Tap:
             raise
 
     def _tell(
-        self, sender: Sender, chooser: Chooser, draw: Chosen, call: tuple[Mapping[str, Any], ...]
+        self, sender: TapClient, chooser: TapSampler, draw: SampledCall, call: tuple[Mapping[str, Any], ...]
     ) -> None:
         inputs, outputs, headers, parameters = call
         asked = write("inputs", inputs, {"parameters": dict(parameters)} if parameters else {})

@@ -82,7 +82,7 @@ class Kind(StrEnum):
     NOVEL = "novel"  # traffic that was never seen before
 
 
-class Trialled(msgspec.Struct, frozen=True, kw_only=True):
+class SliceTrial(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a slice that a search found; columns as in `discovery`."""
 
     id: int
@@ -141,7 +141,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     last_at: datetime | None
     candidate_version: str | None
     created_at: datetime
-    discovery: Trialled | None
+    discovery: SliceTrial | None
 
     @property
     def made(self) -> bool:
@@ -219,6 +219,6 @@ def _listed(row: RowMapping) -> ListedSlice:
     )
 
 
-def _trialled(row: RowMapping) -> Trialled:
-    values: Mapping[str, Any] = {name: row[name] for name in Trialled.__struct_fields__ if name != "id"}
-    return Trialled(id=row["discovery_id"], **values)
+def _trialled(row: RowMapping) -> SliceTrial:
+    values: Mapping[str, Any] = {name: row[name] for name in SliceTrial.__struct_fields__ if name != "id"}
+    return SliceTrial(id=row["discovery_id"], **values)

@@ -23,7 +23,7 @@ _MONTHS: Final = text("""
 """)
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
+class TriagedSlice(msgspec.Struct, frozen=True, kw_only=True):
     """A slice of a candidate version with its evidence; of one that fires, that of its alarm."""
 
     model: str
@@ -39,8 +39,8 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     estimate: dict[str, dict[str, Any]]
 
 
-async def watched(connection: AsyncConnection) -> tuple[list[Watched], float]:
+async def watched(connection: AsyncConnection) -> tuple[list[TriagedSlice], float]:
     """Return every watched slice, most evidence first, and for how many months the fleet has been watched."""
     rows = (await connection.execute(_EVIDENCE)).mappings().all()
     months = await connection.scalar(_MONTHS, {"month_s": _MONTH_S})
-    return [msgspec.convert(dict(row), Watched) for row in rows], float(months or 0.0)
+    return [msgspec.convert(dict(row), TriagedSlice) for row in rows], float(months or 0.0)

@@ -276,7 +276,7 @@ class Comparison(Base):
     stored_at: Mapped[Time] = mapped_column(server_default=NOW, comment="When it was stored.")
 
 
-class Doubt(Base):
+class ConfigWarning(Base):
     """Whether a reference's outputs look like what the configuration says."""
 
     __tablename__ = "doubt"

@@ -16,7 +16,7 @@ from quantdrift.core.clock import Clock, SystemClock
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.child import ending
 from quantdrift.storage.server.binaries import Binaries, find_binaries
-from quantdrift.storage.server.unprivileged import Account, choose_account
+from quantdrift.storage.server.unprivileged import UnprivilegedUser, choose_account
 
 USER: Final = "quantdrift"
 DATABASE: Final = "quantdrift"
@@ -203,7 +203,7 @@ class PostgresServer:
         except FileNotFoundError:
             return None
 
-    def _initialise(self, binaries: Binaries, account: Account) -> None:
+    def _initialise(self, binaries: Binaries, account: UnprivilegedUser) -> None:
         unfinished = self.directory / "data.new"
         shutil.rmtree(unfinished, ignore_errors=True)  # left by one that was killed in the middle of this
         self._password.unlink(missing_ok=True)
@@ -220,7 +220,7 @@ class PostgresServer:
         self._once(account, single, f"create database {DATABASE}\n")
         unfinished.rename(self._data)
 
-    def _once(self, account: Account, command: list[str], stdin: str = "") -> None:
+    def _once(self, account: UnprivilegedUser, command: list[str], stdin: str = "") -> None:
         done = subprocess.run(  # noqa: S603 - our own command
             [*account.prefix, *command],
             input=stdin,
@@ -252,7 +252,9 @@ class PostgresServer:
             return None
         return pid if at_work == self._data.resolve() else None
 
-    def _try_to_start(self, binaries: Binaries, account: Account, port: int, deadline_s: float) -> str:
+    def _try_to_start(
+        self, binaries: Binaries, account: UnprivilegedUser, port: int, deadline_s: float
+    ) -> str:
         """Return what it said when it ended at once, or nothing when it answers."""
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with self._log.open("ab") as log:

@@ -14,7 +14,7 @@ _NOBODY = 65534
 _DIE_WITH_OWNER = ("--pdeathsig", "INT")
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class UnprivilegedUser(msgspec.Struct, frozen=True, kw_only=True):
     """How to start a program so that it is not root and ends with its owner.
 
     Parameters
@@ -30,7 +30,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     gid: int
 
 
-def choose_account(directory: Path, program: str) -> Account:
+def choose_account(directory: Path, program: str) -> UnprivilegedUser:
     """Return the account for a server whose files are under `directory`.
 
     A process that is not root stays what it is. Root becomes the owner of `directory`; where that is root
@@ -52,7 +52,7 @@ def choose_account(directory: Path, program: str) -> Account:
     setpriv = _tool("setpriv")
     found = directory.stat()
     if os.geteuid() != 0:
-        return Account(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
+        return UnprivilegedUser(prefix=(setpriv, *_DIE_WITH_OWNER, "--"), uid=os.geteuid(), gid=os.getegid())
     accounts = []
     if found.st_uid != 0:
         accounts.append(_user(setpriv, found.st_uid, found.st_gid))
@@ -70,18 +70,18 @@ def choose_account(directory: Path, program: str) -> Account:
     )
 
 
-def _user(setpriv: str, uid: int, gid: int) -> Account:
+def _user(setpriv: str, uid: int, gid: int) -> UnprivilegedUser:
     who = (f"--reuid={uid}", f"--regid={gid}", "--clear-groups")
-    return Account(prefix=(setpriv, *who, *_DIE_WITH_OWNER, "--"), uid=uid, gid=gid)
+    return UnprivilegedUser(prefix=(setpriv, *who, *_DIE_WITH_OWNER, "--"), uid=uid, gid=gid)
 
 
-def _namespace(setpriv: str) -> Account:
+def _namespace(setpriv: str) -> UnprivilegedUser:
     # The death signal last: a change of credentials clears it.
     users = ("-U", f"--map-user={_NOBODY}", f"--map-group={_NOBODY}", "--")
-    return Account(prefix=(_tool("unshare"), *users, setpriv, *_DIE_WITH_OWNER, "--"), uid=0, gid=0)
+    return UnprivilegedUser(prefix=(_tool("unshare"), *users, setpriv, *_DIE_WITH_OWNER, "--"), uid=0, gid=0)
 
 
-def _reaches(account: Account, directory: Path, program: str) -> bool:
+def _reaches(account: UnprivilegedUser, directory: Path, program: str) -> bool:
     script = 'test -x "$1" && exec "$0" --version'
     tried = subprocess.run(  # noqa: S603 - our own command
         [*account.prefix, "/bin/sh", "-c", script, program, directory.parent],

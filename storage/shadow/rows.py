@@ -167,7 +167,7 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
     divergence: float | None
 
 
-class DoubtRow(msgspec.Struct, frozen=True, kw_only=True):
+class ConfigWarningRow(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a reference's outputs look like what the configuration says of them.
 
     Parameters
@@ -218,7 +218,7 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
     provenance: str = "{}"
     vectors: tuple[VectorRow, ...] = ()
     noise: tuple[NoiseItem, ...] = ()
-    doubts: tuple[DoubtRow, ...] = ()
+    doubts: tuple[ConfigWarningRow, ...] = ()
     numbered: tuple[Numbered, ...] = ()
 
 

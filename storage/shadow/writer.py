@@ -31,7 +31,7 @@ from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_compa
 from quantdrift.storage.shadow.expiries import note_numbers, note_tallies
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
-    DoubtRow,
+    ConfigWarningRow,
     Quarantined,
     StoreBatch,
     VersionKey,
@@ -39,13 +39,13 @@ from quantdrift.storage.shadow.rows import (
 )
 
 
-async def write_doubts(connection: AsyncConnection, doubts: Sequence[DoubtRow], at: datetime) -> None:
+async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarningRow], at: datetime) -> None:
     """State what was seen of references, in place of what was seen before."""
     # In one order everywhere, so that two workers never wait for each other.
     for doubt in sorted(doubts, key=lambda one: (one.model, one.reference_digest)):
         told = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
         await connection.execute(
-            upsert(tables.Doubt)
+            upsert(tables.ConfigWarning)
             .values(model=doubt.model, reference_digest=doubt.reference_digest, **told)
             .on_conflict_do_update(index_elements=["model", "reference_digest"], set_=told)
         )

@@ -67,7 +67,7 @@ class VersionSums(msgspec.Struct, frozen=True, kw_only=True):
     everything: Sums
 
 
-class Watched(msgspec.Struct, frozen=True, kw_only=True):
+class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen of a slice in a period.
 
     Parameters
@@ -85,7 +85,7 @@ class Watched(msgspec.Struct, frozen=True, kw_only=True):
     evidence_ratio: float = 0.0
 
 
-async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[int, Watched]:
+async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[int, SlicePeriod]:
     """Return what was seen of the confirmed slices since then, by the id of the discovery."""
     period = {"since": since}
     versions: dict[int, list[VersionSums]] = {}
@@ -95,7 +95,7 @@ async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[i
     alerted = set((await connection.scalars(_ALERTED, period)).all())
     ratios = {row.id: row.ratio for row in await connection.execute(_EVIDENCE, period)}
     return {
-        place: Watched(
+        place: SlicePeriod(
             versions=tuple(versions.get(place, ())),
             alerted=place in alerted,
             evidence_ratio=ratios.get(place, 0.0),

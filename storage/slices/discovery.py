@@ -140,7 +140,7 @@ class SearchedVersion(msgspec.Struct, frozen=True, kw_only=True):
     candidate_version: str
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class RecordState(msgspec.Struct, frozen=True, kw_only=True):
     """Where the record stands before a round.
 
     Parameters
@@ -167,13 +167,13 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
         return self.mark[0]
 
 
-async def load_standing(connection: AsyncConnection, now: datetime) -> Standing:
+async def load_standing(connection: AsyncConnection, now: datetime) -> RecordState:
     """Return where the record stands at `now`."""
     versions = (await connection.execute(_VERSIONS, {"since": now - _SEEN_WITHIN})).mappings().all()
     slices: dict[str, list[SliceKey]] = {}
     for key in await _slices(connection, _SLICES):
         slices.setdefault(key.model, []).append(key)
-    return Standing(
+    return RecordState(
         versions=tuple(SearchedVersion(**row) for row in versions),
         discoveries=await load_discoveries(connection),
         slices={model: tuple(found) for model, found in slices.items()},
@@ -223,7 +223,7 @@ async def store_round(
     Parameters
     ----------
     after
-        `Standing.mark` that the round began with.
+        `RecordState.mark` that the round began with.
     discoveries
         New or changed ones.
     searches

@@ -21,7 +21,7 @@ from quantdrift.drift.evidence.header import (
 )
 from quantdrift.drift.evidence.observations import STEPS
 from quantdrift.drift.evidence.state import VERSION, dump_state, load_state
-from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Series, SignalKey, SliceWatch, Thresholds, advance
 from tests.support.monitor.detectors import EXAMPLES, PATHS, after, given, mixed, phases, sound
 
 pytestmark = pytest.mark.contract
@@ -120,8 +120,8 @@ def test_recorded_batches_give_the_same_bits_in_any_company(kind: str) -> None:
     rng, key = np.random.default_rng(4), SignalKey("flip", kind)
     sizes = rng.integers(1, 100, 6)
 
-    def watch() -> Watch:
-        return Watch(states={key: EXAMPLES[kind].live()})
+    def watch() -> SliceWatch:
+        return SliceWatch(states={key: EXAMPLES[kind].live()})
 
     def groups(seed: int, size: int, first: int) -> Groups:
         x = np.random.default_rng(seed).exponential(0.02, (size, 1))

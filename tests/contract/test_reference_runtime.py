@@ -11,14 +11,14 @@ from quantdrift.core.config.schema import Model, Provider
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, replayed_by
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow import torch_models
 from tests.support.shadow.onnx_models import (
     BIAS,
@@ -45,7 +45,7 @@ def _onnx(directory: Path) -> ReferenceRuntime:
 
 
 def _proven(_: Path) -> ReferenceRuntime:
-    return ProvenRuntime(LinearRuntime(WEIGHT, BIAS))
+    return SelfTestedRuntime(LinearRuntime(WEIGHT, BIAS))
 
 
 def _exported(directory: Path, embedding: str = "") -> ReferenceRuntime:
@@ -74,7 +74,7 @@ def _onnx_embedding(directory: Path) -> ReferenceRuntime:
 
 
 def _proven_embedding(_: Path) -> ReferenceRuntime:
-    return ProvenRuntime(LinearRuntime(WEIGHT, BIAS, embedding="product"))
+    return SelfTestedRuntime(LinearRuntime(WEIGHT, BIAS, embedding="product"))
 
 
 def _exported_embedding(directory: Path) -> ReferenceRuntime:
@@ -146,12 +146,12 @@ def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -
     """Not at all where it answers what the reference gives, in any batch; by SHIFT where every number is moved by that."""
     model = Model(name="digits", task=Task.REGRESSION)
     runtime = make(tmp_path)
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     sizes = (1, 7, 3, 16)
     own = [runtime.run({"x": inputs_of(n_items, n_items)})["logits"] for n_items in sizes]
     for shift in (0.0, SHIFT):
         batch = [
-            Prepared(
+            PreparedExchange(
                 stream_sequence=n_items,
                 payload=b"",
                 exchange=exchange_of(inputs_of(n_items, n_items), (given + shift).astype(np.float32)),
@@ -161,7 +161,7 @@ def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -
             for n_items, given in zip(sizes, own, strict=True)
         ]
         for outcome, n_items in zip(compare_batch(batch, most_items=8), sizes, strict=True):
-            assert isinstance(outcome, Compared)
+            assert isinstance(outcome, ReplayResult)
             error = outcome.divergences.detail["absolute_error"]
             np.testing.assert_allclose(error, [shift] * n_items, rtol=0, atol=2e-6)
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.free_running_answer import OwnOutcome, Wanted
-from quantdrift.shadow.language.scoring import Asked, Scores, objects
+from quantdrift.shadow.language.free_running_answer import FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.shadow.language.scoring import Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.language_models import loaded, opening, remote_opening, scored
 from tests.support.shadow.vllm_like import VllmLike, serving
 
@@ -31,7 +31,7 @@ TEXTS = (
 
 
 @pytest.fixture(params=["transformers", "proven", "prompt_logprobs", "echo"])
-def told(request: pytest.FixtureRequest, language_folder: Path) -> Iterator[Opening]:
+def told(request: pytest.FixtureRequest, language_folder: Path) -> Iterator[RuntimeRequest]:
     """Return what is configured of a reference in each of the ways."""
     if request.param in {"transformers", "proven"}:
         yield opening(language_folder)
@@ -43,19 +43,19 @@ def told(request: pytest.FixtureRequest, language_folder: Path) -> Iterator[Open
 
 
 @pytest.fixture
-def runtime(told: Opening, request: pytest.FixtureRequest) -> Iterator[ReferenceRuntime]:
+def runtime(told: RuntimeRequest, request: pytest.FixtureRequest) -> Iterator[ReferenceRuntime]:
     """Return the reference, closed at the end."""
     runtime: ReferenceRuntime = open_reference(told)
-    yield ProvenRuntime(runtime) if "proven" in request.node.callspec.id else runtime
+    yield SelfTestedRuntime(runtime) if "proven" in request.node.callspec.id else runtime
     runtime.close()
 
 
 @pytest.fixture
-def asked(language_folder: Path) -> list[Asked]:
+def asked(language_folder: Path) -> list[ScoringRequest]:
     """Return answers to be scored, as tokens: not every server makes them of text."""
     _, tokenizer = loaded(language_folder)
     return [
-        Asked(
+        ScoringRequest(
             prompt_ids=tuple(tokenizer(prompt)["input_ids"]), served_ids=tuple(tokenizer(text)["input_ids"])
         )
         for prompt, text in TEXTS
@@ -63,7 +63,7 @@ def asked(language_folder: Path) -> list[Asked]:
 
 
 def test_scores_are_those_of_one_step_after_another(
-    runtime: ReferenceRuntime, asked: list[Asked], language_folder: Path
+    runtime: ReferenceRuntime, asked: list[ScoringRequest], language_folder: Path
 ) -> None:
     """Teacher forcing in one padded batch gives what the model says when it reads token by token."""
     model, _ = loaded(language_folder)
@@ -85,7 +85,7 @@ def test_scores_are_those_of_one_step_after_another(
             read.append(token)
 
 
-def test_company_and_order_do_not_matter(runtime: ReferenceRuntime, asked: list[Asked]) -> None:
+def test_company_and_order_do_not_matter(runtime: ReferenceRuntime, asked: list[ScoringRequest]) -> None:
     """Rows are filled up to the longest; no score sees that."""
     together = scored(runtime, *asked)
     alone = [scored(runtime, one)[0] for one in asked]
@@ -101,14 +101,14 @@ def _same(one: Scores, other: Scores) -> None:
     np.testing.assert_array_equal(one.ranks, other.ranks)
 
 
-def test_what_cannot_be_scored_has_no_scores(runtime: ReferenceRuntime, asked: list[Asked]) -> None:
+def test_what_cannot_be_scored_has_no_scores(runtime: ReferenceRuntime, asked: list[ScoringRequest]) -> None:
     """Beside others, and alone."""
-    nothing = Asked(prompt="x", served=None)
+    nothing = ScoringRequest(prompt="x", served=None)
     assert [len(one.logprobs) for one in scored(runtime, nothing, asked[3], nothing)] == [0, 1, 0]
     assert [len(one.logprobs) for one in scored(runtime, nothing)] == [0]
 
 
-def test_no_more_is_scored_than_is_configured(told: Opening, asked: list[Asked]) -> None:
+def test_no_more_is_scored_than_is_configured(told: RuntimeRequest, asked: list[ScoringRequest]) -> None:
     """Nor than the model takes: the rest of an answer is left out, and a prompt that is too long is refused."""
     generation = msgspec.structs.replace(told.model.generation, max_tokens=3, top=2)
     model = msgspec.structs.replace(told.model, generation=generation)
@@ -117,11 +117,11 @@ def test_no_more_is_scored_than_is_configured(told: Opening, asked: list[Asked])
     assert len(scores.logprobs) == 3
     assert scores.top_logprobs.shape[1] in {2, 3}  # the served one beside the two likeliest
     long = tuple([5] * 252)
-    room = Asked(prompt_ids=long, served_ids=(5,) * 100)
+    room = ScoringRequest(prompt_ids=long, served_ids=(5,) * 100)
     whole = open_reference(told)
     assert len(scored(whole, room)[0].logprobs) in {3, 4}  # a server generates one more
     with pytest.raises(QuarantineError, match="the reference takes 25"):
-        scored(whole, Asked(prompt_ids=long * 2, served_ids=(5,)))
+        scored(whole, ScoringRequest(prompt_ids=long * 2, served_ids=(5,)))
     runtime.close()
     whole.close()
 
@@ -131,7 +131,7 @@ def test_a_prompt_of_other_tokens_than_the_candidates_is_refused(language_folder
     runtime = open_reference(opening(language_folder))
     said = ({"role": "user", "content": "what drifts?"},)
     with pytest.raises(QuarantineError, match="made 3 tokens of the prompt, the reference makes"):
-        scored(runtime, Asked(messages=said, n_prompt_tokens=3, served="the mean"))
+        scored(runtime, ScoringRequest(messages=said, n_prompt_tokens=3, served="the mean"))
 
 
 def test_a_runtime_says_what_it_is(runtime: ReferenceRuntime) -> None:
@@ -158,13 +158,13 @@ def test_a_closed_runtime_may_be_closed_again(runtime: ReferenceRuntime) -> None
     runtime.close()
 
 
-def test_there_is_no_embedding(told: Opening) -> None:
+def test_there_is_no_embedding(told: RuntimeRequest) -> None:
     """Asking for one is an error that says so."""
     with pytest.raises(OperatorError, match="shows no embedding"):
         open_reference(msgspec.structs.replace(told, embedding="hidden"))
 
 
-def _ends(language_folder: Path, one: Asked, end_ids: tuple[int, ...]) -> list[float]:
+def _ends(language_folder: Path, one: ScoringRequest, end_ids: tuple[int, ...]) -> list[float]:
     """Return how likely the model ends at each place of an answer and behind it."""
     model, _ = loaded(language_folder)
     assert one.prompt_ids is not None
@@ -176,7 +176,7 @@ def _ends(language_folder: Path, one: Asked, end_ids: tuple[int, ...]) -> list[f
 
 
 def test_ends_are_as_likely_as_the_model_holds_them(
-    told: Opening, asked: list[Asked], language_folder: Path, request: pytest.FixtureRequest
+    told: RuntimeRequest, asked: list[ScoringRequest], language_folder: Path, request: pytest.FixtureRequest
 ) -> None:
     """Of a folder exact, of a server's lists within bounds, of lists without ids only where the candidate ended."""
     exact = request.node.callspec.id in {"transformers", "proven"}
@@ -205,7 +205,9 @@ def test_ends_are_as_likely_as_the_model_holds_them(
     runtime.close()
 
 
-def test_an_end_that_was_served_is_the_end(told: Opening, asked: list[Asked], language_folder: Path) -> None:
+def test_an_end_that_was_served_is_the_end(
+    told: RuntimeRequest, asked: list[ScoringRequest], language_folder: Path
+) -> None:
     """It is scored as ever; one that a limit put there, or that is not the last scored, is none."""
     one = asked[1]
     assert one.served_ids is not None
@@ -233,12 +235,12 @@ def test_an_end_that_was_served_is_the_end(told: Opening, asked: list[Asked], la
 
 
 def test_the_reference_answers_itself_as_it_was_asked(
-    told: Opening, asked: list[Asked], language_folder: Path
+    told: RuntimeRequest, asked: list[ScoringRequest], language_folder: Path
 ) -> None:
     """Greedily: what the model itself goes on with, cut where it was to be, beside scores that stay what they are."""
     runtime = open_reference(told)
     model, tokenizer = loaded(language_folder)
-    own = Wanted(max_tokens=12, is_capped=True, options={"temperature": 0}, seed=3)
+    own = FreeAnswerRequest(max_tokens=12, is_capped=True, options={"temperature": 0}, seed=3)
     plain = scored(runtime, *asked)
     found = scored(runtime, *(msgspec.structs.replace(one, own=own) for one in asked[:2]), *asked[2:])
     for one, of, before in zip(asked, found, plain, strict=True):
@@ -255,21 +257,21 @@ def test_the_reference_answers_itself_as_it_was_asked(
         said = whole[0, ids.shape[1] :]
         text = tokenizer.decode(said, skip_special_tokens=True)
         reason = "stop" if said[-1] == tokenizer.eos_token_id else "length"
-        assert (of.own.outcome, of.own.text, of.own.n_tokens) == (OwnOutcome.DONE, text, len(said))
+        assert (of.own.outcome, of.own.text, of.own.n_tokens) == (FreeAnswerOutcome.DONE, text, len(said))
         assert (of.own.finish_reason, of.own.max_tokens, of.own.is_capped) == (reason, 12, True)
     runtime.close()
 
 
-def test_an_answer_that_fails_loses_no_exchange(told: Opening, asked: list[Asked]) -> None:
+def test_an_answer_that_fails_loses_no_exchange(told: RuntimeRequest, asked: list[ScoringRequest]) -> None:
     """A prompt that leaves no room, and no time at all: the scores are there."""
-    own = Wanted(max_tokens=300, is_capped=True, options={"temperature": 0}, seed=3)
-    long = Asked(prompt_ids=(5,) * 254, served_ids=(5,), own=own)
+    own = FreeAnswerRequest(max_tokens=300, is_capped=True, options={"temperature": 0}, seed=3)
+    long = ScoringRequest(prompt_ids=(5,) * 254, served_ids=(5,), own=own)
     generation = msgspec.structs.replace(told.model.generation, own_s=1e-9)
     hurried = msgspec.structs.replace(told, model=msgspec.structs.replace(told.model, generation=generation))
     one = msgspec.structs.replace(asked[0], own=own)
     for opening_, asked_, outcomes in (
-        (told, long, {OwnOutcome.FAILED, OwnOutcome.DONE}),
-        (hurried, one, {OwnOutcome.LATE}),
+        (told, long, {FreeAnswerOutcome.FAILED, FreeAnswerOutcome.DONE}),
+        (hurried, one, {FreeAnswerOutcome.LATE}),
     ):
         runtime = open_reference(opening_)
         (scores,) = scored(runtime, asked_)
@@ -279,7 +281,7 @@ def test_an_answer_that_fails_loses_no_exchange(told: Opening, asked: list[Asked
         runtime.close()
 
 
-def test_an_end_that_is_no_token_is_told_at_the_start(told: Opening) -> None:
+def test_an_end_that_is_no_token_is_told_at_the_start(told: RuntimeRequest) -> None:
     """Later it would have answers refused."""
     generation = msgspec.structs.replace(told.model.generation, end_ids=(1, 99_999))
     model = msgspec.structs.replace(told.model, generation=generation)

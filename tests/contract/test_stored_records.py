@@ -16,10 +16,15 @@ import pytest
 
 from quantdrift.core.codec import decode_exchange, decode_tally
 from quantdrift.core.records import Exchange, Policy, Predicate, Tally
-from quantdrift.core.sampling.policy_message import Account, Directive, decode_account, decode_directive
+from quantdrift.core.sampling.policy_message import (
+    PolicyMessage,
+    PolicySummary,
+    decode_account,
+    decode_directive,
+)
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
-from quantdrift.monitor.fold.alert_event import Story
+from quantdrift.monitor.fold.alert_event import AlertEvent
 from quantdrift.monitor.fold.sessions import Sessions
 from quantdrift.report.figures import ReportFigures
 from quantdrift.storage.monitor.explanation import Explanation
@@ -55,14 +60,14 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "exchange in the stream": (decode_exchange, Exchange),
     "tally in the stream": (decode_tally, Tally),
     "tally with models in the stream": (decode_tally, Tally),
-    "directive in the bucket": (decode_directive, Directive),
-    "account in the bucket": (decode_account, Account),
+    "directive in the bucket": (decode_directive, PolicyMessage),
+    "account in the bucket": (decode_account, PolicySummary),
     "session.items": (_session, list[ComparisonRow]),
     "policy.definition": (_json(Policy), Policy),
     "slice.definition where": (_json(tuple[Predicate, ...]), tuple[Predicate, ...]),
     "baseline.content of change": (_json(LEARNERS["change"].record), LEARNERS["change"].record),
     "baseline.content of tail": (_json(LEARNERS["tail"].record), TailBaseline),
-    "transition.details, the story": (_json(Story), Story),
+    "transition.details, the story": (_json(AlertEvent), AlertEvent),
     "transition.details, the explanation": (_json(Explanation), Explanation),
     "report_run.figures": (_json(ReportFigures), ReportFigures),
 }

@@ -16,10 +16,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay.http2 import observer as http2
 from quantdrift.sidecar.relay.http2.frames import Frames
-from quantdrift.sidecar.relay.http2.hpack import Blocks
+from quantdrift.sidecar.relay.http2.hpack import HeaderBlockDecoder
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.relay.observing import observer
-from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.sampling.first_phase import Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
@@ -33,8 +33,8 @@ pytestmark = pytest.mark.fault
 
 # Everything that is called back while a connection is observed.
 POINTS: list[tuple[Any, str]] = [
-    (Opening, "request"),
-    (Opening, "response"),
+    (ProtocolDetector, "request"),
+    (ProtocolDetector, "response"),
     (Http2Observer, "__init__"),
     (Http2Observer, "request"),
     (Http2Observer, "response"),
@@ -54,7 +54,7 @@ POINTS: list[tuple[Any, str]] = [
     (Frames, "feed"),
     (Frames, "_add"),
     (Frames, "allow"),
-    (Blocks, "read"),
+    (HeaderBlockDecoder, "read"),
     (Sampler, "locate"),
     (Sampler, "take"),
     (http2, "request_head"),
@@ -95,8 +95,8 @@ def test_bytes_flow_wherever_the_observer_raises(
     assert to_backend == b"".join(chunk for from_client, chunk in steps if from_client)
     assert to_client == b"".join(chunk for from_client, chunk in steps if not from_client)
     once = {
-        (Opening, "request"),
-        (Opening, "response"),
+        (ProtocolDetector, "request"),
+        (ProtocolDetector, "response"),
         (Http2Observer, "__init__"),
         (Http2Observer, "_reset"),
         (Frames, "allow"),

@@ -13,9 +13,9 @@ import pytest
 from quantdrift.cli.config_summary import WAITING_BYTES
 from quantdrift.sidecar.relay import backpressure
 from quantdrift.sidecar.relay.connection import Connection, Relay
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
-from quantdrift.sidecar.relay.listener import Door
+from quantdrift.sidecar.relay.listener import Listener
 from quantdrift.sidecar.relay.watchdog import Watchdog
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.http2_wire import headers, settings
@@ -123,7 +123,7 @@ async def test_without_files_nobody_turns_in_circles() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         listener.setblocking(False)
-        door = Door(listener, Relay("127.0.0.1", 1, bench.scope, loop), 1000)
+        door = Listener(listener, Relay("127.0.0.1", 1, bench.scope, loop), 1000)
         door.open()
         client.connect(listener.getsockname())
         await until(lambda: listener.n_tries == 3)
@@ -258,7 +258,7 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
 def test_config_check_reckons_with_what_may_wait() -> None:
     """The figure is stated twice, since configuration must not import the relay."""
     assert backpressure.WAITING_BYTES == WAITING_BYTES
-    room = backpressure.Waiting(lambda: (), Bench().slot)
+    room = backpressure.Backpressure(lambda: (), Bench().slot)
     most = 2 * backpressure.ROOMY * backpressure.HIGH_WATER_BYTES
     while len(room.room) > backpressure.NARROW_BYTES:
         most += len(room.room)  # a peer that was just below its mark
@@ -307,7 +307,7 @@ async def test_an_observer_that_does_not_come_to_an_end_is_cut_off(monkeypatch: 
             await asks(other, b"before")
             for n in range(3):
                 with monkeypatch.context() as planted:
-                    planted.setattr(Observer, "_request_end", hang)
+                    planted.setattr(Http1Observer, "_request_end", hang)
                     client = await at.client()
                     await asks(client, b"hangs")
                 await asks(client, b"goes on")

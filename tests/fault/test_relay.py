@@ -9,11 +9,11 @@ import pytest
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.relay.http1 import observer as observing
-from quantdrift.sidecar.relay.http1.framing import Delimiter
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.framing import MessageFramer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.observing import observer
-from quantdrift.sidecar.relay.observing.head_cache import Habit
-from quantdrift.sidecar.relay.observing.observer import Scope
+from quantdrift.sidecar.relay.observing.head_cache import CachedHead
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.planted_faults import failing
@@ -26,31 +26,31 @@ RESPONSES = [answer(b"1" * 700_000), answer(b"2"), b"HTTP/1.1 200 OK\r\n\r\nunti
 
 # Everything that is called back while a connection is observed.
 POINTS: list[tuple[Any, str]] = [
-    (Observer, "__init__"),
-    (Observer, "request"),
-    (Observer, "response"),
-    (Observer, "response_eof"),
-    (Observer, "close"),
-    (Observer, "_request_head"),
-    (Observer, "_request_piece"),
-    (Observer, "_request_end"),
-    (Observer, "_response_head"),
-    (Observer, "_response_piece"),
-    (Observer, "_response_end"),
-    (Observer, "_take"),
-    (Observer, "_keep"),
-    (Observer, "_release"),
-    (Observer, "_hand_over"),
-    (Delimiter, "__init__"),
-    (Delimiter, "feed"),
-    (Delimiter, "eof"),
-    (Delimiter, "_head"),
-    (Delimiter, "_whole"),
-    (Delimiter, "_end"),
-    (Habit, "find"),
+    (Http1Observer, "__init__"),
+    (Http1Observer, "request"),
+    (Http1Observer, "response"),
+    (Http1Observer, "response_eof"),
+    (Http1Observer, "close"),
+    (Http1Observer, "_request_head"),
+    (Http1Observer, "_request_piece"),
+    (Http1Observer, "_request_end"),
+    (Http1Observer, "_response_head"),
+    (Http1Observer, "_response_piece"),
+    (Http1Observer, "_response_end"),
+    (Http1Observer, "_take"),
+    (Http1Observer, "_keep"),
+    (Http1Observer, "_release"),
+    (Http1Observer, "_hand_over"),
+    (MessageFramer, "__init__"),
+    (MessageFramer, "feed"),
+    (MessageFramer, "eof"),
+    (MessageFramer, "_head"),
+    (MessageFramer, "_whole"),
+    (MessageFramer, "_end"),
+    (CachedHead, "find"),
     (Sampler, "take"),
-    (Scope, "place"),
-    (Scope, "hold"),
+    (CaptureScope, "place"),
+    (CaptureScope, "hold"),
     (observing, "parse_request"),
     (observing, "parse_response"),
     (observer, "frame"),
@@ -86,7 +86,12 @@ async def test_bytes_flow_wherever_the_observer_raises(
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(Observer, "_response_piece"), (Observer, "_hand_over"), (Sampler, "take"), (observer, "frame")],
+    [
+        (Http1Observer, "_response_piece"),
+        (Http1Observer, "_hand_over"),
+        (Sampler, "take"),
+        (observer, "frame"),
+    ],
     ids=lambda value: getattr(value, "__name__", value),
 )
 @on_both_loops
@@ -126,10 +131,10 @@ async def test_a_hand_off_that_raises_costs_its_exchange_alone_and_the_connectio
 async def test_draining_survives_an_observer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it cannot say whether a connection is idle, the connection stays until it is cut."""
 
-    def fail(_: Observer) -> bool:
+    def fail(_: Http1Observer) -> bool:
         raise RuntimeError("planted")
 
-    monkeypatch.setattr(Observer, "is_idle", property(fail))
+    monkeypatch.setattr(Http1Observer, "is_idle", property(fail))
     bench = Bench()
     async with rig(bench, serve) as at:
         reader, writer = await at.client()

@@ -11,7 +11,7 @@ from quantdrift.core.records import Loss, Protocol, Tensor
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
 from quantdrift.sidecar.protocols.content import check_content, check_shape
-from quantdrift.sidecar.protocols.decoder import Query, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, parse_head, read_body
 from quantdrift.sidecar.state.counters import Gauge
@@ -58,14 +58,14 @@ def _decoding(*protocols: Protocol) -> Callable[[bytes], None]:
         if chosen & 0x10:  # as if the JSON part ended at the first line feed
             told["inference-header-content-length"] = str(body.find(b"\n") + 1)
         head = Head(start=("POST", "/", ""), headers=told)
-        wire = Wire(
+        wire = WireContext(
             max_bytes=_MAX_BYTES,
             max_values=_MAX_VALUES,
             model=_MODELS[chosen & 1],
             adapter=_ADAPTERS[(chosen >> 5) % len(_ADAPTERS)],
         )
         for protocol in protocols:
-            query = Query(inputs=(Tensor(name="", datatype="BYTES", shape=(1,), data=bytes(4)),))
+            query = DecodedRequest(inputs=(Tensor(name="", datatype="BYTES", shape=(1,), data=bytes(4)),))
             with contextlib.suppress(LostError):
                 query = DECODERS[protocol].request(head, body, wire)
                 _check(query.inputs)

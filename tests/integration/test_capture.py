@@ -22,7 +22,7 @@ from quantdrift.core.records import Exchange, Loss, Tally
 from quantdrift.core.stream.connection import Delivery, Queue
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
-from quantdrift.sidecar.state.config import Settled, settle
+from quantdrift.sidecar.state.config import LiveConfig, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge, Row
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
@@ -55,7 +55,7 @@ class Capture:
         self.stream = Stream(url=url, name=f"t-{secrets.token_hex(6)}")
         written = directory / "config.toml"
         written.write_text(CONFIG.format(url=url, name=self.stream.name))
-        settled = Settled.of(load(written))
+        settled = LiveConfig.of(load(written))
         self.rows = settled.rows
         self._config = settle(settled, directory)
         self.counters = Counters.create(2, MOST_ROWS)

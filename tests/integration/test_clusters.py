@@ -32,13 +32,13 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
-from quantdrift.monitor.discovery.clusters import Refits, configured, refit
+from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import triage
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.slices.refresh import InForce
+from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.commands.slice_list import list_slices
 from quantdrift.storage.database import Database
@@ -70,7 +70,7 @@ class Worker:
         self._database = database
         self._writer = Writer(database, SystemClock())
         self.assessor = Assessor(config, "worker", ())
-        self.in_force = InForce(database, self.assessor.learned, Stop())
+        self.in_force = SliceRefresh(database, self.assessor.learned, Stop())
 
     async def store(self, kind: int, seed: int, *, n_exchanges: int = 10, scanner: str = "") -> list[str]:
         """Replay and store exchanges of a kind, with their vectors; return their ids."""
@@ -302,8 +302,10 @@ async def test_the_leader_refits_when_it_is_time_and_others_do_not(
     stop = Stop()
     stop.set()  # a turn does not wait then
 
-    def refits(*, leads: bool) -> Refits:
-        return Refits(config=config, dsn=postgres_dsn, clock=SystemClock(), stop=stop, leads=lambda: leads)
+    def refits(*, leads: bool) -> ClusterFits:
+        return ClusterFits(
+            config=config, dsn=postgres_dsn, clock=SystemClock(), stop=stop, leads=lambda: leads
+        )
 
     worker = Worker(config, database)
     await worker.store(0, 1)

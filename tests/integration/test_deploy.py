@@ -17,7 +17,7 @@ import yaml
 from quantdrift.cli.config_summary import memory_bytes
 from quantdrift.core.config import Config, load
 from quantdrift.core.config.schema import MIB
-from quantdrift.sidecar.state.config import Watch
+from quantdrift.sidecar.state.config import FileWatch
 from tests.support.kustomize import Resource, render
 
 pytestmark = pytest.mark.integration
@@ -329,7 +329,7 @@ def test_an_updated_configmap_is_seen_through_the_images_links(tmp_path: Path) -
     (pod,) = pods("relay")
     ((_, container),) = pod.roles()
     path = mounted(pod, container, tmp_path)
-    watch = Watch(path)
+    watch = FileWatch(path)
     models = pod.config["quantdrift-models"]
 
     def seen() -> Config:

@@ -23,8 +23,8 @@ from quantdrift.core.records import Exchange
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import triage
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.replay.replay import Compared, compare_batch
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.writer import Writer
@@ -68,7 +68,7 @@ def chats(server: VllmLike, **more: Any) -> list[Exchange]:
 
 
 @contextmanager
-def _opened(way: str, folder: Path, fp32: VllmLike) -> Iterator[Opening]:
+def _opened(way: str, folder: Path, fp32: VllmLike) -> Iterator[RuntimeRequest]:
     if way == "transformers":
         yield opening(folder)
         return
@@ -78,18 +78,18 @@ def _opened(way: str, folder: Path, fp32: VllmLike) -> Iterator[Opening]:
         yield msgspec.structs.replace(told, reference=reference)
 
 
-def replayed(exchanges: Sequence[Exchange], told: Opening) -> list[Compared]:
+def replayed(exchanges: Sequence[Exchange], told: RuntimeRequest) -> list[ReplayResult]:
     """Return what comes of these exchanges."""
     runtime = open_reference(told)
     outcomes = compare_batch(
         [prepared(one, told.model, runtime) for one in exchanges], most_items=len(exchanges)
     )
     runtime.close()
-    assert all(isinstance(one, Compared) for one in outcomes), outcomes
-    return [one for one in outcomes if isinstance(one, Compared)]
+    assert all(isinstance(one, ReplayResult) for one in outcomes), outcomes
+    return [one for one in outcomes if isinstance(one, ReplayResult)]
 
 
-def _column(found: Sequence[Compared], name: str) -> Any:
+def _column(found: Sequence[ReplayResult], name: str) -> Any:
     return np.concatenate([one.divergences.detail[name] for one in found])
 
 

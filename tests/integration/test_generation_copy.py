@@ -18,9 +18,9 @@ from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.replay.references import at_a_server
-from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
 from quantdrift.shadow.tensors.codec import decode
 from tests.integration.test_generation import CHAT, IDS, LISTS, chats
@@ -54,14 +54,16 @@ def int8_folder(language_folder: Path, tmp_path_factory: pytest.TempPathFactory)
     return folder
 
 
-def _told(folder: Path, top: int = 20, own_share: float = 0.0, own_tokens: int = 256, **copy: Any) -> Opening:
+def _told(
+    folder: Path, top: int = 20, own_share: float = 0.0, own_tokens: int = 256, **copy: Any
+) -> RuntimeRequest:
     configured = Copy(**{"versions": ("int8",), "model": "digits" if "url" in copy else "", **copy})
     return opening(
         folder, reference={"copy": configured}, top=top, own_share=own_share, own_tokens=own_tokens
     )
 
 
-def _outcomes(exchanges: Sequence[Exchange], told: Opening) -> list[Outcome]:
+def _outcomes(exchanges: Sequence[Exchange], told: RuntimeRequest) -> list[Outcome]:
     runtime = opened_with_copy(told)
     try:
         batch = [prepared(one, told.model, runtime) for one in exchanges]
@@ -70,13 +72,13 @@ def _outcomes(exchanges: Sequence[Exchange], told: Opening) -> list[Outcome]:
         runtime.close()
 
 
-def _compared(exchanges: Sequence[Exchange], told: Opening) -> list[Compared]:
+def _compared(exchanges: Sequence[Exchange], told: RuntimeRequest) -> list[ReplayResult]:
     outcomes = _outcomes(exchanges, told)
-    assert all(isinstance(one, Compared) for one in outcomes), outcomes
-    return [one for one in outcomes if isinstance(one, Compared)]
+    assert all(isinstance(one, ReplayResult) for one in outcomes), outcomes
+    return [one for one in outcomes if isinstance(one, ReplayResult)]
 
 
-def _column(found: Sequence[Compared], name: str) -> Any:
+def _column(found: Sequence[ReplayResult], name: str) -> Any:
     return np.concatenate([one.divergences.detail[name] for one in found])
 
 
@@ -137,7 +139,7 @@ def _logprobs(places: Sequence[dict[int, tuple[float, int]]]) -> Any:
     return np.array([[place[token][0] for token in range(len(place))] for place in places])
 
 
-def _same(found: Compared, p: Any, q: Any, served: Sequence[int]) -> None:
+def _same(found: ReplayResult, p: Any, q: Any, served: Sequence[int]) -> None:
     detail = {name: column[0] for name, column in found.divergences.detail.items()}
     kl = float((np.exp(p) * (p - q)).sum(axis=1).mean())
     assert kl > 1e-6
@@ -184,11 +186,11 @@ def test_a_copy_that_is_away_is_waited_for(language_folder: Path, int8: VllmLike
         int8.fails = [503]
         with pytest.raises(RetryError, match="503"):
             compare_batch(batch, most_items=8)
-        assert all(isinstance(one, Compared) for one in compare_batch(batch, most_items=8))
+        assert all(isinstance(one, ReplayResult) for one in compare_batch(batch, most_items=8))
     with pytest.raises(RetryError, match=r"copy of the candidate.*is away"):
         opened_with_copy(told)
     entry = prepared(on_wire[0], told.model, runtime)
-    assert isinstance(compare_batch([entry], most_items=8)[0], Compared)
+    assert isinstance(compare_batch([entry], most_items=8)[0], ReplayResult)
     runtime.close()
 
 
@@ -199,7 +201,7 @@ def test_what_a_copy_refuses_is_set_aside_alone(language_folder: Path, int8: Vll
     outcomes = _outcomes([far, *others], _told(language_folder, url=url))
     assert isinstance(outcomes[0], QuarantineError)
     assert "made 1 tokens of the prompt" in outcomes[0].detail
-    assert all(isinstance(one, Compared) for one in outcomes[1:])
+    assert all(isinstance(one, ReplayResult) for one in outcomes[1:])
 
 
 def _of_other_tokens(tensor: Any) -> Any:

@@ -20,10 +20,10 @@ from tritonclient.utils import InferenceServerException
 from quantdrift.core.config import Config, Sampling
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Loss, Protocol, Tensor
-from quantdrift.sidecar.capture.recorder import Origin, Recorder
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.relay.connection import QUIET_S, Relay
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
 from tests.support.sidecar.relay_process import sidecar, wait
@@ -32,7 +32,7 @@ from tests.support.sidecar.relay_rig import DEADLINE_S, Bench, Taken, rig, until
 pytestmark = pytest.mark.integration
 
 CONFIG = Config(models=(Model(name="digits"),), sampling=Sampling(rate=1.0))
-ORIGIN = Origin(source="pod", version="", salt=b"s", hmac_key=b"")
+ORIGIN = SidecarIdentity(source="pod", version="", salt=b"s", hmac_key=b"")
 SEED = 20_261_121
 
 
@@ -45,7 +45,7 @@ def server() -> Iterator[tuple[Doubling, int]]:
 
 def recorded(taken: Taken) -> Exchange:
     """Return what the capture process makes of an exchange."""
-    exchange = Recorder(Settled.of(CONFIG), ORIGIN).record(taken.meta, taken.request, taken.response)
+    exchange = Recorder(LiveConfig.of(CONFIG), ORIGIN).record(taken.meta, taken.request, taken.response)
     assert exchange is not None
     return exchange
 

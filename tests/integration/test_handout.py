@@ -10,7 +10,7 @@ import pytest
 
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths
-from quantdrift.sidecar.handoff.sender import Handout
+from quantdrift.sidecar.handoff.sender import FrameSender
 from quantdrift.sidecar.state.counters import Counters, Gauge, Slot
 from tests.support.sidecar.relay_rig import DEADLINE_S, Taken, on_both_loops, unframe, until
 
@@ -68,10 +68,10 @@ def wire(request: bytes, response: bytes = b"a") -> list[bytes | memoryview]:
 
 
 @contextlib.asynccontextmanager
-async def handing_out(path: Path, limit_bytes: int = 4 * MIB) -> AsyncIterator[tuple[Handout, Slot]]:
+async def handing_out(path: Path, limit_bytes: int = 4 * MIB) -> AsyncIterator[tuple[FrameSender, Slot]]:
     """Yield a hand-out to `path` and its counts."""
     slot = Counters.create(1, 1).slot(0)
-    handout = Handout(str(path), limit_bytes, slot, asyncio.get_running_loop())
+    handout = FrameSender(str(path), limit_bytes, slot, asyncio.get_running_loop())
     handout.connect()
     try:
         yield handout, slot

@@ -14,11 +14,11 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import objects
 from quantdrift.shadow.pipeline.classify import Case, triage
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.storage.shadow.rows import Quarantined
 from tests.support.shadow.language_models import loaded, quantised
 from tests.support.shadow.openai_exchanges import exchange
@@ -37,23 +37,23 @@ def server(language_folder: Path) -> VllmLike:
 
 
 @pytest.fixture
-def told(server: VllmLike) -> Iterator[Opening]:
+def told(server: VllmLike) -> Iterator[RuntimeRequest]:
     """Return what is configured of it."""
     with serving(server) as url:
         reference = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
         model = Model(name="small", task=Task.EMBEDDING, references=(reference,))
-        yield Opening(model=model, reference=reference, embedding="embedding")
+        yield RuntimeRequest(model=model, reference=reference, embedding="embedding")
 
 
 @pytest.fixture
-def runtime(told: Opening) -> Iterator[ReferenceRuntime]:
+def runtime(told: RuntimeRequest) -> Iterator[ReferenceRuntime]:
     """Return the reference, closed at the end."""
     runtime = open_reference(told)
     yield runtime
     runtime.close()
 
 
-def _case(told: Opening, runtime: ReferenceRuntime, candidate: VllmLike, **more: Any) -> Case:
+def _case(told: RuntimeRequest, runtime: ReferenceRuntime, candidate: VllmLike, **more: Any) -> Case:
     asked = {"model": "small", "input": TEXTS, **more}
     _, answered = candidate.answer(PATH, asked)
     references = References((told.model,), lambda *_: runtime)
@@ -62,17 +62,17 @@ def _case(told: Opening, runtime: ReferenceRuntime, candidate: VllmLike, **more:
 
 
 def _outcome(case: Case) -> Outcome:
-    assert isinstance(case, Prepared)
+    assert isinstance(case, PreparedExchange)
     (outcome,) = compare_batch([case], most_items=2)
     return outcome
 
 
 def test_texts_are_items_and_an_equal_model_gives_equal_vectors(
-    told: Opening, runtime: ReferenceRuntime, server: VllmLike
+    told: RuntimeRequest, runtime: ReferenceRuntime, server: VllmLike
 ) -> None:
     """In as many requests as it takes; the vectors make learned slices too."""
     found = _outcome(_case(told, runtime, server))
-    assert isinstance(found, Compared)
+    assert isinstance(found, ReplayResult)
     np.testing.assert_allclose(found.divergences.divergence, 0, atol=1e-6)
     assert found.divergences.flip.tolist() == [0, 0, 0]
     assert found.embedding is not None
@@ -80,18 +80,18 @@ def test_texts_are_items_and_an_equal_model_gives_equal_vectors(
 
 
 def test_an_int8_copy_is_a_little_off(
-    told: Opening, runtime: ReferenceRuntime, language_folder: Path
+    told: RuntimeRequest, runtime: ReferenceRuntime, language_folder: Path
 ) -> None:
     """By its cosine distance."""
     model, tokenizer = loaded(language_folder)
     found = _outcome(_case(told, runtime, VllmLike(quantised(model), tokenizer)))
-    assert isinstance(found, Compared)
+    assert isinstance(found, ReplayResult)
     assert (found.divergences.divergence > 1e-6).all()
     assert (found.divergences.divergence < 0.05).all()
 
 
 def test_vectors_that_were_cut_are_set_aside(
-    told: Opening, runtime: ReferenceRuntime, server: VllmLike
+    told: RuntimeRequest, runtime: ReferenceRuntime, server: VllmLike
 ) -> None:
     """The reference gives them whole."""
     case = _case(told, runtime, server, dimensions=8)
@@ -113,7 +113,7 @@ def test_failures_are_told_apart(runtime: ReferenceRuntime, server: VllmLike) ->
         runtime.run({"x": np.zeros((1, 4), dtype=np.float32)})
 
 
-def test_only_vectors_make_learned_slices(told: Opening) -> None:
+def test_only_vectors_make_learned_slices(told: RuntimeRequest) -> None:
     """There is no other output."""
     with pytest.raises(OperatorError, match="embedding"):
         open_reference(msgspec.structs.replace(told, embedding="hidden"))

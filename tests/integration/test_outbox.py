@@ -6,7 +6,7 @@ import asyncpg
 import pytest
 
 from quantdrift.core.config.schema import Storage
-from quantdrift.monitor.outbox import Sender, log_record
+from quantdrift.monitor.outbox import OutboxSender, log_record
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.outbox import WaitingEvent, unsent
 from tests.support.monitor.fold_stream import FAINT_ID, store_catalog
@@ -61,7 +61,7 @@ async def _waiting(database: Database) -> list[tuple[int, int]]:
 async def test_events_go_out_in_the_order_they_were_made_also_after_an_outage(database: Database) -> None:
     """While the collector is away nothing is sent or held against an event; afterwards all come in their order."""
     collector = Collector()
-    sender = Sender(database, collector)
+    sender = OutboxSender(database, collector)
     collector.away = True
     for _ in range(5):
         assert await sender.send_waiting() == (0, True)
@@ -81,7 +81,7 @@ async def test_events_that_are_never_taken_hold_up_no_others(
     """Refused ones go behind the others within a few turns, stay, and what comes later is sent at once."""
     collector = Collector()
     collector.refused = set(poison)
-    sender = Sender(database, collector)
+    sender = OutboxSender(database, collector)
     for _ in range(10):
         await sender.send_waiting()
     assert set(collector.taken) == set(range(1, 9)) - set(poison)

@@ -21,7 +21,14 @@ from quantdrift.core.codec import decode_exchange
 from quantdrift.core.config.schema import Config, Stream
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange
-from quantdrift.core.sampling.policy_message import ACCOUNT, DIRECTIVE, MAX_BYTES, Account, SliceShare, encode
+from quantdrift.core.sampling.policy_message import (
+    ACCOUNT,
+    DIRECTIVE,
+    MAX_BYTES,
+    PolicySummary,
+    SliceShare,
+    encode,
+)
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import Entry, KeyValue
 from quantdrift.sidecar.state.counters import Gauge
@@ -340,7 +347,7 @@ def test_the_policy_is_shown_with_its_reasons(tmp_path: Path, stream: Stream) ->
     share = SliceShare(
         model="digits", name="scanner=faint", traffic_per_s=5.0, replays_per_s=2.0, evidence_share=0.75
     )
-    account = Account(
+    account = PolicySummary(
         epoch=given.policy.epoch,
         made_at=datetime.now(UTC),
         budget_per_s=10.0,

@@ -12,8 +12,8 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
-    Account,
-    Directive,
+    PolicyMessage,
+    PolicySummary,
     decode_account,
     decode_directive,
     encode,
@@ -46,13 +46,13 @@ class Bucket:
         self.queue = queue
         self._bucket = KeyValue(queue, stream)
 
-    async def directive(self) -> Directive:
+    async def directive(self) -> PolicyMessage:
         """Return the directive."""
         entry = await self._bucket.get(DIRECTIVE)
         assert entry is not None
         return decode_directive(entry.value)
 
-    async def account(self) -> Account:
+    async def account(self) -> PolicySummary:
         """Return its account."""
         entry = await self._bucket.get(ACCOUNT)
         assert entry is not None

@@ -14,7 +14,7 @@ from quantdrift.core.config.schema import Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import replayed_by
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.onnx_models import BIAS, N_CLASSES, N_FEATURES, WEIGHT, inputs_of, model_of, saved
 
 pytestmark = pytest.mark.integration
@@ -63,7 +63,7 @@ async def test_what_a_server_tells_of_its_precision_must_be_declared(tmp_path: P
 
         def opened(*allowed: str) -> str:
             reference = Reference(runtime=Runtime.OIP_HTTP, url=url, allow_reduced_precision=allowed)
-            runtime = open_reference(Opening(model=ModelSection(name="half"), reference=reference))
+            runtime = open_reference(RuntimeRequest(model=ModelSection(name="half"), reference=reference))
             runtime.close()
             return runtime.artefact.precision
 

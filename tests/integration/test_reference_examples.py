@@ -23,9 +23,9 @@ from quantdrift.core.records import Tensor
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.pipeline.classify import triage
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
@@ -132,9 +132,9 @@ def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Pa
         outputs=(Tensor(name="scores", datatype="INT8", shape=scores.shape, data=scores.tobytes()),),
     )
     case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
-    assert isinstance(case, Prepared), case
+    assert isinstance(case, PreparedExchange), case
     (outcome,) = compare_batch([case], most_items=64)
-    assert isinstance(outcome, Compared), outcome
+    assert isinstance(outcome, ReplayResult), outcome
     # An INT8 step of 1/16 moves a logit by 1/32 at most, and KL by no more than the square of it.
     assert 0 < outcome.divergences.divergence.max() < (1 / 32) ** 2
     references.close()

@@ -20,7 +20,7 @@ from quantdrift.storage.schema.tables import Base
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
-    DoubtRow,
+    ConfigWarningRow,
     Quarantined,
     StoreBatch,
     VersionKey,
@@ -85,7 +85,7 @@ def batch(sequence: int) -> StoreBatch:
     bad = Quarantined(
         stream_sequence=sequence + 1, payload=b"secret", reason=QuarantineReason.DECODE, detail="no"
     )
-    doubt = DoubtRow(model="digits", reference_digest="d" * 64, option="", doubt="")
+    doubt = ConfigWarningRow(model="digits", reference_digest="d" * 64, option="", doubt="")
     return StoreBatch(worker="w", at=AT, compared=(compared,), quarantined=(bad,), doubts=(doubt,))
 
 

@@ -24,7 +24,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, StratumCount, Tally
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.pipeline.in_flight import Holding
+from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
@@ -242,7 +242,7 @@ async def test_what_is_in_hand_is_kept_alive(config: Config) -> None:
     consumer = await queue.consumer("exchange", ack_wait_s=1.0)
     await _publish(queue, exchange_of(inputs_of(1)))
     (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=DEADLINE_S)
-    holding = Holding()
+    holding = InFlight()
     holding.take(delivery)
     until_s = time.monotonic() + 2.5
     while time.monotonic() < until_s:

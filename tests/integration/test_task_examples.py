@@ -17,7 +17,7 @@ from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.read import claim, load_catalog, resume
 from quantdrift.storage.monitor.write import write
@@ -62,8 +62,8 @@ def test_it_replays_what_is_served(name: str, tmp_path: Path) -> None:
     off = {key: one + rng.normal(size=one.shape).astype(np.float32) for key, one in same.items()}
     # As large a batch as the candidate's, so that a matrix product rounds as it did.
     equal, noisy = (compare_batch([prepared(judge, x, one)], most_items=64)[0] for one in (same, off))
-    assert isinstance(equal, Compared)
-    assert isinstance(noisy, Compared)
+    assert isinstance(equal, ReplayResult)
+    assert isinstance(noisy, ReplayResult)
     assert not equal.divergences.flip.any()
     assert not equal.divergences.divergence.any()
     assert noisy.divergences.flip.any()

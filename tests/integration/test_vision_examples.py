@@ -22,9 +22,9 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Exchange, Verdict
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.fold.fold import Fold
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.tensors.codec import encode as tensor_of
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -87,10 +87,10 @@ def test_the_candidate_diverges_from_its_reference_and_the_reference_does_not(ex
     judge = references.find(config.models[0].name, "int4-1")
     assert judge is not None
 
-    def prepared(model: Path, seed: int) -> Prepared:
+    def prepared(model: Path, seed: int) -> PreparedExchange:
         exchange = example.exchange(seed, model)
         inputs = fit_inputs(exchange.inputs, judge.runtime.inputs, batched=True)
-        return Prepared(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs)
+        return PreparedExchange(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs)
 
     of_itself, *of_candidate = compare_batch(
         [
@@ -100,10 +100,10 @@ def test_the_candidate_diverges_from_its_reference_and_the_reference_does_not(ex
         most_items=64,
     )
     references.close()
-    assert isinstance(of_itself, Compared)
+    assert isinstance(of_itself, ReplayResult)
     # The batch that the reference computes is another one.
     np.testing.assert_allclose(of_itself.divergences.divergence, 0, atol=1e-5)
-    found = [outcome.divergences for outcome in of_candidate if isinstance(outcome, Compared)]
+    found = [outcome.divergences for outcome in of_candidate if isinstance(outcome, ReplayResult)]
     assert len(found) == 20
     divergence = np.concatenate([one.divergence for one in found])
     assert (divergence > 0).mean() > 0.5

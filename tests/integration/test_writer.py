@@ -24,7 +24,7 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ComparedItem,
-    DoubtRow,
+    ConfigWarningRow,
     Quarantined,
     StoreBatch,
     Unreferenced,
@@ -133,7 +133,7 @@ async def test_what_was_seen_of_a_reference_last_stands(
 ) -> None:
     """A look replaces the one before, also where it found nothing; other models' stay."""
     writer = Writer(database, SystemClock())
-    seen = DoubtRow(
+    seen = ConfigWarningRow(
         model="digits", reference_digest="5f", option="output_kind", doubt="they are probabilities"
     )
     other = msgspec.structs.replace(seen, model="scans")

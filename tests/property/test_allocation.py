@@ -13,7 +13,7 @@ from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
 from quantdrift.drift.sampling.allocation import Budget, Spread, allocate
 from quantdrift.drift.sampling.boosts import Boosts
 from quantdrift.drift.sampling.stratification import bins_of, falling
-from quantdrift.sidecar.sampling.second_phase import Thinning
+from quantdrift.sidecar.sampling.second_phase import SecondPhase
 from tests.support.monitor.known_traffic import EDGES, LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.property
@@ -66,7 +66,7 @@ def test_a_policy_keeps_its_promises(these: World, budget: Budget, evidence: dic
     for index, attributes in enumerate(these.attributes[:10]):
         pi1 = policy.header_strata[these.header[index]].rate
         by_margin = [
-            Thinning(policy.body_strata, b"s").thin("k", pi1, attributes, margin).pi2
+            SecondPhase(policy.body_strata, b"s").thin("k", pi1, attributes, margin).pi2
             for margin in (0.0, 0.1, 0.9, None)
         ]
         assert by_margin == sorted(by_margin, reverse=True)

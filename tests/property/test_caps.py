@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets, Sidecar
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.capture.pipeline import Desk
+from quantdrift.sidecar.capture.pipeline import Pipeline
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
-from quantdrift.sidecar.relay.http1.observer import Observer
-from quantdrift.sidecar.sampling.load_shedding import Gate
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.pause import Paused
 from tests.support.sidecar.raw_exchanges import raw_exchange
@@ -63,10 +63,12 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
             max_exchanges_per_s=cap, max_bytes_per_s=n_bytes, body_rate=body_rate, sticky_header=sticky
         ),
     )
-    settled = Settled.of(config)
+    settled = LiveConfig.of(config)
     slot = Counters.create(1, len(settled.rows)).slot(0)
     publisher = Publisher(config, slot, clock)
-    desk = Desk(Recorder(settled, origin_of(config, Secrets(), "b" * 32, {})), publisher, slot, settled.rows)
+    desk = Pipeline(
+        Recorder(settled, origin_of(config, Secrets(), "b" * 32, {})), publisher, slot, settled.rows
+    )
     desk.paused = Paused(models=paused)
     for given_, seconds in steps:
         meta, request, response = raw_exchange(**given_)  # type: ignore[arg-type]
@@ -91,8 +93,8 @@ def test_a_request_that_was_drawn_is_held_or_lost(share: int, gauge: Gauge) -> N
     told = Counters.create(1, 1).slot(0)
     told.set(gauge, share)
     told.set(Gauge.REFUSING_UNTIL_NS, int((clock.monotonic_s() + 60) * 1e9))
-    bench.scope.gate = Gate(told, clock)
-    observer = Observer(bench.scope)
+    bench.scope.gate = LoadShedding(told, clock)
+    observer = Http1Observer(bench.scope)
     for _ in range(30):
         observer.request(post(b"q"))
         observer.response(answer(b"a"))

@@ -16,7 +16,7 @@ from quantdrift.core.config.schema import Model, ModelTensor
 from quantdrift.core.records import Protocol, Tensor
 from quantdrift.sidecar.protocols import DECODERS
 from quantdrift.sidecar.protocols.adapters import load_adapter
-from quantdrift.sidecar.protocols.decoder import Adapter, Query, Wire
+from quantdrift.sidecar.protocols.decoder import Adapter, DecodedRequest, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, read_body
 from quantdrift.sidecar.protocols.kserve_v1 import KserveV1
@@ -81,8 +81,8 @@ def test_whatever_comes_is_tensors_or_lost(
     """Garbage, JSON of any form, and what is nearly right: no other error, and no tensor that is none."""
     decoder = DECODERS[protocol]
     head = Head(start=("POST", "/", ""), headers={"content-type": content_type})
-    wire = Wire(max_bytes=1000, max_values=100, model=model, adapter=adapter)
-    query = Query(inputs=(Tensor(name="input", datatype="BYTES", shape=(1,), data=bytes(4)),))
+    wire = WireContext(max_bytes=1000, max_values=100, model=model, adapter=adapter)
+    query = DecodedRequest(inputs=(Tensor(name="input", datatype="BYTES", shape=(1,), data=bytes(4)),))
     with contextlib.suppress(LostError):
         query = decoder.request(head, body, wire)
         values(query.inputs)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Config
-from quantdrift.sidecar.intake.envoy_stream import Room, Stream
-from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.envoy_stream import Stream, StreamLimits
+from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.envoy_messages import (
     exchange,
@@ -38,8 +38,8 @@ MESSAGE = st.one_of(
 
 def tell(bench: Bench, messages: list[bytes]) -> None:
     """Tell a stream's messages until no more is wanted, and end it; nothing of it is held any more."""
-    entrance = Entrance(bench.scope)
-    stream = Stream(entrance, Room(Config(), entrance))
+    entrance = Gateway(bench.scope)
+    stream = Stream(entrance, StreamLimits(Config(), entrance))
     for message in messages:
         if not stream.take(message):
             break

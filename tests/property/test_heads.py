@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.relay.observing.head_cache import Habit, Habits, Lines
+from quantdrift.sidecar.relay.observing.head_cache import CachedHead, FieldCache, HeadCache
 from quantdrift.sidecar.relay.observing.heads import (
     FramingError,
     RequestHead,
@@ -71,7 +71,7 @@ def written(kind: tuple[bytes, list[bytes], list[bytes]], value: bytes) -> bytes
     return b"\r\n".join((first, *before, b"traceparent: " + value, *after)) + b"\r\n\r\n"
 
 
-def said_of_request(data: bytes, lines: Lines, habit: Habit[RequestHead]) -> RequestHead | None:
+def said_of_request(data: bytes, lines: FieldCache, habit: CachedHead[RequestHead]) -> RequestHead | None:
     """Return what an observer learns of a request, or None where it lets go."""
     start, stop = 3, len(data) + 3
     data = b"..." + data + b"..."
@@ -81,7 +81,7 @@ def said_of_request(data: bytes, lines: Lines, habit: Habit[RequestHead]) -> Req
         return None
 
 
-def said_of_response(data: bytes, lines: Lines, habit: Habit[ResponseHead]) -> ResponseHead | None:
+def said_of_response(data: bytes, lines: FieldCache, habit: CachedHead[ResponseHead]) -> ResponseHead | None:
     """Return the same of a response."""
     try:
         return habit.find(data, 0, len(data)) or parse_response(data, 0, len(data), lines, habit)
@@ -93,9 +93,9 @@ def said_of_response(data: bytes, lines: Lines, habit: Habit[ResponseHead]) -> R
 @given(heads(REQUEST_LINES))
 def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None:
     """Known lines, and a habit, tell the same of a head as reading it for the first time does."""
-    lines, habit = Lines(WANTED), Habit[RequestHead](Habits())
+    lines, habit = FieldCache(WANTED), CachedHead[RequestHead](HeadCache())
     for head in connection:
-        fresh = said_of_request(head, Lines(WANTED), Habit(Habits()))
+        fresh = said_of_request(head, FieldCache(WANTED), CachedHead(HeadCache()))
         assert said_of_request(head, lines, habit) == fresh
 
 
@@ -103,7 +103,7 @@ def test_what_was_remembered_changes_no_request(connection: list[bytes]) -> None
 @given(heads(STATUS_LINES))
 def test_what_was_remembered_changes_no_response(connection: list[bytes]) -> None:
     """The same of responses."""
-    lines, habit = Lines(WANTED), Habit[ResponseHead](Habits())
+    lines, habit = FieldCache(WANTED), CachedHead[ResponseHead](HeadCache())
     for head in connection:
-        fresh = said_of_response(head, Lines(WANTED), Habit(Habits()))
+        fresh = said_of_response(head, FieldCache(WANTED), CachedHead(HeadCache()))
         assert said_of_response(head, lines, habit) == fresh

@@ -10,10 +10,10 @@ from hpack import Decoder, Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.relay.http2.hpack import Blocks, text
+from quantdrift.sidecar.relay.http2.hpack import HeaderBlockDecoder, text
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.relay.observing.heads import FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.http2_wire import (
     ANSWER,
@@ -226,7 +226,7 @@ def test_blocks_say_what_another_decoder_reads(
     blocks: list[tuple[list[tuple[str, str]], bool, int | None]],
 ) -> None:
     """Whatever the table holds, Huffman-coded or not, resized at any time."""
-    encoder, decoder, ours = Encoder(), Decoder(), Blocks(65_536, Parts(1 << 24))
+    encoder, decoder, ours = Encoder(), Decoder(), HeaderBlockDecoder(65_536, ObserverMemory(1 << 24))
     for fields, huffman, size in blocks:
         if size is not None:
             encoder.header_table_size = size
@@ -239,7 +239,7 @@ def test_blocks_say_what_another_decoder_reads(
 @given(wires=st.lists(st.binary(max_size=60), max_size=5))
 def test_no_block_breaks_the_reader(wires: list[bytes]) -> None:
     """Random bytes are read or refused, nothing else."""
-    ours = Blocks(1024, Parts(1 << 24))
+    ours = HeaderBlockDecoder(1024, ObserverMemory(1 << 24))
     try:
         for wire in wires:
             for name, value, _ in ours.read(wire).fields:

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.explain.damage import strata
-from quantdrift.drift.explain.mix import FEWEST_AFTER, FEWEST_BEFORE, LEAST, Cause, Part, Sample, Split, split
+from quantdrift.drift.explain.mix import (
+    FEWEST_AFTER,
+    FEWEST_BEFORE,
+    LEAST,
+    Cause,
+    MixSplit,
+    MovePart,
+    Sample,
+    split,
+)
 
 pytestmark = pytest.mark.property
 CELLS = 4
@@ -69,11 +78,11 @@ def test_neither_the_names_of_the_cells_nor_the_scale_of_the_weights_matter(
             assert first.se == pytest.approx(second.se, rel=1e-6, abs=1e-9)
 
 
-def _split(*figures: tuple[float, float], n: tuple[int, int] = (FEWEST_BEFORE, FEWEST_AFTER)) -> Split:
+def _split(*figures: tuple[float, float], n: tuple[int, int] = (FEWEST_BEFORE, FEWEST_AFTER)) -> MixSplit:
     """Return a split with these parts, within, mix and unseen, and their errors."""
-    within, mix, unseen = (Part(value=value, se=se) for value, se in figures)
-    move = Part(value=within.value + mix.value + unseen.value, se=0.1)
-    return Split(
+    within, mix, unseen = (MovePart(value=value, se=se) for value, se in figures)
+    move = MovePart(value=within.value + mix.value + unseen.value, se=0.1)
+    return MixSplit(
         before=0,
         after=move.value,
         move=move,

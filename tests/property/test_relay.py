@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quantdrift.core.config import Sampling
-from quantdrift.sidecar.relay.http1.framing import Delimiter
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.framing import MessageFramer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request, parse_response
-from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.relay_ends import relayed
 from tests.support.sidecar.relay_rig import INFER, Bench
@@ -149,7 +149,7 @@ def interleave(draw: st.DrawFn, talk: list[Turn]) -> list[tuple[bool, bytes]]:
 def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list[Turn]) -> None:
     """Every inference is taken once, in order, byte for byte; nothing else is."""
     bench = Bench()
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     for from_client, chunk in interleave(cast("st.DrawFn", data.draw), talk):
         (observer.request if from_client else observer.response)(chunk)
     assert bench.pairs == [(turn.request, turn.response) for turn in talk if turn.is_inference]
@@ -162,7 +162,7 @@ def test_the_same_exchanges_however_they_are_cut(data: st.DataObject, talk: list
 def test_what_need_not_be_seen_changes_nothing(data: st.DataObject, talk: list[Turn], rate: float) -> None:
     """An observer that is told of bytes by their number alone, where it says so, sees the same exchanges."""
     bench = Bench(Sampling(rate=rate))
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     n_skipped = 0
     for from_client, chunk in interleave(cast("st.DrawFn", data.draw), talk):
         n = (observer.skip_request if from_client else observer.skip_response)(len(chunk))
@@ -254,7 +254,7 @@ def delimit(stream: bytes, *, responses: bool) -> list[bytes]:
     def on_end() -> None:
         found.append(now)
 
-    delimiter = Delimiter(on_head, on_piece, on_end, 65_536, Parts(1 << 24))
+    delimiter = MessageFramer(on_head, on_piece, on_end, 65_536, ObserverMemory(1 << 24))
     delimiter.feed(stream)
     assert delimiter.at_rest
     return found

@@ -8,7 +8,7 @@ from quantdrift.core.config.schema import Config, Slice
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import MARGIN, largest_rate, smallest_rate
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from quantdrift.sidecar.sampling.second_phase import Thinning
+from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
 pytestmark = pytest.mark.property
 
@@ -59,7 +59,7 @@ def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
     )
     attributes = {f"header.{name}": value for name, value in headers.items()}
     thinned = (
-        Thinning(policy.body_strata, b"s").thin("k", taken_by.rate, attributes, smallest)
+        SecondPhase(policy.body_strata, b"s").thin("k", taken_by.rate, attributes, smallest)
         if taken_by.rate
         else None
     )

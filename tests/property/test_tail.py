@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.quantile import N_BINS
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from quantdrift.drift.evidence.state import dump_state, load_state
 from tests.support.monitor.change_streams import block
 from tests.support.monitor.tail_streams import TAIL, learned
@@ -39,9 +39,9 @@ def starts(seed: int, n: int) -> FloatArray:
     return states
 
 
-def part(whole: Block, steps: slice, rows: slice) -> Block:
+def part(whole: ObservationBlock, steps: slice, rows: slice) -> ObservationBlock:
     """Return some steps of some signals."""
-    return Block(
+    return ObservationBlock(
         x=whole.x[steps, rows],
         seen=whole.seen[steps, rows],
         mass=whole.mass[steps, rows],
@@ -55,7 +55,7 @@ def test_company_does_not_change_the_bits(seed: int, steps: int, n: int) -> None
     """A signal run alone ends, at any step, in the same bits as among others of every stage."""
     rng = np.random.default_rng(seed)
     states, whole = starts(seed, n), block(mixed(rng, steps, n))
-    whole = Block(x=whole.x, seen=rng.random((steps, n)) < 0.8, mass=whole.mass, at_us=whole.at_us)
+    whole = ObservationBlock(x=whole.x, seen=rng.random((steps, n)) < 0.8, mass=whole.mass, at_us=whole.at_us)
     stop = rng.integers(0, steps, n)
     together = TAIL.run(states, whole).stopped(stop)
     for row in range(n):
@@ -86,13 +86,13 @@ def test_baselines_of_shards_add_up_to_that_of_the_whole_stream(seed: int) -> No
     rng = np.random.default_rng(seed)
     values = mixed(rng, STEPS, 1)
     dealt = rng.integers(0, 3, STEPS)
-    whole = Block(
+    whole = ObservationBlock(
         x=values, seen=np.ones((STEPS, 1), dtype=bool), mass=block(values).mass, at_us=block(values).at_us
     )
     blank = TAIL.fresh(tau=0.0, scale=1.0, mass=0.0, at_us=0)[None]
 
     def content(seen: FloatArray) -> pooled_histogram.TailBaseline:
-        given_ = Block(x=whole.x, seen=seen[:, None] > 0, mass=whole.mass, at_us=whole.at_us)
+        given_ = ObservationBlock(x=whole.x, seen=seen[:, None] > 0, mass=whole.mass, at_us=whole.at_us)
         return TAIL.content(TAIL.run(blank, given_).stopped(np.array([STEPS - 1]))[0])
 
     pooled = pooled_histogram.pool([content((dealt == shard).astype(np.float64)) for shard in range(3)])

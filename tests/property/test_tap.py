@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
-from quantdrift.sidecar.tap.sampler import Chooser
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
+from quantdrift.sidecar.tap.sampler import TapSampler
 from quantdrift.sidecar.tap.wire import Rates
 
 pytestmark = pytest.mark.property
@@ -32,7 +32,7 @@ STRATA = st.lists(
 )
 
 
-def chooser_of(sampling: Sampling, seed: int = 1) -> Chooser:
+def chooser_of(sampling: Sampling, seed: int = 1) -> TapSampler:
     """Return what a tap makes of a configuration's rates."""
     rates = Rates(
         epoch="e",
@@ -42,7 +42,7 @@ def chooser_of(sampling: Sampling, seed: int = 1) -> Chooser:
         places=tuple(range(len(sampling.header_strata) + 1)),
         max_exchange_bytes=1000,
     )
-    return Chooser(rates, PATH, random.Random(seed).random)
+    return TapSampler(rates, PATH, random.Random(seed).random)
 
 
 @given(STRATA, HEADERS)
@@ -53,7 +53,7 @@ def test_a_call_is_in_the_stratum_that_the_relay_would_find(
     sampling = Sampling(header_strata=tuple(strata))
     head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     raw = f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode()
-    drawn = Sampler(sampling, b"", Mint(), 0.0).draw(b"POST", PATH.encode(), raw, 0, len(raw))
+    drawn = Sampler(sampling, b"", ExchangeIds(), 0.0).draw(b"POST", PATH.encode(), raw, 0, len(raw))
     chooser = chooser_of(sampling)
     names = [stratum.name for stratum in policy_of(sampling, "").header_strata]
     assert (chooser.stratum(headers) if headers else chooser.bare) == names[drawn.stratum]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.shadow.pipeline.fair_share import QUANTUM_S, Terms, Turns
+from quantdrift.shadow.pipeline.fair_share import QUANTUM_S, FairShare, ShareTerms
 
 pytestmark = pytest.mark.property
 
@@ -25,7 +25,7 @@ def test_replay_time_divides_as_the_shares(shares: list[float], data: st.DataObj
         name: data.draw(st.lists(st.floats(0.0005, bound), min_size=5, max_size=5))
         for name, bound in zip(names, bounds, strict=True)
     }
-    turns = Turns({name: Terms(share=share) for name, share in zip(names, shares, strict=True)})
+    turns = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
     spent = dict.fromkeys(names, 0.0)
     for name in names:
         turns.put(name)
@@ -44,7 +44,7 @@ def test_replay_time_divides_as_the_shares(shares: list[float], data: st.DataObj
 @given(ratio=st.floats(0.01, 1), costs=st.lists(COSTS, min_size=1, max_size=30))
 def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
     """Over any time a model takes its ratio of it, a second's worth and one batch at most, and loses no time either."""
-    turns = Turns({"capped": Terms(max_ratio=ratio)})
+    turns = FairShare({"capped": ShareTerms(max_ratio=ratio)})
     now_s, spent_s = 0.0, 0.0
     for cost in costs:
         turns.put("capped")
@@ -64,7 +64,7 @@ def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
 def test_who_waits_alone_is_served_at_once(shares: list[float], cost: float) -> None:
     """However much it has had: nobody else wants it."""
     names = _names(len(shares))
-    turns = Turns({name: Terms(share=share) for name, share in zip(names, shares, strict=True)})
+    turns = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
     for _ in range(20):
         turns.put("m0")
         turn = turns.take(0.0, among=names)
@@ -75,7 +75,7 @@ def test_who_waits_alone_is_served_at_once(shares: list[float], cost: float) -> 
 
 def test_a_model_without_a_name_waits_with_the_others() -> None:
     """One that is not configured has the default share; one that may not be taken now is passed over."""
-    turns = Turns({"known": Terms(share=2.0)})
+    turns = FairShare({"known": ShareTerms(share=2.0)})
     turns.put("unheard-of")
     assert turns.take(0.0, among=["known"]) is None
     turn = turns.take(0.0, among=["unheard-of"])

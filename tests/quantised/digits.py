@@ -10,9 +10,9 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import exchange_of, tensor
@@ -52,7 +52,7 @@ def divergence_of(answers: Logits, digits: Digits, reference: ReferenceRuntime) 
         What replays them.
     """
     model = Model(name="digits", references=(Reference(path=str(digits.path)),))
-    judge = Judge(model=model, runtime=reference, comparator=comparator_of(model))
+    judge = VersionReference(model=model, runtime=reference, comparator=comparator_of(model))
     batch = []
     for begin in range(0, len(answers), PER_EXCHANGE):
         part = slice(begin, begin + PER_EXCHANGE)
@@ -61,7 +61,7 @@ def divergence_of(answers: Logits, digits: Digits, reference: ReferenceRuntime) 
             exchange_of(np.empty((1, 4), np.float32), answers[part]), inputs=inputs
         )
         batch.append(
-            Prepared(
+            PreparedExchange(
                 stream_sequence=begin,
                 payload=b"",
                 exchange=exchange,
@@ -77,5 +77,5 @@ def divergence_of(answers: Logits, digits: Digits, reference: ReferenceRuntime) 
 
 
 def _divergences(outcome: object) -> Divergences:
-    assert isinstance(outcome, Compared), outcome
+    assert isinstance(outcome, ReplayResult), outcome
     return outcome.divergences

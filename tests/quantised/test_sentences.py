@@ -26,9 +26,9 @@ from quantdrift.core.config.schema import Model, Provider, Reference
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.shadow.onnx_models import exchange_of, tensor
@@ -137,7 +137,7 @@ def _compared(
 ) -> list[Divergences]:
     """Return what the shadow says of the answers, sentences of one length replayed together."""
     runtime = OnnxRuntime(path, provider=Provider.CPU)
-    judge = Judge(
+    judge = VersionReference(
         model=MODEL, runtime=runtime, comparator=comparator_of(MODEL), reference=MODEL.references[0]
     )
     by_length: dict[int, list[int]] = {}
@@ -153,7 +153,7 @@ def _compared(
                 outputs=(tensor("vector", answers[place]),),
             )
             batch.append(
-                Prepared(
+                PreparedExchange(
                     stream_sequence=place,
                     payload=b"",
                     exchange=exchange,
@@ -162,7 +162,7 @@ def _compared(
                 )
             )
         for place, outcome in zip(places, compare_batch(batch, most_items=8), strict=True):
-            assert isinstance(outcome, Compared), outcome
+            assert isinstance(outcome, ReplayResult), outcome
             found[place] = outcome.divergences
     return [found[place] for place in range(len(sentences))]
 

@@ -16,8 +16,8 @@ from quantdrift.core.config.schema import Model, ModelTensor, Provider, Referenc
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.contract import test_reference_runtime as suite
 from tests.servers.server import Server, kserve_at
 from tests.servers.wiretap import wiretap
@@ -26,7 +26,7 @@ from tests.support.sidecar.relay_process import DEADLINE_S, free_port, wait
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]
 
-Made = Callable[..., Opening]
+Made = Callable[..., RuntimeRequest]
 SUITE = [
     suite.test_results_do_not_depend_on_the_batch,
     suite.test_inputs_that_cannot_be_computed_are_refused_as_replay_errors,
@@ -46,20 +46,22 @@ def server(request: pytest.FixtureRequest) -> Server:
 
 
 @pytest.fixture(params=[Runtime.OIP_HTTP, Runtime.OIP_GRPC])
-def opening(request: pytest.FixtureRequest, server: Server) -> Opening:
+def opening(request: pytest.FixtureRequest, server: Server) -> RuntimeRequest:
     """Return what is configured for the model `reference` of that server."""
     return opening_at(server, request.param)
 
 
 @pytest.fixture
-def runtime(opening: Opening) -> Iterator[ReferenceRuntime]:
+def runtime(opening: RuntimeRequest) -> Iterator[ReferenceRuntime]:
     """Return the reference, closed at the end."""
     runtime = open_reference(opening)
     yield runtime
     runtime.close()
 
 
-def opening_at(server: Server, runtime: Runtime, model: str = "reference", **options: object) -> Opening:
+def opening_at(
+    server: Server, runtime: Runtime, model: str = "reference", **options: object
+) -> RuntimeRequest:
     """Return what is configured for a model of a server."""
     url = (
         f"http://127.0.0.1:{server.http_port}"
@@ -67,12 +69,12 @@ def opening_at(server: Server, runtime: Runtime, model: str = "reference", **opt
         else f"grpc://127.0.0.1:{server.grpc_port}"
     )
     reference = msgspec.convert({"runtime": runtime, "url": url, "model": model, **options}, Reference)
-    return Opening(model=Model(name="digits"), reference=reference)
+    return RuntimeRequest(model=Model(name="digits"), reference=reference)
 
 
 @pytest.mark.parametrize("behaviour", SUITE, ids=lambda one: one.__name__)
 def test_it_does_what_every_runtime_does(
-    opening: Opening, behaviour: Callable[..., None], tmp_path: Path
+    opening: RuntimeRequest, behaviour: Callable[..., None], tmp_path: Path
 ) -> None:
     """The conformance suite, except for what a server cannot prove."""
     made: list[ReferenceRuntime] = []
@@ -97,7 +99,7 @@ def test_it_gives_what_onnx_runtime_gives(runtime: ReferenceRuntime, tmp_path: P
     )
 
 
-def test_it_says_that_nothing_was_verified(runtime: ReferenceRuntime, opening: Opening) -> None:
+def test_it_says_that_nothing_was_verified(runtime: ReferenceRuntime, opening: RuntimeRequest) -> None:
     """Its tensors and its name are the server's; its digest is of what the server says, or as configured."""
     with closing(open_reference(opening)) as again:
         assert again.artefact == runtime.artefact
@@ -114,7 +116,7 @@ def test_it_says_that_nothing_was_verified(runtime: ReferenceRuntime, opening: O
         assert named.artefact.digest == "a" * 64
 
 
-def test_a_model_that_is_not_there_is_said(opening: Opening) -> None:
+def test_a_model_that_is_not_there_is_said(opening: RuntimeRequest) -> None:
     """To the person who configured it."""
     gone = msgspec.structs.replace(opening.reference, model="gone")
     with pytest.raises((OperatorError, RetryError), match="gone"):
@@ -139,7 +141,7 @@ def test_tensors_that_the_server_does_not_tell_are_configured(kserve: Server, ki
 @pytest.mark.parametrize("kind", [Runtime.OIP_HTTP, Runtime.OIP_GRPC])
 def test_an_input_the_model_fails_on_is_told_from_a_server_that_fails(triton: Server, kind: Runtime) -> None:
     """The exchange pays, and the next one is computed on the same connection."""
-    with closing(ProvenRuntime(open_reference(opening_at(triton, kind)))) as runtime:
+    with closing(SelfTestedRuntime(open_reference(opening_at(triton, kind)))) as runtime:
         with pytest.raises(QuarantineError, match="infinite"):
             runtime.run({"x": np.full((1, 4), np.inf, np.float32)})
         with pytest.raises(QuarantineError, match="batch"):
@@ -188,7 +190,7 @@ def test_a_server_that_comes_back_computes_on(kserve: Server, kind: Runtime, tmp
     server = Server(environment=kserve.environment, http_port=free_port(), grpc_port=free_port())
     x = inputs_of(2)
     with kserve_at(server, tmp_path):
-        runtime = ProvenRuntime(open_reference(opening_at(server, kind)))
+        runtime = SelfTestedRuntime(open_reference(opening_at(server, kind)))
         before = runtime.run({"x": x})["logits"]
     with closing(runtime):
         for _ in range(2):  # on the connection of old, and on none

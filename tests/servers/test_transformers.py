@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import Protocol
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.registry import open_reference
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import OUTSIDE_CI
@@ -84,7 +84,7 @@ def test_what_was_served_is_what_the_reference_would_have_said(
     assert any("usage" in one.outputs for one in held)
     batch = [prepared(one.exchange, told.model, runtime) for one in held]
     for outcome in compare_batch(batch, most_items=len(batch)):
-        assert isinstance(outcome, Compared), outcome
+        assert isinstance(outcome, ReplayResult), outcome
         assert outcome.divergences.flip.tolist() == [0]
         np.testing.assert_allclose(outcome.divergences.divergence, 0, atol=1e-5)
         assert outcome.divergences.detail["n_scored"][0] > 5

@@ -12,12 +12,12 @@ import torch
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import Asked as Answered
+from quantdrift.shadow.language.scoring import ScoringRequest as Answered
 from quantdrift.shadow.language.scoring import objects
 from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
 from quantdrift.shadow.runtimes.canaries.check import canaries_of
 from quantdrift.shadow.runtimes.canaries.text import drawn_texts, tokens_of
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import OUTSIDE_CI
@@ -42,7 +42,7 @@ def canaries(vllm: Server, language_folder: Path, tmp_path_factory: pytest.TempP
     return path
 
 
-def _held_to(canaries: Path, told: Opening) -> None:
+def _held_to(canaries: Path, told: RuntimeRequest) -> None:
     """Open a reference, and hold it to a set."""
     reference = msgspec.structs.replace(told.reference, canaries=str(canaries))
     with closing(open_reference(told)) as runtime:
@@ -158,7 +158,7 @@ def test_embeddings_are_those_of_transformers(
             )
         url = f"http://127.0.0.1:{server.http_port}"
         reference = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
-        told = Opening(
+        told = RuntimeRequest(
             model=Model(name="small", task=Task.EMBEDDING, references=(reference,)),
             reference=reference,
             embedding="embedding",

@@ -5,8 +5,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from quantdrift.shadow.replay.replay import Compared, compare_batch
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.servers.answers import Asked, Held
 from tests.servers.server import Server
 from tests.support.shadow.language_models import loaded, opening, remote_opening
@@ -102,15 +102,15 @@ def forced(folder: Path) -> Asked:
     }
 
 
-def opening_of(kind: str, server: Server, folder: Path, **options: Any) -> Opening:
+def opening_of(kind: str, server: Server, folder: Path, **options: Any) -> RuntimeRequest:
     """Return what a reference is told: a folder that `transformers` reads, or the server."""
     url = f"http://127.0.0.1:{server.http_port}"
     return opening(folder, **options) if kind == "transformers" else remote_opening(url, **options)
 
 
-def compared(held: Held, told: Opening) -> Compared:
+def compared(held: Held, told: RuntimeRequest) -> ReplayResult:
     """Return what comes of an exchange."""
     with closing(open_reference(told)) as runtime:
         (outcome,) = compare_batch([prepared(held.exchange, told.model, runtime)], most_items=32)
-    assert isinstance(outcome, Compared), outcome
+    assert isinstance(outcome, ReplayResult), outcome
     return outcome

@@ -14,10 +14,10 @@ import pytest
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.evidence.observations import STEPS, Block, BoolArray, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import STEPS, BoolArray, FloatArray, IntArray, ObservationBlock
 from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, Spread, allocate
 from quantdrift.drift.sampling.boosts import Layout
-from quantdrift.sidecar.sampling.second_phase import Thinning
+from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
 pytestmark = pytest.mark.statistical
 
@@ -81,7 +81,7 @@ def sample(policy: Policy, seed: int) -> Sample:
     pi1 = policy.header_strata[0].rate
     pi2 = np.array(
         [
-            Thinning(policy.body_strata, b"s").thin("k", pi1, ATTRIBUTES[child], margin).pi2
+            SecondPhase(policy.body_strata, b"s").thin("k", pi1, ATTRIBUTES[child], margin).pi2
             for child, margin in zip(IS_CHILD, MARGIN_OF, strict=True)
         ]
     )
@@ -109,7 +109,9 @@ def fired(x: FloatArray, v: FloatArray, seen: BoolArray) -> float:
     for first in range(0, n, STEPS):
         part = slice(first, first + STEPS)
         values = np.stack((x[part] * v[part], v[part]), axis=-1)
-        path = BUDGET.run(states, Block(x=values, seen=seen[part], mass=mass[part], at_us=mass[part]))
+        path = BUDGET.run(
+            states, ObservationBlock(x=values, seen=seen[part], mass=mass[part], at_us=mass[part])
+        )
         alarmed |= (path.page >= 4.0 * n).any(axis=0)
         states = path.stopped(np.full(STREAMS, len(values) - 1))
     return float(alarmed.mean())

@@ -10,8 +10,8 @@ from quantdrift.drift.detectors.change import baseline_state
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.clock import DAY_US
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
-from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
+from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 from tests.support.monitor.change_streams import CHANGE, block, first_passages, learned, observed
 from tests.support.monitor.wrong_detectors import known_when_born, plant
 
@@ -54,7 +54,9 @@ def test_a_page_after_a_ticket_keeps_its_bound_however_long_the_warning_lasts(
     assert pages() >= 7
 
 
-def told(watches: list[Watch], x: FloatArray, first: int, thresholds: Thresholds) -> list[tuple[int, Phase]]:
+def told(
+    watches: list[SliceWatch], x: FloatArray, first: int, thresholds: Thresholds
+) -> list[tuple[int, Phase]]:
     """Advance watches by groups of one item with flips x, (n, watches), tend them, and return who went where."""
     steps = np.arange(first + 1, first + 1 + len(x), dtype=np.float64)
     times = steps * (DAY_US // 512)
@@ -78,7 +80,7 @@ def test_a_false_alarm_does_not_bring_the_next(*, kept: bool, monkeypatch: pytes
     on learning makes up for it. One that does not breaks the bound: the same baseline brings the same alarm again.
     """
     rng, n = np.random.default_rng(3), 3072
-    watches = [Watch(states={KEY: state}) for state in short_baselines(80, 0.0, 4, 60)]
+    watches = [SliceWatch(states={KEY: state}) for state in short_baselines(80, 0.0, 4, 60)]
     low = Thresholds(page=1e30, ticket=20.0, mass_ratio=0.0)
     alarmed = set()
     for first in range(0, 1024, 256):
@@ -104,7 +106,7 @@ def test_pages_and_tickets_over_a_whole_life_stay_inside_their_bounds() -> None:
     were seen, and 1.3 of slack is more than four standard errors of the first, 0.4 of the second: P < 1e-4.
     """
     rng, n, streams = np.random.default_rng(6), 4096, 64
-    watches = [Watch(states={KEY: state}) for state in short_baselines(streams, 0.0, 7)]
+    watches = [SliceWatch(states={KEY: state}) for state in short_baselines(streams, 0.0, 7)]
     thresholds = Thresholds(page=10_240.0, ticket=1024.0, mass_ratio=0.0)
     found: list[Phase] = []
     for first in range(0, n, 256):
@@ -198,7 +200,7 @@ def test_what_drifted_before_the_baseline_was_ready_is_left_to_the_budget() -> N
     for first in range(0, n, STEPS):
         x = (rng.random((STEPS, streams)) < 0.03).astype(np.float64)
         groups = block(np.zeros((STEPS, streams, 1)), first=first)
-        given = Block(
+        given = ObservationBlock(
             x=np.stack((x, np.ones(x.shape)), axis=-1),
             seen=groups.seen,
             mass=groups.mass,

@@ -12,7 +12,7 @@ import pytest
 from quantdrift.drift.detectors import budget as fields
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.group import group_value
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from quantdrift.drift.evidence.recovery import RESOLVED
 
 pytestmark = pytest.mark.statistical
@@ -27,10 +27,12 @@ def fresh(n: int, *, m: float = 0.01, weighted: bool = False) -> FloatArray:
     return np.tile(one, (n, 1))
 
 
-def block(vx: FloatArray, v: FloatArray | None = None, *, first: int = 0, gamma: float = 1.0) -> Block:
+def block(
+    vx: FloatArray, v: FloatArray | None = None, *, first: int = 0, gamma: float = 1.0
+) -> ObservationBlock:
     """Return (steps, streams) values as a block; step t has mass (first + t + 1) * gamma."""
     steps = np.arange(first + 1, first + 1 + len(vx), dtype=np.float64)[:, None]
-    return Block(
+    return ObservationBlock(
         x=np.stack((vx, np.ones_like(vx) if v is None else v), axis=-1),
         seen=np.ones(vx.shape, dtype=bool),
         mass=np.broadcast_to(steps * gamma, vx.shape),
@@ -108,7 +110,7 @@ def test_false_alarms_stay_inside_the_bound(m: float, *, spread: bool) -> None:
     n, streams = 800, 1024
     rng = np.random.default_rng(11)
 
-    def draw(first: int) -> Block:
+    def draw(first: int) -> ObservationBlock:
         shape = (STEPS, streams)
         x = rng.beta(4 * m, 4 * (1 - m), shape) if spread else (rng.random(shape) < m).astype(float)
         return block(x, first=first)
@@ -127,7 +129,7 @@ def test_weighted_groups_stay_inside_the_bound_and_unweighted_ones_do_not() -> N
     n, streams, m, c = 3200, 256, 0.01, 0.3
     rng = np.random.default_rng(12)
 
-    def draw(first: int, *, weighted: bool) -> Block:
+    def draw(first: int, *, weighted: bool) -> ObservationBlock:
         shape = (STEPS, streams)
         flip = (rng.random(shape) < 0.02).astype(float)
         second = rng.random(shape) < 0.3
@@ -159,7 +161,7 @@ def test_detection_delay_is_what_the_docstring_says() -> None:
             path = BUDGET.run(states, block(x, first=first))
             states = path.stopped(np.full(STREAMS, STEPS - 1))
 
-        def draw(first: int, rate: float = rate, rng: np.random.Generator = rng) -> Block:
+        def draw(first: int, rate: float = rate, rng: np.random.Generator = rng) -> ObservationBlock:
             x = (rng.random((STEPS, STREAMS)) < rate).astype(float)
             return block(x, first=2048 + first)
 

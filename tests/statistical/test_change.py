@@ -12,7 +12,7 @@ from quantdrift.drift.detectors.change import baseline_state, bets
 from quantdrift.drift.detectors.change.baseline import Baseline
 from quantdrift.drift.evidence import recovery
 from quantdrift.drift.evidence.bound import upper_bound
-from quantdrift.drift.evidence.header import Moved
+from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray
 from tests.support.monitor.change_streams import CHANGE, SURE, block, first_passages, learned, observed
@@ -264,7 +264,7 @@ def test_the_onset_is_near_the_change_and_learning_goes_back_before_it() -> None
     """2 -> 10 % after 1,024 groups: half of 64 onsets within 60 groups, and the mean before it is the baseline's."""
     rng = np.random.default_rng(38)
     states = learned(10000, rng.binomial(10000, 0.02, 64), tau=0.25)
-    onsets: dict[int, Moved] = {}
+    onsets: dict[int, Onset] = {}
     for first in range(0, 3072, STEPS):
         x = (rng.random((STEPS, 64)) < (0.02 if first < 1024 else 0.1)).astype(float)
         path = CHANGE.run(states, block(observed(x), first=first))

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from quantdrift.drift.delay import Allowance, Law, divergence, flips, optimum, simulate
+from quantdrift.drift.delay import Allowance, Distribution, divergence, flips, optimum, simulate
 from quantdrift.drift.detectors.budget import LARGEST_BET, N_BETS, RATES, SMALLEST_RATE
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
-from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 
 pytestmark = pytest.mark.statistical
 
@@ -18,7 +18,7 @@ CASES = ((0.01, 0.03), (0.01, 0.05), (0.002, 0.02), (0.002, 0.006), (0.01, 0.015
 SAMPLE_CLOCK = Allowance(gamma=1.0, threshold=4e6, mass_ratio=0.0)
 
 
-def _detected(law: Law, allowance: Allowance, *, budget: float, weighted: bool, seed: int) -> int:
+def _detected(law: Distribution, allowance: Allowance, *, budget: float, weighted: bool, seed: int) -> int:
     """Return when the shipped detector pages on the stream that `simulate` draws for its only stream."""
     rng, borders = np.random.default_rng(seed), np.cumsum(law.probability)[:-1]
     atoms = np.concatenate(
@@ -28,7 +28,7 @@ def _detected(law: Law, allowance: Allowance, *, budget: float, weighted: bool, 
     steps = np.arange(1.0, len(v) + 1)
     signal = SignalKey("flip", BUDGET.kind)
     state = BUDGET.fresh(budget=budget, scale=1.0, weighted=weighted, mass=0.0, at_us=0)
-    watch = Watch(states={signal: state})
+    watch = SliceWatch(states={signal: state})
     series = Series(x=np.stack((v * x, v), axis=-1), seen=np.ones(len(v), dtype=bool))
     groups = Groups(order=steps, mass=steps * allowance.gamma, at_us=steps, series={signal: series})
     thresholds = Thresholds(page=allowance.threshold, ticket=math.inf, mass_ratio=allowance.mass_ratio)

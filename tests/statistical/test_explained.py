@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 from quantdrift.drift.explain.damage import Damage, DamageCause, Window, damage
-from quantdrift.drift.explain.mix import FEWEST_AFTER, Cause, Sample, Split, split
+from quantdrift.drift.explain.mix import FEWEST_AFTER, Cause, MixSplit, Sample, split
 from quantdrift.drift.explain.overlap import Items, rest_of
 
 pytestmark = pytest.mark.statistical
@@ -64,7 +64,7 @@ def test_standard_errors_cover_the_truth_under_weights_and_correlated_items() ->
     assert min(wrong) < 0.80
 
 
-def _arrivals(runs: int, rates: tuple[float, float]) -> list[Split]:
+def _arrivals(runs: int, rates: tuple[float, float]) -> list[MixSplit]:
     """Return moves in which a third of the traffic is new since the onset, and flips at `rates[1]`."""
     rng = np.random.default_rng(4)
     found = []

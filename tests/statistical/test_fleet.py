@@ -9,7 +9,7 @@ import pytest
 
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.clock import DAY_US, MONTH_US, CalendarClock
-from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Series, SignalKey, SliceWatch, Thresholds, advance
 
 pytestmark = pytest.mark.statistical
 
@@ -68,13 +68,13 @@ def test_all_that_a_fleet_is_given_in_a_month_is_one_unit_at_most() -> None:
     assert max(given(shipped, seed, share=False) for seed in range(10)) > 1
 
 
-def fleet(n: int) -> list[Watch]:
+def fleet(n: int) -> list[SliceWatch]:
     """Return watches whose evidence is the mass that they were given."""
     one = BUDGET.fresh(budget=SLOW, scale=1.0, weighted=False, mass=0.0, at_us=0)
-    return [Watch(states={KEY: one.copy()}) for _ in range(n)]
+    return [SliceWatch(states={KEY: one.copy()}) for _ in range(n)]
 
 
-def look(watches: list[Watch], clock: CalendarClock, thresholds: Thresholds, *, x: float = SLOW) -> int:
+def look(watches: list[SliceWatch], clock: CalendarClock, thresholds: Thresholds, *, x: float = SLOW) -> int:
     """Give every watch one group and return how many page; these are watched again at once."""
     groups = Groups(
         order=np.zeros(1),

@@ -8,7 +8,7 @@ from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.drift.watch import Groups, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Series, SignalKey, SliceWatch, Thresholds, advance
 from tests.statistical.reference_detector import Signal, Slice
 
 pytestmark = pytest.mark.statistical
@@ -40,7 +40,7 @@ def test_it_agrees_with_plain_loops_through_alarms_resets_and_recoveries(seed: i
     budgets = (0.01, 0.01 if seed % 2 else 0.02)
     x, pi, seen, mass = _stream(seed, n, c)
     weighted = seed % 3 != 0
-    watch = Watch()
+    watch = SliceWatch()
     for key, m in zip((FLIP, KL), budgets, strict=True):
         watch.add(key, BUDGET.fresh(budget=m, scale=1.0, weighted=weighted, mass=0.0, at_us=0))
     plain = Slice([Signal(m, 0.1 if weighted else 0.25, 0.0) for m in budgets], 10.0, 1.0)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 
 pytestmark = pytest.mark.statistical
 
@@ -20,7 +20,7 @@ def alarmed(values: FloatArray, threshold: float) -> float:
     for first in range(0, len(values), STEPS):
         x = values[first : first + STEPS]
         at = np.broadcast_to(np.arange(first + 1.0, first + 1.0 + len(x))[:, None], x.shape)
-        block = Block(
+        block = ObservationBlock(
             x=np.stack((x, np.ones_like(x)), axis=-1), seen=np.ones(x.shape, dtype=bool), mass=at, at_us=at
         )
         path = BUDGET.run(states, block)

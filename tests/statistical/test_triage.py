@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quantdrift.drift.detectors.protocol import BUDGET
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
 from quantdrift.drift.triage import ALPHA, triage
 
 pytestmark = pytest.mark.statistical
@@ -85,7 +85,7 @@ def test_on_the_shipped_detector_it_finds_all_that_drifted_and_names_nothing_els
         flips = (rng.random((STEPS, n)) < rate).astype(float)
         at = np.broadcast_to(np.arange(first + 1.0, first + 1 + STEPS)[:, None], flips.shape)
         x = np.stack((flips, np.ones_like(flips)), axis=-1)
-        block = Block(x=x, seen=np.ones(flips.shape, dtype=bool), mass=at / (steps * n), at_us=at)
+        block = ObservationBlock(x=x, seen=np.ones(flips.shape, dtype=bool), mass=at / (steps * n), at_us=at)
         states = BUDGET.run(states, block).stopped(np.full(n, STEPS - 1))
         listed = triage(np.array([BUDGET.evidence(state) for state in states]), months=first / steps)
         if first < steps // 2 - STEPS:

@@ -16,7 +16,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.detectors.tail.quantile import tail_bin
 from quantdrift.drift.evidence.group import group_value
 from quantdrift.drift.evidence.margin import EDGES, N_BINS, margin_bin
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
 from tests.support.monitor import tail_streams
 from tests.support.monitor.change_streams import CHANGE, SURE, baseline, block, observed
 from tests.support.monitor.tail_streams import HEALTHY, TAIL
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.statistical
 M = 0.01
 STREAMS = 96
 SLACK = 0.2  # more than four standard errors of a share of 1/4 of 96 streams: P < 1e-4
-Draw = Callable[[int], Block]
+Draw = Callable[[int], ObservationBlock]
 
 
 def alarms(kind: str, states: FloatArray, draw: Draw, n: int, factor: float = 1.0) -> float:
@@ -48,7 +48,7 @@ def budget_states(*, weighted: bool) -> FloatArray:
     return np.tile(one, (STREAMS, 1))
 
 
-def pairs(vx: FloatArray, v: FloatArray, first: int) -> Block:
+def pairs(vx: FloatArray, v: FloatArray, first: int) -> ObservationBlock:
     """Return values and weights, (steps, streams) each, as a block."""
     return block(np.stack((vx, v), axis=-1), first=first)
 
@@ -68,7 +68,7 @@ def test_epochs_that_are_mixed_across_pods_stay_inside_the_bound(rule: str) -> N
     """
     rng = np.random.default_rng(1)
 
-    def draw(first: int) -> Block:
+    def draw(first: int) -> ObservationBlock:
         shape = (STEPS, STREAMS)
         policy = (rng.random(shape) < 0.5).astype(int)
         flipping, other = (np.array([one[part] for one in POLICIES])[policy] for part in (0, 1))
@@ -127,7 +127,7 @@ def test_items_of_one_group_are_one_observation(kind: str, *, whole: bool) -> No
             )
     times = 1 if whole else n_items
 
-    def draw(first: int) -> Block:
+    def draw(first: int) -> ObservationBlock:
         shape = (STEPS // times, STREAMS)
         if kind == "change":
             shown = observed((rng.random(shape) < 0.05).astype(np.float64))
@@ -230,7 +230,7 @@ def test_a_rate_per_margin_bin_is_harmless_where_its_edges_are_those_of_the_stra
     seen = rates(BOOSTED, by_margin=True)
     counts = seen.min() / seen if rule == WEIGHTED else np.ones(2)
 
-    def draw(first: int) -> Block:
+    def draw(first: int) -> ObservationBlock:
         place = places(rng, BOOSTED, (STEPS, STREAMS), by_margin=True)
         x = (rng.random(place.shape) < FLIPS[place]).astype(np.float64)
         return block(observed(x, where[place]) * counts[place][..., None], first=first)

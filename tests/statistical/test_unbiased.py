@@ -19,8 +19,8 @@ from quantdrift.core.sampling.inclusion import MARGIN
 from quantdrift.core.sampling.rates import epoch_salt
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.sampling.allocation import Budget, allocate
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
-from quantdrift.sidecar.sampling.second_phase import Thinning, phase_salt
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
+from quantdrift.sidecar.sampling.second_phase import SecondPhase, phase_salt
 from tests.support.monitor.known_traffic import LAYOUT, WHERES, World, world
 
 pytestmark = pytest.mark.statistical
@@ -82,7 +82,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
         sticky_header="x-user" if sticky else "",
         epoch_s=60.0,
     )
-    sampler = Sampler(sampling, SECRET, Mint(), 0.0)
+    sampler = Sampler(sampling, SECRET, ExchangeIds(), 0.0)
     kept, pi1, pi2 = (np.zeros((EPOCHS, len(these.margin))) for _ in range(3))
     heads = [
         f"POST /v2/models/{'m' if i % 2 else 'n'}/infer HTTP/1.1\r\n"
@@ -96,7 +96,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
             margin = None if math.isnan(these.margin[i]) else float(these.margin[i])
             key = str(i % USERS) if sticky else draw.id
             salt = epoch_salt(SECRET, draw.epoch, 1) if same_draw else phase_salt(SECRET, draw.epoch)
-            thinned = Thinning(policy.body_strata, salt).thin(key, draw.pi1, attributes, margin)
+            thinned = SecondPhase(policy.body_strata, salt).thin(key, draw.pi1, attributes, margin)
             kept[epoch, i] = draw.taken and thinned.kept
             pi1[epoch, i], pi2[epoch, i] = draw.pi1, thinned.pi2
     return Taken(kept=kept, pi1=pi1, pi2=pi2)

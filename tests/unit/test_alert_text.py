@@ -13,7 +13,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Kind
 from quantdrift.drift.explain.mix import FEWEST_BEFORE
-from quantdrift.monitor.fold.alert_event import Story, summary
+from quantdrift.monitor.fold.alert_event import AlertEvent, summary
 from quantdrift.monitor.fold.alert_text import sentences
 from quantdrift.storage.monitor.explanation import Explanation
 from tests.support.monitor.alert_cases import alert, text
@@ -220,7 +220,7 @@ def test_the_end_of_an_alert_tells_the_evidence_and_not_the_window_that_still_ho
     detector: str, metric: Metric, said: str
 ) -> None:
     """A recovery beside a mean of 2.7 % against 1 % is a contradiction: the mean is of another window."""
-    story = Story(
+    story = AlertEvent(
         model="digits", version="1", reference="d", slice="s", predicate="p", from_verdict=Verdict.FIRING,
         verdict=Verdict.OK, reason="no evidence", metric=metric, measure="KL", unit="nat", budget=0.01, mean=0.027,
         low=0.02, high=0.03, n_recent=1500, n_groups=4000, evidence=12_345.0, threshold=1e4,

@@ -14,8 +14,8 @@ from benchmarks.rounds import Case, Round, Run, median, ratio
 from benchmarks.ways import cpu_s
 from quantdrift.core.records import Protocol, Tensor
 from quantdrift.sidecar.protocols import DECODERS
-from quantdrift.sidecar.protocols.decoder import Query
-from quantdrift.sidecar.protocols.decoder import Wire as Told
+from quantdrift.sidecar.protocols.decoder import DecodedRequest
+from quantdrift.sidecar.protocols.decoder import WireContext as Told
 from quantdrift.sidecar.protocols.http_message import Head
 
 pytestmark = pytest.mark.unit
@@ -80,7 +80,7 @@ def decoded(payload: Payload, *, is_request: bool, wire: Wire) -> tuple[Tensor, 
     head = Head(start=("POST", path(wire), "HTTP/1.1"), headers=payload.headers)
     if is_request:
         return decoder.request(head, payload.body, told).inputs
-    return decoder.response(head, payload.body, Query(inputs=()), told).outputs
+    return decoder.response(head, payload.body, DecodedRequest(inputs=()), told).outputs
 
 
 @pytest.mark.parametrize(("size", "n_bytes"), [(Size.SMALL, 3_000), (Size.LARGE, 602_112)])

@@ -3,16 +3,16 @@
 import pytest
 from hpack import Encoder
 
-from quantdrift.sidecar.relay.http2.hpack import Block, Blocks, text
+from quantdrift.sidecar.relay.http2.hpack import HeaderBlock, HeaderBlockDecoder, text
 from quantdrift.sidecar.relay.observing.heads import FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 
 pytestmark = pytest.mark.unit
 
 LIMIT = 65_536
 
 
-def pairs(block: Block) -> list[tuple[bytes, bytes]]:
+def pairs(block: HeaderBlock) -> list[tuple[bytes, bytes]]:
     """Return the decoded fields of a block."""
     return [(text(name), text(value)) for name, value, _ in block.fields]
 
@@ -37,12 +37,12 @@ def pairs(block: Block) -> list[tuple[bytes, bytes]]:
 )
 def test_blocks_of_the_specification(wire: str, fields: list[tuple[bytes, bytes]]) -> None:
     """Every representation, plain and Huffman-coded."""
-    assert pairs(Blocks(LIMIT, Parts(1 << 24)).read(bytes.fromhex(wire))) == fields
+    assert pairs(HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24)).read(bytes.fromhex(wire))) == fields
 
 
 def test_a_block_that_inserts_nothing_is_looked_up() -> None:
     """The very same block comes back, with what its reader has left on it."""
-    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
+    encoder, blocks = Encoder(), HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     fields = [(":method", "POST"), ("x-a", "b")]
     blocks.read(encoder.encode(fields))
     again = encoder.encode(fields)
@@ -53,7 +53,7 @@ def test_a_block_that_inserts_nothing_is_looked_up() -> None:
 
 def test_an_insertion_changes_what_the_same_bytes_say() -> None:
     """What was looked up before is read anew."""
-    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
+    encoder, blocks = Encoder(), HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     blocks.read(encoder.encode([("x-a", "1")]))
     newest = bytes([0x80 | 62])
     assert pairs(blocks.read(newest)) == [(b"x-a", b"1")]
@@ -63,7 +63,7 @@ def test_an_insertion_changes_what_the_same_bytes_say() -> None:
 
 def test_the_memo_is_bounded() -> None:
     """A sender of ever new blocks that insert nothing does not fill it."""
-    blocks = Blocks(LIMIT, Parts(1 << 24))
+    blocks = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     for n in range(1000):
         blocks.read(b"\x00\x01a\x05%05d" % n)
     blocks.read(b"\x00\x01a\x7f\x81\x07" + b"b" * 1024)
@@ -74,7 +74,7 @@ def test_the_memo_is_bounded() -> None:
 @pytest.mark.parametrize("huffman", [True, False])
 def test_the_table_is_evicted_no_earlier_than_the_senders(*, huffman: bool) -> None:
     """Coded entries are longer than they look: nothing that may still be named is gone, and it stays bounded."""
-    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
+    encoder, blocks = Encoder(), HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     for n in range(400):
         fields = [(f"x-{n % 37}", str(n) * (n % 9)), ("same", "value" * 8), (f"y-{n % 5}", "e" * 60)]
         assert pairs(blocks.read(encoder.encode(fields, huffman=huffman))) == [
@@ -85,7 +85,7 @@ def test_the_table_is_evicted_no_earlier_than_the_senders(*, huffman: bool) -> N
 
 def test_the_table_changes_its_size() -> None:
     """Larger, smaller and emptied, as the sender says at the beginning of a block."""
-    encoder, blocks = Encoder(), Blocks(LIMIT, Parts(1 << 24))
+    encoder, blocks = Encoder(), HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     for size in (8192, 256, 0, 4096):
         encoder.header_table_size = size
         for n in range(20):
@@ -114,12 +114,12 @@ def test_the_table_changes_its_size() -> None:
 def test_what_is_no_block_is_refused(wire: bytes) -> None:
     """State is lost there: whoever reads on reads nonsense."""
     with pytest.raises(FramingError):
-        Blocks(LIMIT, Parts(1 << 24)).read(wire)
+        HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24)).read(wire)
 
 
 def test_a_block_that_expands_is_refused() -> None:
     """Sixty thousand references to one long entry are a quarter of a gigabyte."""
-    blocks = Blocks(LIMIT, Parts(1 << 24))
+    blocks = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     blocks.read(b"\x40\x01a\x7f\x81\x1e" + b"b" * 3968)
     with pytest.raises(FramingError, match="max_header_bytes"):
         blocks.read(bytes([0x80 | 62]) * 60_000)
@@ -127,7 +127,7 @@ def test_a_block_that_expands_is_refused() -> None:
 
 def test_many_fields_are_refused_however_short() -> None:
     """Each counts for 32 bytes beside its text: sixty thousand empty ones would keep a relay busy."""
-    blocks = Blocks(LIMIT, Parts(1 << 24))
+    blocks = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     blocks.read(b"\x40\x00\x00")
     with pytest.raises(FramingError, match="max_header_bytes"):
         blocks.read(bytes([0x80 | 62]) * 60_000)
@@ -135,6 +135,6 @@ def test_many_fields_are_refused_however_short() -> None:
 
 def test_what_is_no_huffman_code_is_refused_when_it_is_read() -> None:
     """A sender may write what it likes as long as nobody asks."""
-    block = Blocks(LIMIT, Parts(1 << 24)).read(b"\x00\x01a\x84\xff\xff\xff\xff")
+    block = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24)).read(b"\x00\x01a\x84\xff\xff\xff\xff")
     with pytest.raises(FramingError, match="Huffman"):
         text(block.fields[0][1])

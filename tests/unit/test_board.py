@@ -9,8 +9,8 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import Instrument, Labels, Read, Telemetry
-from quantdrift.monitor.fold.alert_event import Story
-from quantdrift.monitor.gauges import Board
+from quantdrift.monitor.fold.alert_event import AlertEvent
+from quantdrift.monitor.gauges import SliceGauges
 from quantdrift.monitor.outbox import log_record
 from quantdrift.storage.monitor.outbox import WaitingEvent
 from quantdrift.storage.monitor.rows import VerdictRow
@@ -55,7 +55,7 @@ def verdict(slice_id: int, said: Verdict, evidence: float = 0.0) -> VerdictRow:
 
 def test_the_worst_slices_are_exported_and_the_rest_is_counted() -> None:
     """Firing first, then by evidence; above max_slices nothing is exported but the number left out."""
-    board, telemetry = Board(ManualClock(BEGIN), max_slices=2), _Readings()
+    board, telemetry = SliceGauges(ManualClock(BEGIN), max_slices=2), _Readings()
     board.register(telemetry)
     board.leads = True
     rows = [
@@ -78,7 +78,7 @@ def test_a_version_measured_against_two_references_is_one_series() -> None:
     """Two rows with the same labels would hide one another: the worse one is shown, and once."""
     twin = msgspec.structs.replace(CATALOG.versions[1], id=7, reference_digest="e" * 64)
     catalog = msgspec.structs.replace(CATALOG, versions={**CATALOG.versions, 7: twin})
-    board, telemetry = Board(ManualClock(BEGIN), max_slices=9), _Readings()
+    board, telemetry = SliceGauges(ManualClock(BEGIN), max_slices=9), _Readings()
     board.register(telemetry)
     board.leads = True
     other = msgspec.structs.replace(verdict(ALL_ID, Verdict.OK, 0.5), model_version_id=7)
@@ -90,7 +90,7 @@ def test_a_version_measured_against_two_references_is_one_series() -> None:
 def test_the_heartbeat_is_the_age_of_the_last_folded_capture() -> None:
     """It grows while nothing is folded, whether or not the process lives."""
     clock = ManualClock(BEGIN)
-    board, telemetry = Board(clock, max_slices=2), _Readings()
+    board, telemetry = SliceGauges(clock, max_slices=2), _Readings()
     board.register(telemetry)
     board.show([verdict(ALL_ID, Verdict.OK)], CATALOG)
     clock.advance(90)
@@ -99,7 +99,7 @@ def test_the_heartbeat_is_the_age_of_the_last_folded_capture() -> None:
 
 def test_an_event_has_a_fixed_name_flat_attributes_and_a_severity() -> None:
     """ERROR pages, WARN is a ticket, INFO the end; the text is for display only."""
-    story = Story(
+    story = AlertEvent(
         model="digits",
         version="1",
         reference="d",

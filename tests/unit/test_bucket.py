@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.sidecar.capture.rate_limits import Bucket
+from quantdrift.sidecar.capture.rate_limits import TokenBucket
 
 pytestmark = pytest.mark.unit
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.unit
 def test_a_bucket_lets_its_rate_through_and_no_more() -> None:
     """One second's burst, then the rate; a pause does not save up more than a second."""
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-    bucket = Bucket(10, clock)
+    bucket = TokenBucket(10, clock)
     passed = 0
     for step in range(51):
         while bucket.allows():
@@ -30,7 +30,7 @@ def test_a_bucket_lets_its_rate_through_and_no_more() -> None:
 def test_a_large_one_passes_as_a_small_one_would_and_is_paid_off() -> None:
     """Its size does not count before it has passed; afterwards nothing passes until its debt is paid."""
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
-    bucket = Bucket(10, clock)
+    bucket = TokenBucket(10, clock)
     bucket.take(8)
     assert bucket.allows()
     bucket.take(27)

@@ -10,14 +10,14 @@ from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets
 from quantdrift.core.records import BodyStratum, HeaderStratum, Loss, Predicate
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.capture.pipeline import Desk
+from quantdrift.sidecar.capture.pipeline import Pipeline
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
-from quantdrift.sidecar.capture.rate_limits import HEADROOM, VALID_S, Caps
+from quantdrift.sidecar.capture.rate_limits import HEADROOM, VALID_S, RateLimits
 from quantdrift.sidecar.capture.recorder import Recorder
-from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.sampling.second_phase import keeps_all
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
 from tests.support.sidecar.raw_exchanges import raw_exchange
@@ -36,8 +36,8 @@ class Flood:
     def __init__(self, sampling: Sampling) -> None:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.slot = Counters.create(1, 1).slot(0)
-        self.caps = Caps(sampling, self.slot, self.clock)
-        self.gate = Gate(self.slot, self.clock)
+        self.caps = RateLimits(sampling, self.slot, self.clock)
+        self.gate = LoadShedding(self.slot, self.clock)
         self.n_drawn = self.n_refused = 0
         self.refused: set[Loss] = set()
         self.passed = dict.fromkeys(KINDS, 0)
@@ -144,7 +144,7 @@ def test_a_share_lapses_with_who_told_it() -> None:
     assert flood.n_refused == before
     flood.run(2)
     assert flood.slot.gauge(Gauge.REFUSING_UNTIL_NS)
-    Caps(Sampling(), flood.slot, flood.clock)
+    RateLimits(Sampling(), flood.slot, flood.clock)
     assert flood.gate.refusal() is None
 
 
@@ -188,10 +188,10 @@ def test_above_a_cap_nothing_is_decoded_that_is_surely_kept() -> None:
         slot = Counters.create(1, 1).slot(0)
         publisher = Publisher(config, slot, clock)
         publisher.caps.take(1)
-        recorder = Recorder(Settled.of(config), origin_of(config, Secrets(), "b" * 32, {}))
-        desk = Desk(recorder, publisher, slot, (Row("default"),))
+        recorder = Recorder(LiveConfig.of(config), origin_of(config, Secrets(), "b" * 32, {}))
+        desk = Pipeline(recorder, publisher, slot, (Row("default"),))
 
-        def lost(loss: Loss, desk: Desk = desk, slot: object = slot, **given: object) -> int:
+        def lost(loss: Loss, desk: Pipeline = desk, slot: object = slot, **given: object) -> int:
             meta, request, response = raw_exchange(**given)  # type: ignore[arg-type]
             desk.handle(meta, memoryview(request), memoryview(response))
             return slot.lost_count(0, loss)  # type: ignore[attr-defined,no-any-return]

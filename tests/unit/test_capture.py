@@ -13,15 +13,15 @@ from quantdrift.core.config import Config, Model, Secrets
 from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount
 from quantdrift.core.sampling.rates import policy_at
-from quantdrift.sidecar.capture.pipeline import Desk, Office
+from quantdrift.sidecar.capture.pipeline import CaptureService, Pipeline
 from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.config import Settled, Settlement, settle
+from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, settle
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
-from quantdrift.sidecar.state.policy import Notice
+from quantdrift.sidecar.state.policy import PolicyFile
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.unit
@@ -30,15 +30,15 @@ SECRETS = Secrets()
 CLOCK = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
 
 
-def desk_of(config: Config) -> tuple[Desk, Counters]:
+def desk_of(config: Config) -> tuple[Pipeline, Counters]:
     """Return a desk whose publisher is not connected, and its counters."""
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
-    recorder = Recorder(Settled.of(config), origin_of(config, SECRETS, "b" * 32, {}))
-    return Desk(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
+    recorder = Recorder(LiveConfig.of(config), origin_of(config, SECRETS, "b" * 32, {}))
+    return Pipeline(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
 
 
-def handle(desk: Desk, n: int = 1, **given: object) -> None:
+def handle(desk: Pipeline, n: int = 1, **given: object) -> None:
     """Hand `n` exchanges over."""
     for _ in range(n):
         meta, request, response = raw_exchange(**given)  # type: ignore[arg-type]
@@ -162,11 +162,11 @@ def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
 
 def test_losses_are_counted_by_model_once_it_is_known() -> None:
     """A path tells the relay, a body the capture process, which moves the count; an unknown model has no row."""
-    settled = Settled.of(Config(models=(Model(name="digits"), Model(name="words"))))
+    settled = LiveConfig.of(Config(models=(Model(name="digits"), Model(name="words"))))
     counters = Counters.create(2, len(settled.rows))
     relay, slot = counters.slot(0), counters.slot(1)
     recorder = Recorder(settled, origin_of(settled.config, SECRETS, "b" * 32, {}))
-    desk = Desk(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
+    desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
     digits = settled.rows.index(Row("default", "digits"))
     relay.add(digits, Count.TAKEN, 2)
     relay.add(0, Count.TAKEN, 3)
@@ -192,16 +192,16 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
 async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adapter: str) -> None:
     """Its frames are in step: a row that is new is looked up, and counted, also where its model cannot be captured."""
     config = Config(models=MODELS)
-    settled = Settled.of(config)
+    settled = LiveConfig.of(config)
     counters = Counters.create(2, 8)
     origin = origin_of(config, SECRETS, "b" * 32, {})
-    office = Office(
-        Settlement(settle(settled, tmp_path)), origin, Notice(tmp_path / "policy"), counters, CLOCK
+    office = CaptureService(
+        LiveConfigFile(settle(settled, tmp_path)), origin, PolicyFile(tmp_path / "policy"), counters, CLOCK
     )
     meta, request, response = raw_exchange(epoch=policy_at(config.sampling, CLOCK.now().timestamp()).epoch)
     office._handle(meta, memoryview(request), memoryview(response))
     more = msgspec.structs.replace(config, models=(*MODELS, Model(name="new", adapter=adapter)))
-    new = Settled.of(more, settled.rows)
+    new = LiveConfig.of(more, settled.rows)
     settle(new, tmp_path)
     there = msgspec.structs.replace(meta, stratum=new.places["new"][0])
     office._handle(there, memoryview(request), memoryview(response))
@@ -216,8 +216,8 @@ def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
     config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
     counters = Counters.create(1, 1)
     publisher = Publisher(config, counters.slot(0), CLOCK)
-    recorder = Recorder(Settled.of(config), origin_of(config, SECRETS, "b" * 32, {}))
-    desk = Desk(recorder, publisher, counters.slot(0), (Row("default"),))
+    recorder = Recorder(LiveConfig.of(config), origin_of(config, SECRETS, "b" * 32, {}))
+    desk = Pipeline(recorder, publisher, counters.slot(0), (Row("default"),))
     handle(desk)
     publisher.reconfigure(config)
     handle(desk)

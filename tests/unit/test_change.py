@@ -11,7 +11,7 @@ from quantdrift.drift.evidence.header import ALERTING, LAST_AT, N_TOTAL, PAGE_MA
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import STEPS, FloatArray
 from quantdrift.drift.evidence.state import dump_state, load_state
-from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, Thresholds, Watch, advance
+from quantdrift.drift.watch import Groups, Phase, Series, SignalKey, SliceWatch, Thresholds, advance
 from tests.support.monitor.change_streams import CHANGE, SURE, baseline, baseline_of, block, observed
 
 pytestmark = pytest.mark.unit
@@ -297,7 +297,7 @@ def test_the_windows_show_the_mean_in_the_metrics_unit() -> None:
 def test_a_slice_fires_resolves_and_is_watched_again_on_the_old_baseline() -> None:
     """Through a watch: one alarm while flips last, an end when they stop, and no trace of them in the baseline."""
     key = SignalKey("flip", CHANGE.kind)
-    watch = Watch()
+    watch = SliceWatch()
     watch.add(key, live())
     thresholds = Thresholds(page=10.0, ticket=1.0)
     phases = []

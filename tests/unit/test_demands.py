@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate, Verdict
-from quantdrift.core.sampling.policy_message import MAX_BYTES, Directive, encode
+from quantdrift.core.sampling.policy_message import MAX_BYTES, PolicyMessage, encode
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
     account_of,
@@ -181,7 +181,7 @@ def test_a_policy_has_as_many_strata_as_fit_into_a_directive() -> None:
     assert made
     assert made.allocation.n_unboosted > 0
     assert len(made.allocation.policy.body_strata) > 32
-    wire = encode(Directive(policy=made.allocation.policy, issued_at=BEGIN, valid_s=900.0))
+    wire = encode(PolicyMessage(policy=made.allocation.policy, issued_at=BEGIN, valid_s=900.0))
     assert len(wire) <= MAX_BYTES
 
 
@@ -208,7 +208,7 @@ def test_a_policy_is_not_kept_where_the_configuration_bars_or_admits_a_stratum(b
     changed = draft(later, record(), first.allocation.policy)
     assert changed
     assert not changed.allocation.kept
-    wire = encode(Directive(policy=named(changed.allocation.policy), issued_at=BEGIN, valid_s=900.0))
+    wire = encode(PolicyMessage(policy=named(changed.allocation.policy), issued_at=BEGIN, valid_s=900.0))
     assert judged(wire, later.sampling, BEGIN.timestamp()).valid_s == 900.0
     assert (changed.allocation.policy.header_strata[0].rate > 0) is (before == 0)
 

@@ -10,8 +10,8 @@ from quantdrift.core.config.schema import Config, Sampling
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.policy_message import (
     MAX_BYTES,
-    Account,
-    Directive,
+    PolicyMessage,
+    PolicySummary,
     Refusal,
     RefusedError,
     SliceShare,
@@ -21,7 +21,7 @@ from quantdrift.core.sampling.policy_message import (
     name_of,
 )
 from quantdrift.core.sampling.rates import policy_at
-from quantdrift.sidecar.state.policy import MOST_KNOWN, Directives, Notice, judged
+from quantdrift.sidecar.state.policy import MOST_KNOWN, PolicyFile, PolicyHistory, judged
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive, named
 
 pytestmark = pytest.mark.unit
@@ -41,7 +41,7 @@ def test_records_come_back_as_they_were() -> None:
     sent = directive(1.0, 0.5, 0.25, 0.125)
     assert decode_directive(encode(sent)) == sent
     share = SliceShare(model="m", name="all", traffic_per_s=1.0, replays_per_s=0.5, evidence_share=1.0)
-    account = Account(
+    account = PolicySummary(
         epoch="m0",
         made_at=BEGIN,
         budget_per_s=1.0,
@@ -120,7 +120,7 @@ def test_a_policy_has_a_base_rate() -> None:
     only = BodyStratum(name="a", rate=1.0, where=(Predicate(key="header.x-scanner", equals="a"),))
     for body in ((), (only,)):
         policy = named(msgspec.structs.replace(good, body_strata=body))
-        assert refusal(encode(Directive(policy=policy, issued_at=BEGIN, valid_s=900.0))) is Refusal.RATES
+        assert refusal(encode(PolicyMessage(policy=policy, issued_at=BEGIN, valid_s=900.0))) is Refusal.RATES
 
 
 def test_what_the_configuration_takes_nothing_of_stays_so() -> None:
@@ -150,7 +150,7 @@ def test_a_directive_holds_from_its_issue_for_its_time() -> None:
 
 def test_the_configurations_rates_hold_without_a_directive_and_after_it() -> None:
     """Before the first, after the last has lapsed, and once it is dropped."""
-    directives, given = Directives(CONFIG.sampling), directive(1.0, 0.5, 0.25, 0.125)
+    directives, given = PolicyHistory(CONFIG.sampling), directive(1.0, 0.5, 0.25, 0.125)
     assert directives.at(NOW_S) == policy_at(CONFIG.sampling, NOW_S)
     directives.follow(given)
     followed = directives.at(NOW_S + 899)
@@ -165,16 +165,16 @@ def test_the_configurations_rates_hold_without_a_directive_and_after_it() -> Non
 def test_the_local_switch_wins(local: dict[str, bool]) -> None:
     """Paused, nothing is taken whatever the monitor says; not following, the configuration's rates hold."""
     sampling = msgspec.structs.replace(CONFIG.sampling, **local)
-    directives = Directives(sampling)
+    directives = PolicyHistory(sampling)
     directives.follow(directive(1.0, 1.0, 1.0, 1.0))
     assert directives.at(NOW_S) == policy_at(sampling, NOW_S)
 
 
 def test_the_epoch_changes_with_time_under_one_directive() -> None:
     """A sticky sample is no fixed panel, also while no new directive comes."""
-    directives = Directives(Sampling(epoch_s=3600.0))
+    directives = PolicyHistory(Sampling(epoch_s=3600.0))
     directives.follow(
-        Directive(
+        PolicyMessage(
             policy=named(
                 Policy(
                     epoch="",
@@ -193,7 +193,7 @@ def test_the_epoch_changes_with_time_under_one_directive() -> None:
 
 def test_epochs_on_their_way_are_told_a_bounded_few_back() -> None:
     """What was drawn under a directive that is replaced has its rates; one that is long gone is not guessed."""
-    directives = Directives(CONFIG.sampling)
+    directives = PolicyHistory(CONFIG.sampling)
     drawn = []
     for n in range(MOST_KNOWN + 1):
         at = BEGIN + timedelta(seconds=n)
@@ -209,11 +209,11 @@ def test_epochs_on_their_way_are_told_a_bounded_few_back() -> None:
 
 def test_a_notice_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
     """Too few open files, say: what was followed goes on, and the next look finds it."""
-    path, poster = tmp_path / "policy", Directives(CONFIG.sampling)
+    path, poster = tmp_path / "policy", PolicyHistory(CONFIG.sampling)
     given = directive(1.0, 0.5, 0.25, 0.125)
     poster.follow(given)
-    reader, reads = Directives(CONFIG.sampling), Notice(path)
-    Notice(path).post(poster, follow=True)
+    reader, reads = PolicyHistory(CONFIG.sampling), PolicyFile(path)
+    PolicyFile(path).post(poster, follow=True)
     reads.read(reader)
     content = path.read_bytes()
     path.unlink()
@@ -232,7 +232,7 @@ def test_a_directive_for_other_strata_is_not_followed_whoever_judged_it() -> Non
     """A relay worker may hold a newer configuration than the process that has judged: rates belong to their strata."""
     strata = (HeaderStratum(name="other", rate=0.5, headers={"x-other": "1"}),)
     other = msgspec.structs.replace(CONFIG.sampling, header_strata=strata)
-    directives, given = Directives(other), directive(1.0, 0.5, 0.25, 0.125)
+    directives, given = PolicyHistory(other), directive(1.0, 0.5, 0.25, 0.125)
     directives.follow(given)
     assert directives.at(NOW_S) == policy_at(other, NOW_S)
     assert directives.knows(f"1-{given.policy.epoch}")

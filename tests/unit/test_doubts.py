@@ -22,10 +22,10 @@ from quantdrift.core.telemetry import Telemetry
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.comparators.regression import RegressionComparator
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.pipeline.metrics import Meters
-from quantdrift.shadow.replay.config_warnings import N_ITEMS, Doubts
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.pipeline.metrics import ShadowMetrics
+from quantdrift.shadow.replay.config_warnings import N_ITEMS, ConfigWarnings
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of
 
@@ -35,16 +35,20 @@ Output = npt.NDArray[Any]
 
 
 def _found(
-    model: Model, output: Output, *, n_items: int = 16, doubts: Doubts | None = None
+    model: Model, output: Output, *, n_items: int = 16, doubts: ConfigWarnings | None = None
 ) -> dict[tuple[str, str], str]:
     """Let a reference give `output`, some items an exchange; return what is doubted."""
-    doubts = doubts or Doubts()
-    judge = Judge(model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model))
+    doubts = doubts or ConfigWarnings()
+    judge = VersionReference(
+        model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model)
+    )
     for begin in range(0, len(output), n_items):
         some = output[begin : begin + n_items]
         x = inputs_of(len(some))
         exchange = exchange_of(x, np.zeros(some.shape, np.float32))
-        entry = Prepared(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x})
+        entry = PreparedExchange(
+            stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x}
+        )
         doubts.look([entry], [{"logits": some}])
     return doubts.found
 
@@ -74,7 +78,7 @@ def test_probabilities_that_are_said_to_be_logits_are_told_once(
     task: Task, made: Callable[[Output], Output], caplog: pytest.LogCaptureFixture
 ) -> None:
     """After so many items, with what to set; nothing where they are said to be what they are."""
-    output, doubts = made(_scores()), Doubts()
+    output, doubts = made(_scores()), ConfigWarnings()
     with caplog.at_level(logging.WARNING):
         assert not _found(_model(task), output[: N_ITEMS - 1], doubts=doubts)
         found = _found(_model(task), output[N_ITEMS - 1 :], doubts=doubts)
@@ -191,15 +195,19 @@ def test_other_outputs_of_a_regression_are_not_doubted(output: Output) -> None:
 
 def test_what_cannot_be_looked_at_harms_nobody() -> None:
     """Exchanges that the reference fails at, outputs of no use, and steps of a forecast that vary in number."""
-    model, doubts = _model(Task.SEGMENTATION), Doubts()
+    model, doubts = _model(Task.SEGMENTATION), ConfigWarnings()
     assert not _found(model, np.zeros((300, 3)), doubts=doubts)
-    judge = Judge(model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model))
+    judge = VersionReference(
+        model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model)
+    )
     x = inputs_of(1)
-    entry = Prepared(stream_sequence=1, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x})
+    entry = PreparedExchange(
+        stream_sequence=1, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x}
+    )
     doubts.look([entry], [QuarantineError(QuarantineReason.REPLAY, "planted")])
     without = msgspec.structs.replace(entry, exchange=msgspec.structs.replace(entry.exchange, outputs=()))
     doubts.look([without], [{"logits": x}])
-    varying = Doubts()
+    varying = ConfigWarnings()
     regression = _model(Task.REGRESSION)
     for n in (3, 4):
         _found(regression, np.random.default_rng(n).normal(size=(150, n)), doubts=varying)
@@ -210,7 +218,7 @@ def test_what_cannot_be_looked_at_harms_nobody() -> None:
 @pytest.mark.parametrize("task", [Task.MULTILABEL, Task.EMBEDDING])
 def test_that_nothing_is_doubted_is_known_as_well(task: Task) -> None:
     """After a look that found nothing, and where there is nothing to look for: the record forgets older doubts."""
-    doubts = Doubts()
+    doubts = ConfigWarnings()
     output = _scores(n_items=N_ITEMS)
     _found(_model(task), output, doubts=doubts)
     (told,) = doubts.take()
@@ -223,10 +231,10 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
     """Once for each model and option, however often it is told; rows are stored as ever."""
     runtime = LinearRuntime(np.zeros_like(WEIGHT), np.full_like(BIAS, 0.25))  # scores of 0.25 throughout
     model = _model(Task.MULTILABEL)
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     x = inputs_of(N_ITEMS)
     exchange = exchange_of(x, np.full((N_ITEMS, 3), 0.25, np.float32), model="m")
-    entry = Prepared(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x})
+    entry = PreparedExchange(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x})
     assessor = Assessor(Config(models=(model,)), "w", ())
     batch = assessor.assess([entry], datetime.now(UTC))
     assert len(batch.compared[0].items) == N_ITEMS
@@ -236,7 +244,7 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
     assert (told.option, told.doubt) == ("output_kind", assessor.doubts.found["m", "output_kind"])
     assert not assessor.assess([entry], datetime.now(UTC)).doubts  # it is in the record
     reader = InMemoryMetricReader()
-    meters = Meters(Telemetry("test", {}, [reader]), SystemClock())
+    meters = ShadowMetrics(Telemetry("test", {}, [reader]), SystemClock())
     for _ in range(3):
         meters.doubted(assessor.doubts.found)
     points = [

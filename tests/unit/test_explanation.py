@@ -10,10 +10,10 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, TAIL
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.monitor.explain.explain import findings
-from quantdrift.monitor.explain.related_alerts import Standing, smallest
+from quantdrift.monitor.explain.related_alerts import AlertingSlices, smallest
 from quantdrift.monitor.explain.sample import (
     Measure,
-    Scene,
+    WindowSample,
     level_of,
     measure_of,
     new_engines,
@@ -76,9 +76,9 @@ def change(
     )
 
 
-def drifted() -> Scene:
+def drifted() -> WindowSample:
     """Return 200 items of `big`: the half that is also `small` flips every third time, the rest never."""
-    return Scene(
+    return WindowSample(
         [
             item(number, (ALL, BIG, SMALL), flip=float(number % 3 == 0))
             if number % 2
@@ -107,7 +107,7 @@ def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, exp
 
 def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
     """The lower number is taken for the smaller: two pages must not be hidden behind each other."""
-    scene = Scene([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
+    scene = WindowSample([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
     beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
     found = [
         smallest(scene, beside, scene.sizes(), mine=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
@@ -117,7 +117,7 @@ def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_ot
 
 def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
     """What opens later does not count, what opens in the same batch does, what has ended does not."""
-    standing = Standing(
+    standing = AlertingSlices(
         [alert(ALL), alert(SMALL)],
         [change(SMALL, 5, Episode.CLOSE, Verdict.OK), change(BIG, 6), change(SMALL, 6), change(SMALL, 7)],
     )
@@ -130,10 +130,10 @@ def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
 
 def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
     """The alert's own row is newer than the note."""
-    standing = Standing([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
+    standing = AlertingSlices([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
     assert standing.explained(change(SMALL, 5), (BIG,), "small") == []
     assert standing.explains(change(SMALL, 5), BIG, Explanation()) == []
-    alone = Standing([alert(BIG)], [change(SMALL, 5)])
+    alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
     (note,) = alone.explained(change(SMALL, 5), (BIG,), "small")
     more = {"explained_by": "small", "explained_by_id": SMALL, "incident": "small"}
     assert (note.slice_id, note.more) == (BIG, more)
@@ -142,10 +142,10 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
 def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
     """Nothing explains it any more."""
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
-    (note,) = Standing(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).endings()
+    (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).endings()
     assert note.slice_id == BIG
     assert note.more == {"explained_by": None, "explained_by_id": None, "incident": "big"}
-    assert Standing(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).endings() == []
+    assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).endings() == []
 
 
 def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
@@ -178,7 +178,7 @@ def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
         item(100 + number, (ALL,), batch_id=2, source="pod-2" if number % 2 else "pod-1")
         for number in range(40)
     ]
-    old, new = Scene(before[::-1]), Scene(after[::-1])
+    old, new = WindowSample(before[::-1]), WindowSample(after[::-1])
     provenance = {
         1: {"runtime": "onnxruntime", "provider": "cpu"},
         2: {"runtime": "onnxruntime", "provider": "cuda"},
@@ -191,7 +191,7 @@ def test_what_came_with_the_onset_is_named_and_nothing_else() -> None:
     assert sidecar.startswith("sidecar pod-2,")
     assert "50 %" in sidecar
     assert new_engines(old, new, onset_us + 2 * HOUR_US, provenance) == []
-    assert new_sidecars(Scene(before[:5]), new, onset_us) == []
+    assert new_sidecars(WindowSample(before[:5]), new, onset_us) == []
 
 
 def test_a_candidate_version_of_the_model_that_came_with_the_onset_is_named() -> None:
@@ -323,32 +323,32 @@ def test_without_margins_nothing_is_said_of_them() -> None:
     """Only classes have close calls: of other tasks neither a cause nor a lack of margins is told."""
     measure, cap = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=2.0), 2.0
     before, after = (
-        Scene([item(number, (ALL,), margin=None, divergence=level) for number in range(200)])
+        WindowSample([item(number, (ALL,), margin=None, divergence=level) for number in range(200)])
         for level in (0.001, 0.1)
     )
     found = findings(before, after, measure, cap)
     assert (found.cause, found.n_window_before, found.n_window_after) == (None, 200, 200)
-    known = findings(Scene([item(1, (ALL,))]), after, measure, cap)
+    known = findings(WindowSample([item(1, (ALL,))]), after, measure, cap)
     assert known.cause == "too_few"
 
 
 def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
     """Of every task, whatever else is known; nothing is said where all are numbers, and no `before` of no window."""
     measure, cap = Measure(metric=Metric.FLIP, kind=BUDGET.kind, cap=1.0), 2.0
-    before = Scene([item(number, (ALL,), margin=None) for number in range(100)])
+    before = WindowSample([item(number, (ALL,), margin=None) for number in range(100)])
     spoilt = [item(number, (ALL,), margin=None, not_finite=number < 10, pi=0.5) for number in range(20)]
     kept = [item(number, (ALL,), margin=None) for number in range(20, 40)]
-    found = findings(before, Scene(spoilt + kept), measure, cap)
+    found = findings(before, WindowSample(spoilt + kept), measure, cap)
     assert found.not_finite == pytest.approx(20 / 60)
     assert found.not_finite_before == 0
     said = sentences(found, Metric.FLIP, BUDGET.kind, Task.REGRESSION)
     assert said[0].startswith("No numbers: 33.3 % of the slice's outputs since the onset")
     assert "(before: 0 %)" in said[0]
-    few = Scene(before.items[:5])
-    alone = sentences(findings(few, Scene(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
+    few = WindowSample(before.items[:5])
+    alone = sentences(findings(few, WindowSample(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
     assert "No numbers: 50 %" in alone[0]
     assert "before:" not in alone[0]
-    assert findings(before, Scene(kept), measure, cap).not_finite is None
+    assert findings(before, WindowSample(kept), measure, cap).not_finite is None
 
 
 def test_advice_follows_the_cause() -> None:

@@ -17,8 +17,8 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
-from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Room, Stream
-from quantdrift.sidecar.intake.gateway import Entrance
+from quantdrift.sidecar.intake.envoy_stream import STREAM_BYTES, Stream, StreamLimits
+from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.supervisor import serve
 from tests.support.sidecar.envoy_messages import (
@@ -45,8 +45,8 @@ class Told:
 
     def __init__(self, sampling: Sampling | None = None, limit_bytes: int = 1 << 20, **bounds: Any) -> None:
         self.bench = Bench(sampling, **bounds)
-        self.entrance = Entrance(self.bench.scope)
-        self.room = Room(Config(intake=Intake(max_pending_bytes=limit_bytes)), self.entrance)
+        self.entrance = Gateway(self.bench.scope)
+        self.room = StreamLimits(Config(intake=Intake(max_pending_bytes=limit_bytes)), self.entrance)
 
     def stream(self) -> Stream:
         """Return a new one."""

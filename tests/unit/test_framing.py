@@ -2,9 +2,9 @@
 
 import pytest
 
-from quantdrift.sidecar.relay.http1.framing import TUNNEL, Delimiter
+from quantdrift.sidecar.relay.http1.framing import TUNNEL, MessageFramer
 from quantdrift.sidecar.relay.observing.heads import CHUNKED, UNTIL_CLOSE, FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts
+from quantdrift.sidecar.relay.observing.memory import ObserverMemory
 
 pytestmark = pytest.mark.unit
 
@@ -18,7 +18,7 @@ class Log:
         self.bodies = list(bodies)
         self.messages: list[bytes] = []
         self.now = b""
-        self.delimiter = Delimiter(self.on_head, self.on_piece, self.on_end, LIMIT, Parts(1000))
+        self.delimiter = MessageFramer(self.on_head, self.on_piece, self.on_end, LIMIT, ObserverMemory(1000))
 
     def feed(self, stream: bytes, step: int) -> None:
         """Feed `stream` in pieces of `step` bytes."""

@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
-from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.answer import Answer, ToolCall
 from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores, objects
 from tests.support.shadow.score_streams import compared, scores_of, told
 
@@ -251,7 +251,7 @@ def test_what_rounding_leaves_of_a_tail_makes_nothing_infinite() -> None:
             False,
         ),
         (
-            Answer(text="no", wants_json=True, calls=(Call(name="f", arguments="{}"),), tools={"f": {}}),
+            Answer(text="no", wants_json=True, calls=(ToolCall(name="f", arguments="{}"),), tools={"f": {}}),
             0,
             None,
         ),
@@ -297,7 +297,7 @@ def test_json_that_was_asked_for(answer: Answer, flip: int, *, json_valid: bool 
 def test_calls_of_tools(name: str, arguments: str, *, valid: bool) -> None:
     """Of a tool that was offered, with the arguments it requires."""
     tools = {"find": {"type": "object", "properties": {"where": {}}, "required": ["where"]}}
-    answer = Answer(text="", calls=(Call(name=name, arguments=arguments),), tools=tools)
+    answer = Answer(text="", calls=(ToolCall(name=name, arguments=arguments),), tools=tools)
     found = told(compared(None, NOTHING, answer))
     assert (found["tool_calls_valid"], found["flip"]) == (valid, not valid)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from quantdrift.sidecar.relay.observing.head_cache import Lines
+from quantdrift.sidecar.relay.observing.head_cache import FieldCache
 from quantdrift.sidecar.relay.observing.heads import (
     CHUNKED,
     UNTIL_CLOSE,
@@ -155,7 +155,7 @@ def test_what_is_no_http_1_response_is_refused(line: bytes) -> None:
 def test_a_hostile_head_costs_linear_time(filler: bytes) -> None:
     """64 KiB of what an expression might backtrack over take no second of this thread; with their square they take many."""
     head = request(b"X: " + filler * (65_536 // len(filler)) + b"\r\n")
-    lines = Lines([b"w"])
+    lines = FieldCache([b"w"])
     began = time.thread_time()
     with contextlib.suppress(FramingError):
         parse_request(head, 0, len(head), lines)
@@ -173,10 +173,10 @@ def test_a_hostile_head_costs_linear_time(filler: bytes) -> None:
     ],
 )
 def test_a_field_in_the_place_of_the_start_line_is_refused(
-    parse: Callable[[bytes, int, int, Lines], object], head: bytes
+    parse: Callable[[bytes, int, int, FieldCache], object], head: bytes
 ) -> None:
     """Also one that is known from earlier heads: neither an error of ours nor a line behind it makes it a head."""
-    lines = Lines()
+    lines = FieldCache()
     for line in (b"POST /x HTTP/1.1", b"HTTP/1.1 200 OK"):
         known = line + b"\r\nX-A: b\r\n\r\n"
         (parse_request if line.startswith(b"POST") else parse_response)(known, 0, len(known), lines)

@@ -19,7 +19,7 @@ from quantdrift.shadow.runtimes.canaries.canaries import (
     record,
     write_canaries,
 )
-from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, HeldRuntime, held
+from quantdrift.shadow.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, held
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
@@ -219,7 +219,7 @@ def test_a_file_is_held_to_them_once(tmp_path: Path) -> None:
     runtime.run({"x": inputs_of(2)})
     assert served.n_runs == 2
     assert runtime.artefact.canaries == read_canaries(path).digest
-    assert isinstance(runtime, HeldRuntime)
+    assert isinstance(runtime, CanaryCheckedRuntime)
 
 
 def test_a_server_is_held_to_them_again_while_it_works(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from quantdrift.core.config import Sampling
 from quantdrift.core.records import HeaderStratum, Loss, Protocol
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import Count, Gauge
 from quantdrift.sidecar.state.routes import Routes
 from tests.support.sidecar.http2_wire import (
@@ -204,7 +204,7 @@ def test_another_configuration_holds_from_the_next_request_on() -> None:
     """Also for headers that were met before it."""
     bench, ends = Bench(), Ends()
     observer = follow(bench, (">", asked(ends, 1)), ("<", answered(ends, 1)), (">", asked(ends, 3)))
-    sampler = Sampler(Sampling(rate=0.0), b"secret", Mint(), 0.0)
+    sampler = Sampler(Sampling(rate=0.0), b"secret", ExchangeIds(), 0.0)
     bench.scope.reconfigure(bench.sidecar, Routes(Protocol), sampler)
     observer.request(asked(ends, 5))
     bench.scope.reconfigure(bench.sidecar, Routes([]), sampler)

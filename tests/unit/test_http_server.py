@@ -11,7 +11,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import RetryError
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer
 
 pytestmark = pytest.mark.unit
@@ -53,7 +53,7 @@ def server() -> Iterator[ThreadingHTTPServer]:
 def test_a_network_that_goes_is_a_server_that_is_away(server: ThreadingHTTPServer) -> None:
     """Not every such error is a `ConnectionError`; none of them is the exchange's fault."""
     reference = Reference(runtime=Runtime.OIP_HTTP, url=f"http://127.0.0.1:{server.server_port}")
-    client = HttpServer(Opening(model=Model(name="digits"), reference=reference))
+    client = HttpServer(RuntimeRequest(model=Model(name="digits"), reference=reference))
     assert client.ask("GET", "/")[0] == 200
     connection = client._connection
     connection.sock.close()

@@ -14,10 +14,10 @@ from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Intake
 from quantdrift.sidecar.intake import http
 from quantdrift.sidecar.intake import kserve_logger as logger
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.intake.http import HttpWay
-from quantdrift.sidecar.relay.observing.observer import Scope
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.http import HttpIntake
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import DENIED, Counters, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
 
@@ -36,7 +36,7 @@ EVENT = {
 class Server:
     """The way, its port and its counts."""
 
-    def __init__(self, way: HttpWay, port: int, slot: Slot) -> None:
+    def __init__(self, way: HttpIntake, port: int, slot: Slot) -> None:
         self.way, self.port, self.slot = way, port, slot
 
     @asynccontextmanager
@@ -60,10 +60,10 @@ async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
     intake = Intake(max_pending_bytes=LIMIT, kserve_logger=kserve_logger)
     config = msgspec.structs.replace(Config(), intake=intake)
     slot = Counters.create(1, 4).slot(0)
-    scope = Scope(
+    scope = CaptureScope(
         config.sidecar,
         routes=Routes(config.capture.protocols),
-        sampler=Sampler(config.sampling, b"s", Mint(), 0.0),
+        sampler=Sampler(config.sampling, b"s", ExchangeIds(), 0.0),
         offer=lambda *_: None,
         slot=slot,
         clock=SystemClock(),
@@ -72,7 +72,7 @@ async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        way = HttpWay(config, "t0ken", Entrance(scope), listener)
+        way = HttpIntake(config, "t0ken", Gateway(scope), listener)
         async with way:
             yield Server(way, port, slot)
 

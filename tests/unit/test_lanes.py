@@ -6,19 +6,19 @@ import pytest
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.process.run import Stop
-from quantdrift.shadow.pipeline.fair_share import Terms, Turns
-from quantdrift.shadow.pipeline.queues import Lanes
+from quantdrift.shadow.pipeline.fair_share import FairShare, ShareTerms
+from quantdrift.shadow.pipeline.queues import BatchQueues
 
 pytestmark = pytest.mark.unit
 
 DEADLINE_S = 30.0
 
 
-def _lanes(stop: Stop | None = None, **terms: Terms) -> Lanes[str]:
-    return Lanes(Turns(terms), SystemClock(), stop or Stop(), most_in_hand=2)
+def _lanes(stop: Stop | None = None, **terms: ShareTerms) -> BatchQueues[str]:
+    return BatchQueues(FairShare(terms), SystemClock(), stop or Stop(), most_in_hand=2)
 
 
-async def _hands_out(lanes: Lanes[str], spent_s: float = 1.0) -> str:
+async def _hands_out(lanes: BatchQueues[str], spent_s: float = 1.0) -> str:
     turn, batch = await asyncio.wait_for(lanes.take(), DEADLINE_S)
     lanes.charge(turn, spent_s)
     lanes.done()
@@ -65,7 +65,7 @@ async def test_alone_means_that_no_other_lane_is_handed_out() -> None:
 async def test_a_budget_holds_nothing_up_at_the_end() -> None:
     """What waits for its budget is replayed when the process is to end."""
     stop = Stop()
-    lanes = _lanes(stop, capped=Terms(max_ratio=0.001))
+    lanes = _lanes(stop, capped=ShareTerms(max_ratio=0.001))
     await lanes.put("capped", "first")
     await _hands_out(lanes, spent_s=60.0)
     await lanes.put("capped", "second")

@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
 from quantdrift.shadow.runtimes.protocol import Array
-from quantdrift.shadow.slices.clusters import Learned, LearnedSlices
+from quantdrift.shadow.slices.clusters import ClusterAssignment, ClusterSlices
 from tests.support.monitor.clusterings import CLUSTERING
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 
@@ -20,15 +20,15 @@ SCANNER = Slice(name="scanner", header="x-scanner")
 INSIDE, FAR, OTHER = [10.0, 20.0], [99.0, 99.0], [18.0, 20.0]
 
 
-def _slices(**clusters: float) -> LearnedSlices:
+def _slices(**clusters: float) -> ClusterSlices:
     config = Config(models=(MODEL,), slices=(SCANNER,), clusters=msgspec.convert(clusters, Clusters))
-    learned = LearnedSlices(config)
+    learned = ClusterSlices(config)
     learned.put_in_force([CLUSTERING])
     return learned
 
 
 def _learn(
-    learned: LearnedSlices,
+    learned: ClusterSlices,
     embedding: Array | None,
     *,
     model: Model = MODEL,
@@ -36,7 +36,7 @@ def _learn(
     scanner: str = "a",
     at: datetime = AT,
     features: list[dict[str, float]] | None = None,
-) -> Learned:
+) -> ClusterAssignment:
     features = [{}] * (0 if embedding is None else len(embedding)) if features is None else features
     exchange = exchange_of(inputs_of(1), attributes={"header.x-scanner": scanner})
     return learned.learn(
@@ -44,7 +44,7 @@ def _learn(
     )
 
 
-def _names(found: Learned) -> list[list[str]]:
+def _names(found: ClusterAssignment) -> list[list[str]]:
     return [[key.name for key in of_item] for of_item in found.slices]
 
 
@@ -84,7 +84,7 @@ def test_an_embedding_that_does_not_fit_teaches_nothing_and_harms_nothing(embedd
 def test_switched_off_nothing_is_kept_or_assigned() -> None:
     """By `clusters.enabled`, whatever the model says."""
     found = _learn(_slices(enabled=False, sample_share=1.0), np.array([INSIDE], np.float32))
-    assert found == Learned(slices=((),), version=0, vectors=())
+    assert found == ClusterAssignment(slices=((),), version=0, vectors=())
 
 
 def test_features_are_vectors_in_the_order_of_their_keys() -> None:
@@ -92,7 +92,7 @@ def test_features_are_vectors_in_the_order_of_their_keys() -> None:
     rules = tuple(Slice(name=name, feature=name, edges=(1.0,)) for name in ("norm", "mean"))
     model = Model(name="digits", embedding="features")
     config = Config(models=(model,), slices=rules, clusters=Clusters(sample_share=1.0))
-    learned = LearnedSlices(config)
+    learned = ClusterSlices(config)
     columns = ("feature.mean", "feature.norm")
     space = f"features {', '.join(columns)}"
     learned.put_in_force([msgspec.structs.replace(CLUSTERING, space=space, columns=columns, gaps=True)])

@@ -4,7 +4,7 @@ import pytest
 
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.core.sampling.inclusion import reachable_strata
-from quantdrift.monitor.fold.loss import RECENT_US, Counts, Ledger
+from quantdrift.monitor.fold.loss import RECENT_US, LossCounts, RecentCounts
 from quantdrift.storage.monitor.rows import ExpiryRow, TallyRow
 from tests.support.monitor.fold_stream import BEGIN_US, POLICY, SECOND_US
 
@@ -26,13 +26,13 @@ def test_counts_of_the_recent_hour_come_from_cumulative_tallies() -> None:
             lost=lost,
         )
 
-    ledger = Ledger([tally(1, 100, 1)])
+    ledger = LossCounts([tally(1, 100, 1)])
     ledger.add(tally(5, 160, 4))
     ledger.add(tally(4, 150, 4))
     ledger.add(tally(1, 7, 2, boot="b", at_s=60))
-    assert ledger.recent(["faint", "other"], "digits") == Counts(offered=134, taken=67, lost=5)
+    assert ledger.recent(["faint", "other"], "digits") == RecentCounts(offered=134, taken=67, lost=5)
     ledger.forget(BEGIN_US + RECENT_US)
-    assert ledger.recent(["faint"], "digits") == Counts(offered=14, taken=7, lost=2)
+    assert ledger.recent(["faint"], "digits") == RecentCounts(offered=14, taken=7, lost=2)
 
 
 def test_one_models_losses_say_nothing_of_another() -> None:
@@ -51,13 +51,13 @@ def test_one_models_losses_say_nothing_of_another() -> None:
             models=models,
         )
 
-    ledger = Ledger([tally(1)])
+    ledger = LossCounts([tally(1)])
     ledger.add(tally(3, bad=(8, 8), good=(10, 0)))
-    assert ledger.recent(["default"], "bad") == Counts(offered=200, taken=10, lost=10)
-    assert ledger.recent(["default"], "good") == Counts(offered=200, taken=12, lost=2)
-    assert ledger.recent(["default"], "new") == Counts(offered=200, taken=2, lost=2)
+    assert ledger.recent(["default"], "bad") == RecentCounts(offered=200, taken=10, lost=10)
+    assert ledger.recent(["default"], "good") == RecentCounts(offered=200, taken=12, lost=2)
+    assert ledger.recent(["default"], "new") == RecentCounts(offered=200, taken=2, lost=2)
     ledger.forget(BEGIN_US + RECENT_US)
-    assert ledger.recent(["default"], "bad") == Counts(offered=0, taken=0, lost=0)
+    assert ledger.recent(["default"], "bad") == RecentCounts(offered=0, taken=0, lost=0)
 
 
 def test_the_strata_of_a_slice_are_those_its_items_may_fall_into() -> None:
@@ -83,10 +83,10 @@ def test_what_expired_counts_for_its_model_and_stratum_for_an_hour() -> None:
     def expiry(n: int, at_s: int = 0, stratum: str = "default", model: str = "slow") -> ExpiryRow:
         return ExpiryRow(stratum=stratum, model=model, n=n, at_us=BEGIN_US + at_s * SECOND_US)
 
-    ledger = Ledger(expiries=[expiry(10)])
+    ledger = LossCounts(expiries=[expiry(10)])
     ledger.expire(expiry(-3, at_s=60))
     ledger.expire(expiry(2, stratum="faint"))
-    assert ledger.recent(["default"], "slow") == Counts(offered=0, taken=0, lost=0, expired=7)
+    assert ledger.recent(["default"], "slow") == RecentCounts(offered=0, taken=0, lost=0, expired=7)
     assert ledger.recent(["default", "faint"], "slow").expired == 9
     assert ledger.recent(["default", "faint"], "calm").expired == 0
     ledger.forget(BEGIN_US + RECENT_US)

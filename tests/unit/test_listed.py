@@ -11,10 +11,10 @@ from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.comparators.classes.classification import ClassificationComparator
-from quantdrift.shadow.comparators.protocol import Alone
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.comparators.protocol import SingleOutput
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.sidecar.protocols.oip import OipRest
@@ -157,7 +157,7 @@ def test_what_is_no_list_of_the_models_classes_is_set_aside(
 def test_lists_and_whole_outputs_are_replayed_together() -> None:
     """One client asks for classes, another for logits: each exchange is compared as it came."""
     runtime = LinearRuntime(WEIGHT, BIAS)
-    judge = Judge(model=Model(name="digits"), runtime=runtime, comparator=Alone(LOGITS))
+    judge = VersionReference(model=Model(name="digits"), runtime=runtime, comparator=SingleOutput(LOGITS))
     x = inputs_of(2)
     whole = exchange_of(x)
     lines = [
@@ -171,7 +171,7 @@ def test_lists_and_whole_outputs_are_replayed_together() -> None:
     )
     outcomes = compare_batch(
         [
-            Prepared(
+            PreparedExchange(
                 stream_sequence=1,
                 payload=b"",
                 exchange=exchange,
@@ -183,6 +183,6 @@ def test_lists_and_whole_outputs_are_replayed_together() -> None:
         most_items=64,
     )
     for outcome, known in zip(outcomes, (False, True, False), strict=True):
-        assert isinstance(outcome, Compared)
+        assert isinstance(outcome, ReplayResult)
         assert outcome.divergences.flip.tolist() == outcome.divergences.topk.tolist() == [0, 0]
         assert np.isfinite(outcome.divergences.divergence).tolist() == [known] * 2

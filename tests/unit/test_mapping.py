@@ -11,9 +11,9 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.pipeline.classify import triage
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
-from quantdrift.shadow.replay.replay import Compared, compare_batch
+from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -167,8 +167,8 @@ def test_a_quantised_candidate_is_compared_with_what_its_integers_stand_for() ->
             exact, inputs=(tensor("image", image, "INT8"),), outputs=(tensor("scores", output, "INT8"),)
         )
         case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
-        assert isinstance(case, Prepared)
+        assert isinstance(case, PreparedExchange)
         (outcome,) = compare_batch([case], most_items=64)
-        assert isinstance(outcome, Compared)
+        assert isinstance(outcome, ReplayResult)
         found.append(outcome.divergences.js.max())
     assert found[0] < 0.01 < found[1]

@@ -7,8 +7,8 @@ import pytest
 from quantdrift import Tap
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import MARK, HeaderStratum
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
@@ -35,7 +35,7 @@ def counts(bench: Bench, sampling: Sampling) -> tuple[int, int, int]:
 def test_a_marked_request_over_http1_is_not_captured(sampling: Sampling, line: bytes) -> None:
     """Whatever the value and the case of the name; the requests around it on the same connection are."""
     bench = Bench(sampling)
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     for fields in (b"x-kind: a\r\n", line + b"\r\n", b"x-kind: a\r\n" + line + b"\r\n", b"x-kind: a\r\n"):
         observer.request(post(b"in", fields=fields))
         observer.response(answer(b"out"))
@@ -61,8 +61,8 @@ def test_a_marked_request_comes_in_by_no_way(name: str) -> None:
     """Events of loggers, of Envoy and batches all go through one door."""
     sampling = Sampling(rate=1.0)
     bench = Bench(sampling)
-    assert Entrance(bench.scope).offer("/v2/models/digits/infer", {name: "1"}) is None
-    assert Entrance(bench.scope).offer("/v2/models/digits/infer", {}) is not None
+    assert Gateway(bench.scope).offer("/v2/models/digits/infer", {name: "1"}) is None
+    assert Gateway(bench.scope).offer("/v2/models/digits/infer", {}) is not None
     assert counts(bench, sampling) == (1, 0, 1)
 
 

@@ -11,9 +11,9 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.sampling.inclusion import MODEL, largest_rate, of_model, smallest_rate
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.sampling.demands import draft
-from quantdrift.sidecar.capture.recorder import Origin, Recorder
-from quantdrift.sidecar.sampling.second_phase import Thinning
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
+from quantdrift.sidecar.sampling.second_phase import SecondPhase
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.storage.monitor.rows import Catalog, SliceRow
 from quantdrift.storage.monitor.traffic import (
     Offered,
@@ -44,7 +44,7 @@ POLICY = Policy(
 def total(model: str, *, faint: bool) -> float:
     """Return the inclusion probability that a sidecar gives an exchange."""
     attributes = {MODEL: model} | ({FAINT.key: "faint"} if faint else {})
-    return 0.8 * Thinning(POLICY.body_strata, b"s").thin("k", 0.8, attributes, None).pi2
+    return 0.8 * SecondPhase(POLICY.body_strata, b"s").thin("k", 0.8, attributes, None).pi2
 
 
 def test_a_stratum_of_a_model_takes_nothing_of_another() -> None:
@@ -148,9 +148,9 @@ def test_the_capture_process_knows_the_model_and_the_configuration_may_ask_for_i
             body_rate=0.0, body_strata=(BodyStratum(name="one", rate=1.0, where=of_model((), "digits")),)
         ),
     )
-    origin = Origin(source="pod-1", version="", salt=b"salt", hmac_key=b"")
+    origin = SidecarIdentity(source="pod-1", version="", salt=b"salt", hmac_key=b"")
     kept = [
-        Recorder(Settled.of(config), origin).record(*raw_exchange(path=f"/v2/models/{model}/infer"))
+        Recorder(LiveConfig.of(config), origin).record(*raw_exchange(path=f"/v2/models/{model}/infer"))
         for model in MODELS
     ]
     assert kept[0] is not None

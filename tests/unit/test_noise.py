@@ -21,10 +21,10 @@ from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outp
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.scoring import ASKED, PROMPT, SCORES, objects
 from quantdrift.shadow.replay import noise
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, assemble, compare, replay
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -61,15 +61,15 @@ class _BatchStatistics(_Watched):
         return super().run({"x": inputs["x"] - inputs["x"].mean(axis=0)})
 
 
-def prepared(n_items: int, seed: int, runtime: ReferenceRuntime) -> Prepared:
+def prepared(n_items: int, seed: int, runtime: ReferenceRuntime) -> PreparedExchange:
     """Return an exchange that is ready to be replayed."""
     model = Model(name="digits", top_k=2)
     exchange = exchange_of(inputs_of(n_items, seed))
-    return Prepared(
+    return PreparedExchange(
         stream_sequence=seed,
         payload=b"x" * 100,
         exchange=exchange,
-        judge=Judge(model=model, runtime=runtime, comparator=comparator_of(model)),
+        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
     )
 
@@ -91,12 +91,12 @@ class Worker:
             entries.append(prepared(size, self._n, self.runtime))
         return self.replay(entries)
 
-    def replay(self, entries: Sequence[Prepared]) -> tuple[NoiseItem, ...]:
+    def replay(self, entries: Sequence[PreparedExchange]) -> tuple[NoiseItem, ...]:
         """Replay a batch; return what was measured meanwhile."""
         with self.noise.timed():
             outputs = replay(assemble(entries), most_items=64)
         outcomes = compare(entries, outputs)
-        assert all(isinstance(outcome, Compared) for outcome in outcomes)
+        assert all(isinstance(outcome, ReplayResult) for outcome in outcomes)
         self.noise.choose(entries, outputs, outcomes)
         if self.noise.is_due(entries[0]):
             self.noise.again(entries[0])

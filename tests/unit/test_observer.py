@@ -4,7 +4,7 @@ import pytest
 
 from quantdrift.core.config import Sampling
 from quantdrift.core.records import MARK, HeaderStratum, Loss
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.observing.heads import parse_request
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.relay_rig import INFER, Bench, answer, post
@@ -12,9 +12,9 @@ from tests.support.sidecar.relay_rig import INFER, Bench, answer, post
 pytestmark = pytest.mark.unit
 
 
-def follow(bench: Bench, *steps: tuple[str, bytes]) -> Observer:
+def follow(bench: Bench, *steps: tuple[str, bytes]) -> Http1Observer:
     """Show an observer what client (`>`) and backend (`<`) sent."""
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     for direction, chunk in steps:
         (observer.request if direction == ">" else observer.response)(chunk)
     return observer
@@ -80,7 +80,7 @@ def test_inference_is_told_by_method_and_path(request_: bytes, offered: int) -> 
 def test_an_empty_line_before_a_request_belongs_to_no_message(step: int) -> None:
     """Some clients end a body with one: it comes with the next head, or before it."""
     bench = Bench()
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     for body in (b"one", b"two"):
         late = b"\r\n" + post(body)
         for pos in range(0, len(late), step):
@@ -236,7 +236,7 @@ def test_an_exchange_above_its_bound_is_let_go() -> None:
 def test_the_worker_holds_no_more_than_its_bound() -> None:
     """What does not fit beside other connections' exchanges is lost; when they are done there is room again."""
     bench = Bench(max_held_bytes=2000)
-    first, second = Observer(bench.scope), Observer(bench.scope)
+    first, second = Http1Observer(bench.scope), Http1Observer(bench.scope)
     first.request(post(b"x" * 800))
     second.request(post(b"y" * 800))
     assert bench.lost(Loss.HELD_BYTES) == 1
@@ -252,7 +252,7 @@ def test_the_worker_holds_no_more_than_its_bound() -> None:
 def test_many_small_pieces_count_for_what_they_cost() -> None:
     """A client that sends single bytes cannot make the worker hold many times its bound."""
     bench = Bench(max_held_bytes=4096)
-    observer = Observer(bench.scope)
+    observer = Http1Observer(bench.scope)
     for byte in post(b"x" * 1000):
         observer.request(bytes((byte,)))
     assert bench.lost(Loss.HELD_BYTES) == 1
@@ -275,7 +275,7 @@ def test_a_body_that_was_not_taken_is_followed_by_its_length_alone() -> None:
     request = post(b"x" * 100)
     for rate, expected in ((0.0, 90), (1.0, 0)):
         bench = Bench(Sampling(rate=rate))
-        observer = Observer(bench.scope)
+        observer = Http1Observer(bench.scope)
         observer.request(request[:-90])
         assert observer.skip_request(40) + observer.skip_request(200) == expected
         assert observer.skip_response(10) == 0

@@ -18,7 +18,7 @@ from quantdrift.core.open_inference_pb2 import (
 )
 from quantdrift.core.open_inference_pb2 import Tensor as WireTensor
 from quantdrift.core.records import Loss, Tensor
-from quantdrift.sidecar.protocols.decoder import Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import DecodedRequest, DecodedResponse, WireContext
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 from quantdrift.sidecar.protocols.oip_grpc import OipGrpc, OipGrpcStream
@@ -72,20 +72,20 @@ def ended(version: str = "HTTP/2", **fields: str) -> Head:
     return Head(start=(version, "200", ""), headers=told)
 
 
-def asked(*messages: InferRequest, wire: Wire | None = None) -> Query:
+def asked(*messages: InferRequest, wire: WireContext | None = None) -> DecodedRequest:
     """Return the decoded request, of a stream where there are not one."""
     decoder = OipGrpc() if len(messages) == 1 else OipGrpcStream()
     body = prefixed(*(each.SerializeToString() for each in messages))
-    return decoder.request(head(), body, wire or Wire(max_bytes=LIMIT))
+    return decoder.request(head(), body, wire or WireContext(max_bytes=LIMIT))
 
 
-def answered(message: InferResponse, at: Head | None = None) -> Reply:
+def answered(message: InferResponse, at: Head | None = None) -> DecodedResponse:
     """Return the decoded response."""
     return OipGrpc().response(
         at or ended(grpc_status="0"),
         prefixed(message.SerializeToString()),
-        Query(inputs=()),
-        Wire(max_bytes=LIMIT),
+        DecodedRequest(inputs=()),
+        WireContext(max_bytes=LIMIT),
     )
 
 
@@ -123,7 +123,9 @@ def test_a_request_names_its_model_and_its_parameters() -> None:
 def test_a_response_names_the_version_that_answered() -> None:
     """And its tensors."""
     reply = answered(response())
-    assert reply == Reply(version="7", outputs=(Tensor(name="y", datatype="FP32", shape=(1, 2), data=TWO),))
+    assert reply == DecodedResponse(
+        version="7", outputs=(Tensor(name="y", datatype="FP32", shape=(1, 2), data=TWO),)
+    )
 
 
 @pytest.mark.parametrize(
@@ -152,7 +154,7 @@ def test_content_that_is_not_packed_says_the_same() -> None:
     for parts in ([unpacked], [unpacked[:5], unpacked[5:]]):
         whole = tensor + b"".join(b"\x2a" + bytes([len(part)]) + part for part in parts)
         body = b"\x0a\x06digits\x2a" + bytes([len(whole)]) + whole
-        query = OipGrpc().request(head(), prefixed(body), Wire(max_bytes=LIMIT))
+        query = OipGrpc().request(head(), prefixed(body), WireContext(max_bytes=LIMIT))
         assert query.inputs[0].data == TWO
 
 
@@ -266,9 +268,9 @@ def test_no_sequence_is_told_by_zero() -> None:
 def test_many_small_values_are_refused() -> None:
     """They take eight times their length in memory, and each costs time."""
     tensor = WireTensor(datatype="INT64", shape=[1000], contents={"int64_contents": [1] * 1000})
-    wire = Wire(max_bytes=LIMIT, max_values=999)
+    wire = WireContext(max_bytes=LIMIT, max_values=999)
     assert loss_of(asked, request(inputs=[tensor], raw_input_contents=[]), wire=wire) is Loss.TOO_LARGE
-    wire = Wire(max_bytes=4000)
+    wire = WireContext(max_bytes=4000)
     assert loss_of(asked, request(inputs=[tensor], raw_input_contents=[]), wire=wire) is Loss.TOO_LARGE
 
 
@@ -287,17 +289,17 @@ def test_many_small_values_are_refused() -> None:
 )
 def test_a_body_that_holds_no_message_is_none(body: bytes) -> None:
     """Cut short, garbage, or more than the one that is due."""
-    assert loss_of(OipGrpc().request, head(), body, Wire(max_bytes=LIMIT)) is Loss.DECODE
+    assert loss_of(OipGrpc().request, head(), body, WireContext(max_bytes=LIMIT)) is Loss.DECODE
 
 
 @pytest.mark.parametrize(("coding", "compress"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
 def test_messages_are_decompressed_within_the_limit(coding: str, compress: Any) -> None:
     """Each says of itself whether it is compressed; a bomb is refused."""
     message = request().SerializeToString()
-    body, wire = prefixed(compress(message), compressed=True), Wire(max_bytes=LIMIT)
+    body, wire = prefixed(compress(message), compressed=True), WireContext(max_bytes=LIMIT)
     assert OipGrpc().request(head(grpc_encoding=coding), body, wire).model == "digits"
     assert OipGrpc().request(head(grpc_encoding=coding), prefixed(message), wire).model == "digits"
-    assert loss_of(OipGrpc().request, head(), prefixed(message), Wire(max_bytes=9)) is Loss.TOO_LARGE
+    assert loss_of(OipGrpc().request, head(), prefixed(message), WireContext(max_bytes=9)) is Loss.TOO_LARGE
     assert loss_of(OipGrpc().request, head(), body, wire) is Loss.DECODE
     assert loss_of(OipGrpc().request, head(grpc_encoding="zstd"), body, wire) is Loss.DECODE
     bomb = prefixed(compress(bytes(LIMIT + 1)), compressed=True)
@@ -319,9 +321,9 @@ def test_who_tells_of_a_success_in_another_way_needs_no_status() -> None:
 
 def stream(
     requests: list[InferRequest], messages: list[bytes], model: Model | None = None
-) -> tuple[Query, Reply]:
+) -> tuple[DecodedRequest, DecodedResponse]:
     """Return both sides of a stream, as the recorder has them decoded."""
-    decoder, wire = OipGrpcStream(), Wire(max_bytes=LIMIT)
+    decoder, wire = OipGrpcStream(), WireContext(max_bytes=LIMIT)
     query = decoder.request(head(), prefixed(*(each.SerializeToString() for each in requests)), wire)
     query = msgspec.structs.replace(query, document={})
     wire = msgspec.structs.replace(wire, model=model or Model(name="digits"))
@@ -413,4 +415,4 @@ def test_a_request_of_a_stream_that_fails_makes_it_an_error() -> None:
 
 def test_a_stream_without_requests_is_none() -> None:
     """A client may open one and close it."""
-    assert loss_of(OipGrpcStream().request, head(), b"", Wire(max_bytes=LIMIT)) is Loss.DECODE
+    assert loss_of(OipGrpcStream().request, head(), b"", WireContext(max_bytes=LIMIT)) is Loss.DECODE

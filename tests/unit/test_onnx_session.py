@@ -16,7 +16,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
-from quantdrift.shadow.runtimes.registry import Opening, gpu_share, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, gpu_share, open_reference
 from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
@@ -138,7 +138,7 @@ def test_beside_tensorrt_other_references_are_told_too(monkeypatch: pytest.Monke
     reference = Reference(runtime=Runtime.TORCH, path="nowhere.pt2")
     for provider, said in ((Provider.CPU, None), (Provider.TENSORRT, "0")):
         with pytest.raises(OperatorError):
-            open_reference(Opening(model=Model(name="a"), reference=reference, provider=provider))
+            open_reference(RuntimeRequest(model=Model(name="a"), reference=reference, provider=provider))
         assert os.environ.get(OVERRIDE) == said
 
 

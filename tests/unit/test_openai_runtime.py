@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
-from quantdrift.shadow.language.answer import Call
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
-from quantdrift.shadow.language.scoring import Asked
+from quantdrift.shadow.language.answer import ToolCall
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.shadow.language.scoring import ScoringRequest
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import open_reference
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.language_models import loaded, opening, remote_opening, scored
 from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.unit
 
-ASKED = Asked(prompt_ids=(0, 5), served_ids=(7, 8))
+ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
 SAID = ({"role": "user", "content": "what drifts?"},)
 DEADLINE_S = 30.0
 
@@ -43,9 +43,9 @@ def runtime(server: VllmLike) -> Iterator[ReferenceRuntime]:
 def test_texts_are_made_tokens_by_the_server(runtime: ReferenceRuntime, language_folder: Path) -> None:
     """A chat by its template: the same as with the model at hand."""
     asked = (
-        Asked(messages=SAID, served=" the mean"),
-        Asked(messages=SAID, template={"add_generation_prompt": False}, served=" the mean"),
-        Asked(prompt="A relay", served=" forwards"),
+        ScoringRequest(messages=SAID, served=" the mean"),
+        ScoringRequest(messages=SAID, template={"add_generation_prompt": False}, served=" the mean"),
+        ScoringRequest(prompt="A relay", served=" forwards"),
     )
     local = scored(open_reference(opening(language_folder)), *asked)
     for one, other in zip(scored(runtime, *asked), local, strict=True):
@@ -65,7 +65,7 @@ def test_documents_reach_the_template(language_folder: Path) -> None:
         n_tokens = len(
             tokenizer.apply_chat_template(list(SAID), add_generation_prompt=True, return_dict=False, **more)
         )
-        asked = Asked(messages=SAID, template=more, n_prompt_tokens=n_tokens, served=" the mean")
+        asked = ScoringRequest(messages=SAID, template=more, n_prompt_tokens=n_tokens, served=" the mean")
         assert len(scored(runtime, asked)[0].ids) > 0
         runtime.close()
 
@@ -74,9 +74,9 @@ def test_the_token_in_which_a_text_was_cut_is_not_scored(runtime: ReferenceRunti
     """It is not what was generated; nothing is left of a text of one."""
     whole, cut, nothing = scored(
         runtime,
-        Asked(prompt_ids=(0, 5), served=" the mean"),
-        Asked(prompt_ids=(0, 5), served=" the mean", is_cut=True),
-        Asked(prompt_ids=(0, 5), served="a", is_cut=True),
+        ScoringRequest(prompt_ids=(0, 5), served=" the mean"),
+        ScoringRequest(prompt_ids=(0, 5), served=" the mean", is_cut=True),
+        ScoringRequest(prompt_ids=(0, 5), served="a", is_cut=True),
     )
     assert cut.ids == whole.ids[:-1]
     assert nothing.ids == ()
@@ -158,8 +158,8 @@ def test_texts_wait_for_a_model_that_is_not_there(runtime: ReferenceRuntime, ser
     """The server says so with the status that a missing /tokenize has."""
     server.fails = [404, 404]
     with pytest.raises(RetryError):
-        scored(runtime, Asked(prompt="a", served="b"))
-    assert len(scored(runtime, Asked(prompt="a", served="b"))[0].logprobs) == 1
+        scored(runtime, ScoringRequest(prompt="a", served="b"))
+    assert len(scored(runtime, ScoringRequest(prompt="a", served="b"))[0].logprobs) == 1
 
 
 def test_texts_need_a_server_that_makes_tokens(language_folder: Path) -> None:
@@ -168,12 +168,12 @@ def test_texts_need_a_server_that_makes_tokens(language_folder: Path) -> None:
     with serving(VllmLike(model, tokenizer, takes_prompt_logprobs=False)) as url:
         runtime = open_reference(remote_opening(url))
         with pytest.raises(QuarantineError, match="return_token_ids"):
-            scored(runtime, Asked(prompt="a", served="b"))
+            scored(runtime, ScoringRequest(prompt="a", served="b"))
         runtime.close()
 
 
-def _own(**options: Any) -> Wanted:
-    return Wanted(max_tokens=6, is_capped=True, options=options, seed=3)
+def _own(**options: Any) -> FreeAnswerRequest:
+    return FreeAnswerRequest(max_tokens=6, is_capped=True, options=options, seed=3)
 
 
 def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntime, server: VllmLike) -> None:
@@ -184,8 +184,8 @@ def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntim
     server.asked.clear()
     chat, text = scored(
         runtime,
-        Asked(messages=SAID, tools=(tool,), served=" the mean", own=own),
-        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(temperature=0)),
+        ScoringRequest(messages=SAID, tools=(tool,), served=" the mean", own=own),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(temperature=0)),
     )
     asked = [(path, body) for path, body in server.asked if "prompt_logprobs" not in body]
     assert asked[-2:] == [
@@ -197,7 +197,7 @@ def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntim
     ]
     for scores in (chat, text):
         assert scores.own is not None
-        assert (scores.own.outcome, scores.own.n_tokens, scores.own.calls) == (OwnOutcome.DONE, 6, ())
+        assert (scores.own.outcome, scores.own.n_tokens, scores.own.calls) == (FreeAnswerOutcome.DONE, 6, ())
 
 
 @pytest.mark.parametrize("status", [400, 401, 500, 503])
@@ -215,20 +215,20 @@ def test_a_server_that_does_not_answer_itself_costs_no_scores(
     )
     failed, done = scored(
         runtime,
-        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=13)),
-        Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=13)),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()),
     )
     assert failed.own is not None
     assert done.own is not None
-    assert (failed.own.outcome, done.own.outcome) == (OwnOutcome.FAILED, OwnOutcome.DONE)
+    assert (failed.own.outcome, done.own.outcome) == (FreeAnswerOutcome.FAILED, FreeAnswerOutcome.DONE)
     np.testing.assert_array_equal(failed.logprobs, done.logprobs)
 
 
 @pytest.mark.parametrize(
     ("document", "outcome"),
     [
-        ({"choices": []}, OwnOutcome.FAILED),
-        ({"choices": "none"}, OwnOutcome.FAILED),
+        ({"choices": []}, FreeAnswerOutcome.FAILED),
+        ({"choices": "none"}, FreeAnswerOutcome.FAILED),
         (
             {
                 "choices": [
@@ -241,7 +241,7 @@ def test_a_server_that_does_not_answer_itself_costs_no_scores(
                     }
                 ]
             },
-            OwnOutcome.DONE,
+            FreeAnswerOutcome.DONE,
         ),
     ],
     ids=["nothing", "unreadable", "a call"],
@@ -251,7 +251,7 @@ def test_what_a_server_answers_itself_is_read(
     server: VllmLike,
     monkeypatch: pytest.MonkeyPatch,
     document: dict[str, Any],
-    outcome: OwnOutcome,
+    outcome: FreeAnswerOutcome,
 ) -> None:
     """Calls of tools are told from text; what is no answer has failed."""
     answer = server.answer
@@ -260,18 +260,18 @@ def test_what_a_server_answers_itself_is_read(
         "answer",
         lambda path, asked: (200, document) if path == "/v1/chat/completions" else answer(path, asked),
     )
-    (scores,) = scored(runtime, Asked(messages=SAID, served="a", own=_own()))
+    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", own=_own()))
     assert scores.own is not None
     assert scores.own.outcome is outcome
-    if outcome is OwnOutcome.DONE:
-        assert scores.own.calls == (Call(name="f", arguments="{}"),)
+    if outcome is FreeAnswerOutcome.DONE:
+        assert scores.own.calls == (ToolCall(name="f", arguments="{}"),)
         assert (scores.own.text, scores.own.n_tokens) == ("", None)
 
 
 def test_what_proves_a_server_is_not_answered_again(runtime: ReferenceRuntime, server: VllmLike) -> None:
     """It is scored, as often as something fails."""
-    proven = ProvenRuntime(runtime, remote=True)
-    scored(proven, Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()))
+    proven = SelfTestedRuntime(runtime, remote=True)
+    scored(proven, ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()))
     server.asked.clear()
     server.fails = [400]
     with pytest.raises(QuarantineError):
@@ -295,8 +295,10 @@ def test_a_server_that_hangs_over_an_own_answer_is_not_waited_for(
     monkeypatch.setattr(server, "answer", hanging)
     with serving(server) as url:
         runtime = open_reference(remote_opening(url, own_s=0.2))
-        late, left = scored(runtime, *[Asked(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=1))] * 2)
-        assert late.own == left.own == Own(outcome=OwnOutcome.LATE)
+        late, left = scored(
+            runtime, *[ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=1))] * 2
+        )
+        assert late.own == left.own == FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         assert len(scored(runtime, ASKED)[0].logprobs) == 2
         ended.set()
         runtime.close()

@@ -2,10 +2,10 @@
 
 import pytest
 
-from quantdrift.sidecar.relay.http1.observer import Observer
+from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
-from quantdrift.sidecar.relay.observing.observer import Holder
-from quantdrift.sidecar.relay.protocol_detection import Opening
+from quantdrift.sidecar.relay.observing.observer import ExchangeObserver
+from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.http2_wire import ANSWER, OPENING, Ends, data, headers
 from tests.support.sidecar.relay_rig import Bench, answer, post
@@ -13,10 +13,10 @@ from tests.support.sidecar.relay_rig import Bench, answer, post
 pytestmark = pytest.mark.unit
 
 
-def opened(bench: Bench, *steps: tuple[str, bytes]) -> Holder:
+def opened(bench: Bench, *steps: tuple[str, bytes]) -> ExchangeObserver:
     """Return who follows a connection in the end on which client (`>`) and backend (`<`) sent."""
-    now: list[Holder] = []
-    now.append(Opening(bench.scope, now.append))
+    now: list[ExchangeObserver] = []
+    now.append(ProtocolDetector(bench.scope, now.append))
     for direction, chunk in steps:
         (now[-1].request if direction == ">" else now[-1].response)(chunk)
     return now[-1]
@@ -41,10 +41,10 @@ def test_anything_else_is_taken_for_http1(cut: int) -> None:
     bench = Bench()
     sent = post(b"in")
     observer = opened(bench, (">", sent[:cut]), (">", sent[cut:]), ("<", answer(b"out")))
-    assert isinstance(observer, Observer)
+    assert isinstance(observer, Http1Observer)
     assert bench.pairs == [(sent, answer(b"out"))]
     patch = b"PRINT / HTTP/1.1\r\n\r\n"
-    assert isinstance(opened(bench, (">", patch[:4]), (">", patch[4:])), Observer)
+    assert isinstance(opened(bench, (">", patch[:4]), (">", patch[4:])), Http1Observer)
     assert bench.slot.gauge(Gauge.IGNORED) == 1
 
 

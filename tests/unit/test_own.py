@@ -13,13 +13,18 @@ from quantdrift.core.config.schema import Generation, Model, Reference
 from quantdrift.core.tasks import Task
 from quantdrift.core.telemetry import OWN_ANSWERS, Telemetry
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
-from quantdrift.shadow.language.answer import Answer, Call
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted, wanted
-from quantdrift.shadow.language.scoring import SCORES, Asked, Row, Scores, ScoringRuntime, objects
-from quantdrift.shadow.pipeline.metrics import Meters
-from quantdrift.shadow.replay.replay import Compared
+from quantdrift.shadow.language.answer import Answer, ToolCall
+from quantdrift.shadow.language.free_running_answer import (
+    FreeAnswer,
+    FreeAnswerOutcome,
+    FreeAnswerRequest,
+    wanted,
+)
+from quantdrift.shadow.language.scoring import SCORES, Row, Scores, ScoringRequest, ScoringRuntime, objects
+from quantdrift.shadow.pipeline.metrics import ShadowMetrics
+from quantdrift.shadow.replay.replay import ReplayResult
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from tests.support.shadow.language_models import scored
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 from tests.support.shadow.openai_exchanges import chat, exchange, prepared
@@ -32,14 +37,20 @@ pytestmark = pytest.mark.unit
 ALL = Generation(own_share=1.0, own_tokens=20)
 
 
-def _beside(own: Own, **answer: Any) -> dict[str, Any]:
+def _beside(own: FreeAnswer, **answer: Any) -> dict[str, Any]:
     scores = msgspec.structs.replace(scores_of(P, SERVED), own=own)
     return told(compared(None, scores, Answer(**{"text": "said", "finish_reason": "stop", **answer})))
 
 
-def _own(**members: Any) -> Own:
-    return Own(
-        **{"outcome": OwnOutcome.DONE, "finish_reason": "stop", "max_tokens": 20, "calls": (), **members}
+def _own(**members: Any) -> FreeAnswer:
+    return FreeAnswer(
+        **{
+            "outcome": FreeAnswerOutcome.DONE,
+            "finish_reason": "stop",
+            "max_tokens": 20,
+            "calls": (),
+            **members,
+        }
     )
 
 
@@ -136,14 +147,16 @@ def test_what_the_reference_says_is_judged_as_the_candidates() -> None:
     assert _beside(cut, **asked)["own_json_valid"] is None
     assert _beside(msgspec.structs.replace(cut, is_capped=False), **asked)["own_json_valid"] is False
     for name, valid in (("f", True), ("g", False)):
-        calls = (Call(name=name, arguments="{}"),)
+        calls = (ToolCall(name=name, arguments="{}"),)
         assert _beside(_own(calls=calls, n_tokens=3), **asked)["own_tool_calls_valid"] is valid
 
 
-@pytest.mark.parametrize("outcome", [OwnOutcome.UNABLE, OwnOutcome.LATE, OwnOutcome.FAILED])
-def test_an_answer_that_is_not_there_is_counted_and_says_nothing(outcome: OwnOutcome) -> None:
+@pytest.mark.parametrize(
+    "outcome", [FreeAnswerOutcome.UNABLE, FreeAnswerOutcome.LATE, FreeAnswerOutcome.FAILED]
+)
+def test_an_answer_that_is_not_there_is_counted_and_says_nothing(outcome: FreeAnswerOutcome) -> None:
     """What teacher forcing tells of the exchange stays."""
-    found = _beside(Own(outcome=outcome), n_tokens=3)
+    found = _beside(FreeAnswer(outcome=outcome), n_tokens=3)
     assert found["own"] == outcome.value
     assert [found[name] for name in ("length_ratio", "finish_changed", "own_finish_reason")] == [None] * 3
     assert found["nll"] > 0
@@ -153,13 +166,18 @@ def test_own_answers_are_counted_by_what_became_of_them() -> None:
     """Each item once, of each model; what was not asked for is not counted."""
     reader = InMemoryMetricReader()
     telemetry = Telemetry("test", {}, [reader])
-    meters = Meters(telemetry, SystemClock())
-    owns = [Own(outcome=OwnOutcome.LATE), None, _own(n_tokens=3), Own(outcome=OwnOutcome.LATE)]
+    meters = ShadowMetrics(telemetry, SystemClock())
+    owns = [
+        FreeAnswer(outcome=FreeAnswerOutcome.LATE),
+        None,
+        _own(n_tokens=3),
+        FreeAnswer(outcome=FreeAnswerOutcome.LATE),
+    ]
     reference = objects([msgspec.structs.replace(scores_of(P, SERVED), own=own) for own in owns])
     everything = GenerationComparator(ALL).compare({SCORES: objects([None] * 4)}, {SCORES: reference})
     outcomes = [
-        Compared(everything=everything, rows=range(3), embedding=None),
-        Compared(everything=everything, rows=range(3, 4), embedding=None),
+        ReplayResult(everything=everything, rows=range(3), embedding=None),
+        ReplayResult(everything=everything, rows=range(3, 4), embedding=None),
     ]
     model = Model(name="m", task=Task.GENERATION, references=(Reference(path="folder"),))
     asked = exchange("/v1/chat/completions", {"model": "m", "messages": SAID}, chat())
@@ -189,7 +207,7 @@ class _Slow:
         self.clock = clock
         self.within: list[float] = []
 
-    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
         return (1,)
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -199,8 +217,12 @@ class _Slow:
         return [scores_of(P[:1], row.served) for row in rows]
 
     def answer(
-        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
-    ) -> Own:
+        self,
+        asked: ScoringRequest,
+        wanted: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
         self.within.append(within_s)
         self.clock.advance(4.0)
         return _own()
@@ -214,9 +236,9 @@ def test_own_answers_take_no_longer_than_they_may() -> None:
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     language = _Slow(clock)
     model = Model(name="m", task=Task.GENERATION, generation=Generation(own_share=1.0, own_s=10.0))
-    runtime = ScoringRuntime(Opening(model=model, reference=Reference()), language, clock)
+    runtime = ScoringRuntime(RuntimeRequest(model=model, reference=Reference()), language, clock)
     own = wanted("x", model.generation, {}, Answer(text=""))
-    asked = [Asked(prompt_ids=(1,), served_ids=(0,), own=own)] * 5
+    asked = [ScoringRequest(prompt_ids=(1,), served_ids=(0,), own=own)] * 5
     for _ in range(2):
         found = scored(runtime, *asked)
         outcomes = [one.own.outcome.value for one in found if one.own]

@@ -4,32 +4,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantdrift.sidecar.intake.gateway import Ticket
-from quantdrift.sidecar.intake.kserve_pairs import Asked, Pair, Pairs
+from quantdrift.sidecar.intake.gateway import SampledRequest
+from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
 from quantdrift.sidecar.sampling.first_phase import Draw
 
 pytestmark = pytest.mark.unit
 
 
-def asked(body: bytes = b"q") -> Asked:
+def asked(body: bytes = b"q") -> PendingRequest:
     """Return a request that was taken."""
     draw = Draw(0, True, 1.0, 0.5, "e", "0" * 32)
-    return Asked(ticket=Ticket(draw=draw, head=b""), kind="", body=body)
+    return PendingRequest(ticket=SampledRequest(draw=draw, head=b""), kind="", body=body)
 
 
 def test_a_pair_is_joined_in_either_order() -> None:
     """Nothing is held afterwards."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     assert pairs.ask("a", asked(), 0) == (None, [])
-    assert pairs.answer("a", b"r", 1) == (Pair(asked=asked(), answer=b"r"), [])
+    assert pairs.answer("a", b"r", 1) == (EventPair(asked=asked(), answer=b"r"), [])
     assert pairs.answer("b", b"r", 2) == (None, [])
-    assert pairs.ask("b", asked(), 3) == (Pair(asked=asked(), answer=b"r"), [])
+    assert pairs.ask("b", asked(), 3) == (EventPair(asked=asked(), answer=b"r"), [])
     assert pairs.held_bytes == 0
 
 
 def test_the_response_to_what_was_not_taken_is_let_go_of() -> None:
     """In either order, and without a trace."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     assert pairs.ask("a", None, 0) == (None, [])
     assert pairs.answer("a", b"r", 0) == (None, [])
     assert pairs.answer("b", b"r", 0) == (None, [])
@@ -39,16 +39,16 @@ def test_the_response_to_what_was_not_taken_is_let_go_of() -> None:
 
 def test_an_id_that_comes_again_after_its_pair_is_another_exchange() -> None:
     """A client may number its requests anew."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     for body in (b"1", b"2"):
         pairs.ask("a", asked(body), 0)
-        assert pairs.answer("a", b"r" + body, 0) == (Pair(asked=asked(body), answer=b"r" + body), [])
+        assert pairs.answer("a", b"r" + body, 0) == (EventPair(asked=asked(body), answer=b"r" + body), [])
 
 
 @pytest.mark.parametrize("first_is_taken", [True, False])
 def test_an_id_that_comes_twice_at_once_is_never_guessed(*, first_is_taken: bool) -> None:
     """Both requests are let go of, and both responses pass by."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     first = asked(b"1") if first_is_taken else None
     pairs.ask("a", first, 0)
     wanted = [asked(b"1")] if first_is_taken else []
@@ -63,7 +63,7 @@ def test_an_id_that_comes_twice_at_once_is_never_guessed(*, first_is_taken: bool
 
 def test_two_responses_before_their_request_are_never_guessed() -> None:
     """The request that comes is let go of."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     pairs.answer("a", b"1", 0)
     pairs.answer("a", b"2", 0)
     assert pairs.ask("a", asked(), 0) == (None, [asked()])
@@ -71,7 +71,7 @@ def test_two_responses_before_their_request_are_never_guessed() -> None:
 
 def test_what_waits_in_vain_is_let_go_of_after_the_window() -> None:
     """The request is told, the response is not: it may have been one that nobody took."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     pairs.ask("a", asked(b"1"), 0)
     pairs.answer("b", b"r", 10)
     pairs.ask("c", asked(b"2"), 29)
@@ -83,7 +83,7 @@ def test_what_waits_in_vain_is_let_go_of_after_the_window() -> None:
 
 def test_above_the_bound_the_oldest_gives_way() -> None:
     """Entries themselves count: a flood of empty events is bounded, too."""
-    pairs = Pairs(30, 10_000)
+    pairs = EventPairs(30, 10_000)
     for n in range(100):
         pairs.ask(n, asked(b"x" * 100), 0)
         for _ in pairs.expire(0):
@@ -96,7 +96,7 @@ def test_above_the_bound_the_oldest_gives_way() -> None:
 @given(st.permutations([(half, n) for half in "qr" for n in range(6)]))
 def test_every_pair_comes_out_once_whatever_the_order(events: list[tuple[str, int]]) -> None:
     """Halves of six exchanges in any order."""
-    pairs = Pairs(30, 10**6)
+    pairs = EventPairs(30, 10**6)
     found = []
     for half, n in events:
         body = b"%d" % n
@@ -110,7 +110,7 @@ def test_every_pair_comes_out_once_whatever_the_order(events: list[tuple[str, in
 
 def test_a_long_key_counts() -> None:
     """A client chooses its id: what was not taken must not be held at the price of nothing."""
-    pairs = Pairs(30, 100_000)
+    pairs = EventPairs(30, 100_000)
     for n in range(100):
         pairs.ask(("ns", "service", f"{n:050000}"), None, 0)
         assert list(pairs.expire(0)) == []

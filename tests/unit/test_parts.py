@@ -7,7 +7,7 @@ import pytest
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import signature
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.state.config import RowsError, Settled, Watch, follow, taken_over
+from quantdrift.sidecar.state.config import FileWatch, LiveConfig, RowsError, follow, taken_over
 from quantdrift.sidecar.state.counters import MOST_ROWS, Row
 
 pytestmark = pytest.mark.unit
@@ -75,7 +75,7 @@ def test_a_mounted_configuration_that_is_replaced_is_noticed(tmp_path: Path) -> 
 def test_a_change_is_taken_over_when_it_rests(tmp_path: Path) -> None:
     """Half-written files are not looked at; a wrong one is told once, and the next change is looked at again."""
     path = written(tmp_path)
-    settled, watch = Settled.of(load(path, {})), Watch(path)
+    settled, watch = LiveConfig.of(load(path, {})), FileWatch(path)
     assert follow(watch, settled, Secrets()) is None
     path.write_text("[sampling]\nrate = 0.5")
     assert follow(watch, settled, Secrets()) is None
@@ -98,7 +98,7 @@ def test_a_change_is_taken_over_when_it_rests(tmp_path: Path) -> None:
 def test_a_hashed_attribute_without_a_key_is_not_taken_over(tmp_path: Path) -> None:
     """Secrets are read at the start alone: it would be hashed with no key."""
     path = written(tmp_path)
-    settled, watch = Settled.of(load(path, {})), Watch(path)
+    settled, watch = LiveConfig.of(load(path, {})), FileWatch(path)
     path.write_text('[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]')
     follow(watch, settled, Secrets())
     with pytest.raises(OperatorError, match="restart"):
@@ -127,14 +127,14 @@ def test_ports_stay_and_bounds_follow(tmp_path: Path) -> None:
 def test_a_stratum_keeps_its_row(tmp_path: Path) -> None:
     """Whatever comes before it later, and when it has gone and comes back."""
     one = '[[sampling.header_strata]]\nname = "{}"\nrate = 1.0\nheaders = {{ x = "{}" }}\n'
-    settled = Settled.of(load(written(tmp_path, one.format("a", 1)), {}))
+    settled = LiveConfig.of(load(written(tmp_path, one.format("a", 1)), {}))
     assert settled.rows == (Row("a"), Row("default"))
     assert settled.places == {"": (0, 1)}
     both = load(written(tmp_path, one.format("b", 2) + one.format("a", 1) + '[[models]]\nname = "m"'), {})
-    settled = Settled.of(both, settled.rows)
+    settled = LiveConfig.of(both, settled.rows)
     assert settled.rows[2:] == (Row("b"), Row("b", "m"), Row("a", "m"), Row("default", "m"))
     assert settled.places == {"": (2, 0, 1), "m": (3, 4, 5)}
-    settled = Settled.of(load(written(tmp_path, ""), {}), settled.rows)
+    settled = LiveConfig.of(load(written(tmp_path, ""), {}), settled.rows)
     assert settled.places == {"": (1,)}
     with pytest.raises(RowsError, match="restart"):
-        Settled.of(both, [Row(f"s{n}") for n in range(MOST_ROWS)])
+        LiveConfig.of(both, [Row(f"s{n}") for n in range(MOST_ROWS)])

@@ -12,7 +12,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime, inspect
 from quantdrift.shadow.runtimes.protocol import digest_of
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, model_of, saved
 
 pytestmark = pytest.mark.unit
@@ -166,9 +166,9 @@ def test_a_pinned_reference_is_that_one_or_none(tmp_path: Path) -> None:
     """The message says which digest is there, and which was asked for."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
 
-    def opening(pin: str) -> Opening:
+    def opening(pin: str) -> RuntimeRequest:
         reference = Reference(path=str(path), digest=f"sha256:{pin}")
-        return Opening(model=Model(name="m"), reference=reference, provider=Provider.CPU, threads=1)
+        return RuntimeRequest(model=Model(name="m"), reference=reference, provider=Provider.CPU, threads=1)
 
     assert open_reference(opening(digest_of(path))).artefact.digest == digest_of(path)
     with pytest.raises(OperatorError, match=f"is sha256:{digest_of(path)}, but .* pins sha256:{'0' * 64}"):

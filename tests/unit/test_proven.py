@@ -5,12 +5,12 @@ import pytest
 
 from quantdrift.core.config.schema import Model, Reference, Runtime, Shadow
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import assemble, replay
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import Array, BrokenRuntimeError, DoubtfulInputError
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.protocol import Array, BrokenRuntimeError, SuspectInputError
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from quantdrift.shadow.worker import longest_replay_s
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of
 
@@ -38,7 +38,7 @@ class _Mortal(LinearRuntime):
 def test_a_dead_device_is_told_from_a_bad_input(*, picky: bool) -> None:
     """A bad input among good ones is quarantined; once nothing can be computed any more, that is said."""
     runtime = _Mortal(picky=picky)
-    proven = ProvenRuntime(runtime)
+    proven = SelfTestedRuntime(runtime)
     np.testing.assert_allclose(proven.run({"x": inputs_of(2)})["logits"], logits_of(inputs_of(2)), rtol=1e-5)
     with pytest.raises(QuarantineError):
         proven.run({"x": inputs_of(2)[:, :2]})
@@ -49,7 +49,7 @@ def test_a_dead_device_is_told_from_a_bad_input(*, picky: bool) -> None:
 
 def test_a_reference_that_never_computed_anything_blames_the_input() -> None:
     """As long as nothing was computed, nothing tells a bad input from a dead device."""
-    proven = ProvenRuntime(_Mortal(picky=True))
+    proven = SelfTestedRuntime(_Mortal(picky=True))
     with pytest.raises(QuarantineError):
         proven.run({"x": 0 * inputs_of(2)})
 
@@ -57,7 +57,7 @@ def test_a_reference_that_never_computed_anything_blames_the_input() -> None:
 def test_what_is_kept_is_small() -> None:
     """Of the inputs that could be computed the smallest is kept."""
     runtime = _Mortal(picky=True)
-    proven = ProvenRuntime(runtime)
+    proven = SelfTestedRuntime(runtime)
     seen: list[int] = []
     for n_items in (50, 2, 30):
         proven.run({"x": inputs_of(n_items)})
@@ -93,12 +93,12 @@ def test_a_server_that_is_too_slow_is_not_taken_for_a_hang() -> None:
     slow, shadow = _Slow(), Shadow()
     reference = Reference(runtime=Runtime.OIP_HTTP, url="http://slow:8000")
     model = Model(name="digits", references=(reference,))
-    references = References([model], lambda *_: ProvenRuntime(slow, remote=True))
+    references = References([model], lambda *_: SelfTestedRuntime(slow, remote=True))
     judge = references.find("digits", "int8")
     assert judge is not None
     slow.n_asked = 0
     batch = [
-        Prepared(
+        PreparedExchange(
             stream_sequence=seed,
             payload=b"",
             exchange=exchange_of(inputs_of(1, seed)),
@@ -125,7 +125,7 @@ class _Server(_Mortal):
 def test_a_server_that_fails_at_everything_is_waited_for() -> None:
     """Nothing is set aside and the worker goes on; when it is well again, so do its exchanges."""
     server = _Mortal()
-    proven = ProvenRuntime(server, remote=True)
+    proven = SelfTestedRuntime(server, remote=True)
     x = inputs_of(2)
     server.dead = True
     for _ in range(3):
@@ -140,14 +140,14 @@ def test_a_server_that_fails_at_everything_is_waited_for() -> None:
 def test_an_input_that_a_server_dies_of_is_let_go() -> None:
     """It is waited for once, and given to a server that was well: the batch comes again, its exchanges alone."""
     server = _Server()
-    proven = ProvenRuntime(server, remote=True)
+    proven = SelfTestedRuntime(server, remote=True)
     deadly = np.full((1, 4), DEADLY, np.float32)
     with pytest.raises(RetryError):
         proven.run({"x": deadly})
     with pytest.raises(RetryError, match="still"):
         proven.run({"x": deadly})
     server.dead = False
-    with pytest.raises(DoubtfulInputError, match="since it was given this input"):
+    with pytest.raises(SuspectInputError, match="since it was given this input"):
         proven.run({"x": deadly})
     with pytest.raises(RetryError):  # others wait
         proven.run({"x": inputs_of(2)})

@@ -12,9 +12,9 @@ from quantdrift.core.records import Tensor
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.comparators.vision.detection import DetectionComparator
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -79,7 +79,7 @@ def _outputs(form: str, found: list[Rows]) -> dict[str, Array]:
     return {name: array[0] for name, array in outputs.items()} if form == "unbatched" else outputs
 
 
-def _prepared(form: str, x: Rows, candidate: list[Rows]) -> Prepared:
+def _prepared(form: str, x: Rows, candidate: list[Rows]) -> PreparedExchange:
     separate = Detection(boxes="boxes", scores="scores", classes="labels", count="n")
     model = Model(
         name="digits",
@@ -93,17 +93,17 @@ def _prepared(form: str, x: Rows, candidate: list[Rows]) -> Prepared:
     )
     runtime = _Detector(form)
     exchange = msgspec.structs.replace(exchange_of(x), outputs=outputs)
-    return Prepared(
+    return PreparedExchange(
         stream_sequence=1,
         payload=b"",
         exchange=exchange,
-        judge=Judge(model=model, runtime=runtime, comparator=comparator_of(model)),
+        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=model.batched),
     )
 
 
 def _missed(outcome: Outcome) -> list[int]:
-    assert isinstance(outcome, Compared)
+    assert isinstance(outcome, ReplayResult)
     assert outcome.divergences.flip.tolist() == [float(n > 0) for n in outcome.divergences.detail["missed"]]
     return list(outcome.divergences.detail["missed"])
 

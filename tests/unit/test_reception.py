@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config import Sidecar
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
-from quantdrift.sidecar.handoff.receiver import Reception
+from quantdrift.sidecar.handoff.receiver import FrameReceiver
 
 pytestmark = pytest.mark.unit
 
@@ -27,7 +27,7 @@ class Frames:
 
     def __init__(self) -> None:
         self.taken: list[tuple[bytes, bytes]] = []
-        reception = Reception(Sidecar(), self._handle)
+        reception = FrameReceiver(Sidecar(), self._handle)
         self.transport = Transport()
         self.reader = reception._accept()
         self.reader.connection_made(self.transport)
@@ -88,7 +88,7 @@ def test_frames_that_are_out_of_step_end_their_connection(damage: bytes) -> None
 
 def test_a_lower_bound_holds_for_nobody_who_was_told_a_higher_one() -> None:
     """A relay worker hands over later what it held when the configuration was another."""
-    frames, held = Frames(), Reception(Sidecar(max_exchange_bytes=1000), lambda *_: None)
+    frames, held = Frames(), FrameReceiver(Sidecar(max_exchange_bytes=1000), lambda *_: None)
     held.reconfigure(Sidecar(max_exchange_bytes=1_000_000))
     held.reconfigure(Sidecar(max_exchange_bytes=1000))
     reader = held._accept()

@@ -19,9 +19,9 @@ from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.records import MARK, Side, Tensor
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.candidate_noise import Answered, Asked, Rechecks
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.candidate_noise import RecheckRequest, RecheckResult, Rechecks
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.tensors.codec import decode, fit_inputs
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
@@ -75,22 +75,24 @@ def model_at(url: str, **more: Any) -> Model:
     return Model(name="digits", top_k=2, recheck=Recheck(url=url, versions=("int8*",), **more))
 
 
-def exchange(model: Model, *, n_items: int = 2, output: Tensor | None = None, version: str = "int8") -> Asked:
+def exchange(
+    model: Model, *, n_items: int = 2, output: Tensor | None = None, version: str = "int8"
+) -> RecheckRequest:
     """Return an exchange whose candidate answered 0, 1 and 2 for each item, or `output`."""
     runtime = LinearRuntime(WEIGHT, BIAS)
     given = np.tile(np.arange(3, dtype=np.float32), (n_items, 1))
     captured = exchange_of(inputs_of(n_items), given, version=version)
     if output is not None:
         captured = msgspec.structs.replace(captured, outputs=(output,))
-    entry = Prepared(
+    entry = PreparedExchange(
         stream_sequence=1,
         payload=b"",
         exchange=captured,
-        judge=Judge(model=model, runtime=runtime, comparator=comparator_of(model)),
+        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(captured.inputs, runtime.inputs, batched=True),
     )
     first = {one.name: decode(one) for one in captured.outputs}
-    return Asked(entry=entry, first=first, rows=tuple(range(n_items)))
+    return RecheckRequest(entry=entry, first=first, rows=tuple(range(n_items)))
 
 
 class Asking:
@@ -100,9 +102,9 @@ class Asking:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.clock.advance(100)
         self.rechecks = Rechecks((model,), self.clock)
-        self.found: list[Answered] = []
+        self.found: list[RecheckResult] = []
 
-    def until(self, n: int) -> list[Answered]:
+    def until(self, n: int) -> list[RecheckResult]:
         """Wait for so many answers."""
 
         def there() -> bool:

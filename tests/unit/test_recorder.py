@@ -12,10 +12,10 @@ import pytest
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Sidecar
 from quantdrift.core.records import BodyStratum, Exchange, HeaderStratum, Loss, Predicate
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.capture.recorder import Origin, Recorder
+from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity
 from quantdrift.sidecar.protocols.errors import LostError
-from quantdrift.sidecar.state.config import Settled
-from quantdrift.sidecar.state.policy import Directives
+from quantdrift.sidecar.state.config import LiveConfig
+from quantdrift.sidecar.state.policy import PolicyHistory
 from tests.support.sidecar.policy_messages import directive
 from tests.support.sidecar.raw_exchanges import ID, REQUEST, RESPONSE, raw_exchange
 
@@ -35,16 +35,16 @@ CONFIG = Config(
         ),
     ),
 )
-ORIGIN = Origin(source="pod-1", version="", salt=b"salt", hmac_key=b"")
+ORIGIN = SidecarIdentity(source="pod-1", version="", salt=b"salt", hmac_key=b"")
 
 
-def record(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange | None:
+def record(config: Config = CONFIG, origin: SidecarIdentity = ORIGIN, **given: Any) -> Exchange | None:
     """Return what the recorder makes of a raw exchange."""
     meta, request, response = raw_exchange(**given)
-    return Recorder(Settled.of(config), origin).record(meta, request, response)
+    return Recorder(LiveConfig.of(config), origin).record(meta, request, response)
 
 
-def recorded(config: Config = CONFIG, origin: Origin = ORIGIN, **given: Any) -> Exchange:
+def recorded(config: Config = CONFIG, origin: SidecarIdentity = ORIGIN, **given: Any) -> Exchange:
     """Return the record of a raw exchange that is kept."""
     exchange = record(config, origin, **given)
     assert exchange is not None
@@ -172,11 +172,11 @@ def test_an_epoch_of_the_monitor_has_the_rates_of_its_directive() -> None:
     config = msgspec.structs.replace(
         CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, body_strata=(), body_rate=0.0)
     )
-    directives = Directives(config.sampling)
+    directives = PolicyHistory(config.sampling)
     drawn = directive(*rates, config=config, issued_at=datetime.now(UTC))
     directives.follow(drawn)
     directives.follow(directive(0.125, 0.125, config=config, issued_at=datetime.now(UTC)))
-    recorder = Recorder(Settled.of(config), ORIGIN, directives)
+    recorder = Recorder(LiveConfig.of(config), ORIGIN, directives)
     meta, request, response = raw_exchange(epoch=f"4d-{drawn.policy.epoch}", pi1=rates[0])
     exchange = recorder.record(meta, request, response)
     assert exchange is not None

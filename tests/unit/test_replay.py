@@ -9,9 +9,9 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.replay.replay import Compared, Outcome, compare_batch
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
@@ -50,10 +50,10 @@ class _Unbatched(LinearRuntime):
         return {"logits": super().run({"x": inputs["x"][np.newaxis]})["logits"][0]}
 
 
-def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) -> Prepared:
+def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) -> PreparedExchange:
     model = Model(name="digits", top_k=2, **options)  # type: ignore[arg-type]  # options of the test's own
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
-    return Prepared(
+    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    return PreparedExchange(
         stream_sequence=1,
         payload=b"",
         exchange=exchange,
@@ -63,7 +63,7 @@ def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) 
 
 
 def _kl(outcome: Outcome) -> npt.NDArray[np.float64]:
-    assert isinstance(outcome, Compared)
+    assert isinstance(outcome, ReplayResult)
     return outcome.divergences.divergence
 
 
@@ -184,7 +184,7 @@ def test_an_answer_with_nothing_in_it_is_a_flip_of_every_item(shape: tuple[int, 
     (outcome,) = compare_batch(
         [_prepared(exchange_of(inputs_of(2), np.empty(shape, np.float32)), runtime)], most_items=64
     )
-    assert isinstance(outcome, Compared)
+    assert isinstance(outcome, ReplayResult)
     assert outcome.divergences.flip.tolist() == [1, 1]
     assert not outcome.divergences.candidate_finite.any()
 

@@ -13,7 +13,7 @@ from quantdrift.monitor.discovery.retirement import UNSEEN, reason_to_retire, re
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.rows import BatchRows, Episode, Outcome, Position, SliceChange, Snapshot
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
+from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums
 from quantdrift.storage.slices.discovery import DiscoveryRow
 from tests.support.monitor.fold_stream import ALL_ID, CATALOG, CLEAR_ID, CONFIG, FAINT_ID, batches
 from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery
@@ -37,16 +37,16 @@ def sums(n: int, flips: float, divergence: float = 0.0) -> Sums:
     )
 
 
-def seen(*inside: Sums, rest: float = 0.003, n: int = 200_000) -> Watched:
+def seen(*inside: Sums, rest: float = 0.003, n: int = 200_000) -> SlicePeriod:
     """Return slices of versions that flip at `rest` elsewhere."""
     elsewhere = sums(n, rest)
-    return Watched(
+    return SlicePeriod(
         versions=tuple(VersionSums(inside=one, everything=Sums.together((one, elsewhere))) for one in inside)
     )
 
 
 def why(
-    watched: Watched | None,
+    watched: SlicePeriod | None,
     row: DiscoveryRow = WATCHED,
     config: Config = PLAIN,
     after: timedelta = MONTH,
@@ -78,7 +78,7 @@ def test_a_slice_that_was_no_worse_than_the_rest_for_a_month_is_retired() -> Non
         (msgspec.structs.replace(seen(sums(20_000, 0.003)), evidence_ratio=0.01), "evidence is growing"),
     ],
 )
-def test_a_slice_that_is_not_shown_to_be_calm_stays(watched: Watched | None, told: str) -> None:
+def test_a_slice_that_is_not_shown_to_be_calm_stays(watched: SlicePeriod | None, told: str) -> None:
     """Whatever speaks against it is enough."""
     assert why(watched) == "", told
 

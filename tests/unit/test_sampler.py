@@ -10,7 +10,7 @@ from quantdrift.core.records import HeaderStratum
 from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.sidecar.capture.attributes import Attributes
 from quantdrift.sidecar.protocols.http_message import parse_head
-from quantdrift.sidecar.sampling.first_phase import Draw, Mint, Sampler
+from quantdrift.sidecar.sampling.first_phase import Draw, ExchangeIds, Sampler
 
 pytestmark = pytest.mark.unit
 
@@ -19,7 +19,7 @@ PATH = b"/v2/models/digits/infer"
 
 def sampler(now_s: float = 0.0, **options: object) -> Sampler:
     """Return a sampler with the secret `s`."""
-    return Sampler(Sampling(**options), b"s", Mint(), now_s)  # type: ignore[arg-type]
+    return Sampler(Sampling(**options), b"s", ExchangeIds(), now_s)  # type: ignore[arg-type]
 
 
 def draw(of: Sampler, *fields: bytes, path: bytes = PATH) -> Draw:
@@ -31,7 +31,7 @@ def draw(of: Sampler, *fields: bytes, path: bytes = PATH) -> Draw:
 def test_identifiers_are_32_digits_and_never_equal() -> None:
     """Two processes that start counting at the same number differ in their other half."""
     entropy = itertools.chain([b"\1" * 8, b"\xff" * 8, b"\2" * 8, b"\xff" * 8])
-    mints = [Mint(lambda _: next(entropy)) for _ in range(2)]
+    mints = [ExchangeIds(lambda _: next(entropy)) for _ in range(2)]
     identifiers = [mint() for mint in mints for _ in range(1000)]
     assert len(set(identifiers)) == 2000
     assert all(len(identifier) == 32 and int(identifier, 16) >= 0 for identifier in identifiers)

@@ -8,9 +8,9 @@ import pytest
 
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
-from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.answer import Answer, ToolCall
 from quantdrift.shadow.language.from_exchange import served
-from quantdrift.shadow.language.scoring import Asked, Scores
+from quantdrift.shadow.language.scoring import Scores, ScoringRequest
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 from tests.support.shadow.openai_exchanges import chat, exchange
 
@@ -22,13 +22,13 @@ SAID = [{"role": "user", "content": "größe?"}]
 
 def read(
     path: str, asked: dict[str, Any], answered: Any
-) -> tuple[list[Asked], list[Answer], list[Scores | None]]:
+) -> tuple[list[ScoringRequest], list[Answer], list[Scores | None]]:
     """Return what is asked of the reference, the answers, and the candidate's own scores."""
     inputs, candidate = served(exchange(path, {"model": "m", **asked}, answered))
     return inputs["asked"].tolist(), candidate["answer"].tolist(), candidate["scores"].tolist()
 
 
-def of_chat(answered: Any, **asked: Any) -> tuple[Asked, Answer, Scores | None]:
+def of_chat(answered: Any, **asked: Any) -> tuple[ScoringRequest, Answer, Scores | None]:
     """Return the same of the only choice of a chat."""
     (one,), (answer,), (scores,) = read(CHAT, {"messages": SAID, **asked}, answered)
     return one, answer, scores
@@ -39,7 +39,7 @@ def test_a_chat_is_an_item_with_its_messages_and_template() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"required": ["a"]}}}
     more = {"chat_template_kwargs": {"enable_thinking": False}, "tools": [tool]}
     asked, answer, scores = of_chat(chat("yes"), **more)
-    assert asked == Asked(
+    assert asked == ScoringRequest(
         messages=tuple(SAID),
         tools=(tool,),
         template={"chat_template_kwargs": {"enable_thinking": False}},
@@ -170,7 +170,7 @@ def test_functions_are_offered_as_tools_are() -> None:
     """The way before there were tools."""
     called = {"function_call": {"name": "f", "arguments": "{}"}}
     answer = of_chat(chat(None, message=called), functions=[{"name": "f", "parameters": {}}])[1]
-    assert (answer.calls, answer.tools) == ((Call(name="f", arguments="{}"),), {"f": {}})
+    assert (answer.calls, answer.tools) == ((ToolCall(name="f", arguments="{}"),), {"f": {}})
 
 
 def test_the_effort_is_given_to_the_template() -> None:
@@ -184,7 +184,7 @@ def test_what_a_server_made_of_the_tokens_is_no_text_to_score() -> None:
     called = {"tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{}"}}]}
     asked, answer, _ = of_chat(chat(None, message=called))
     assert asked.served is None
-    assert answer.calls == (Call(name="f", arguments="{}"),)
+    assert answer.calls == (ToolCall(name="f", arguments="{}"),)
     assert not answer.is_empty
     assert of_chat(chat("so", message={"reasoning": "hm"}))[0].served is None
     whole = of_chat(chat("so", message={"reasoning": "hm"}, **_logprobs("<think>", "hm", "</think>", "so")))

@@ -10,9 +10,9 @@ from quantdrift.core.config.schema import Config, Model, Provider, Slice
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
-from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
+from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.resident_memory import MB, apart, resident_bytes
@@ -73,18 +73,18 @@ def _growth_over_mixed_shapes(tmp_path: Path) -> float:
     model = Model(name="digits", top_k=2)
     config = Config(models=(model,), slices=(Slice(name="contrast", feature="contrast", edges=(1.0,)),))
     assessor = Assessor(config, "test", ())
-    shelf = Shelf(1)
+    shelf = RuntimeCache(1)
     comparator = comparator_of(model)
     references = []
     for name in ("first", "second"):
         path = _mean_model(tmp_path / f"{name}.onnx")
         load = lambda path=path: OnnxRuntime(path, provider=Provider.CPU, threads=1)  # noqa: E731
-        references.append(ShelvedRuntime(shelf, load, 1 << 30))
+        references.append(CachedRuntime(shelf, load, 1 << 30))
     rng = np.random.default_rng(3)
     resident = []
     for number in range(N_BATCHES):
         runtime = references[number // 10 % 2]
-        judge = Judge(model=model, runtime=runtime, comparator=comparator)
+        judge = VersionReference(model=model, runtime=runtime, comparator=comparator)
         length = int(rng.choice(LENGTHS))
         batch = []
         for _ in range(int(rng.integers(1, 9))):
@@ -93,7 +93,9 @@ def _growth_over_mixed_shapes(tmp_path: Path) -> float:
             )
             inputs = fit_inputs(exchange.inputs, runtime.inputs, batched=True)
             batch.append(
-                Prepared(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs)
+                PreparedExchange(
+                    stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs
+                )
             )
         stored = assessor.assess(batch, exchange.captured_at)
         assert len(stored.compared) == len(batch)
@@ -105,13 +107,13 @@ def _growth_over_mixed_shapes(tmp_path: Path) -> float:
 
 def _most_of_wide_models(tmp_path: Path, most_bytes: int) -> tuple[int, int]:
     """Return the most bytes that the shelf counted while models took turns, and by how many the process grew."""
-    shelf = Shelf(most_bytes)
+    shelf = RuntimeCache(most_bytes)
     before = resident_bytes()
     references = []
     for name in ("first", "second", "third", "fourth"):
         path = _wide_model(tmp_path / f"{name}.onnx")
         load = lambda path=path: OnnxRuntime(path, provider=Provider.CPU, threads=1)  # noqa: E731
-        references.append(ShelvedRuntime(shelf, load, files_bytes(str(path))))
+        references.append(CachedRuntime(shelf, load, files_bytes(str(path))))
     assert shelf.n_open == len(references)
     counted, grown = [], []
     x = np.arange(1, 9, dtype=np.float32)[:, np.newaxis]

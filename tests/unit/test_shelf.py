@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.runtimes.cache import Shelf, ShelvedRuntime, files_bytes
+from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError, ReferenceRuntime
@@ -23,14 +23,14 @@ class _Bench:
     """A shelf, and which references were opened and closed."""
 
     def __init__(self, tmp_path: Path, memory_bytes: int) -> None:
-        self.shelf = Shelf(memory_bytes)
+        self.shelf = RuntimeCache(memory_bytes)
         self.said: list[str] = []
         self._tmp_path = tmp_path
 
-    def add(self, name: str, scale: float) -> ShelvedRuntime:
+    def add(self, name: str, scale: float) -> CachedRuntime:
         """Return a reference whose logits are `scale` times those of the linear model, but for the bias."""
         path = saved(linear_model(weight=np.float32(scale) * WEIGHT), self._tmp_path / f"{name}.onnx")
-        return ShelvedRuntime(self.shelf, self._load(name, path), SIZE)
+        return CachedRuntime(self.shelf, self._load(name, path), SIZE)
 
     def _load(self, name: str, path: Path) -> Callable[[], ReferenceRuntime]:
         said = self.said
@@ -93,7 +93,7 @@ def test_a_reference_that_changed_meanwhile_ends_the_worker(tmp_path: Path) -> N
 def test_a_reference_without_files_takes_no_room(tmp_path: Path) -> None:
     """What a server holds stays open: closing it would free nothing."""
     bench = _Bench(tmp_path, SIZE)
-    remote = ShelvedRuntime(bench.shelf, lambda: LinearRuntime(WEIGHT, BIAS), files_bytes(""))
+    remote = CachedRuntime(bench.shelf, lambda: LinearRuntime(WEIGHT, BIAS), files_bytes(""))
     for scale in (1.0, 2.0):
         bench.add(f"x{scale}", scale)
     assert (remote.n_bytes, bench.shelf.n_open) == (0, 2)

@@ -15,13 +15,13 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Delivery
 from quantdrift.core.telemetry import Telemetry
-from quantdrift.shadow.pipeline.assess import Assessor, Begun
-from quantdrift.shadow.pipeline.fair_share import Turns
-from quantdrift.shadow.pipeline.in_flight import Holding
-from quantdrift.shadow.pipeline.metrics import Health, Meters
-from quantdrift.shadow.pipeline.queues import Lanes
+from quantdrift.shadow.pipeline.assess import Assessor, BatchInProgress
+from quantdrift.shadow.pipeline.fair_share import FairShare
+from quantdrift.shadow.pipeline.in_flight import InFlight
+from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics
+from quantdrift.shadow.pipeline.queues import BatchQueues
 from quantdrift.shadow.pipeline.reader import Reader
-from quantdrift.shadow.pipeline.stages import Stages, Taken
+from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.tracing import NoSpans
 from quantdrift.shadow.replay.exchange import Answer
@@ -59,9 +59,9 @@ class _Delivery:
         self.n_beats += 1
 
 
-def _taken(delivery: _Delivery) -> Taken:
+def _taken(delivery: _Delivery) -> TakenMessage:
     case = Quarantined(stream_sequence=1, payload=b"", reason=QuarantineReason.DECODE, detail="")
-    return Taken(delivery=cast("Delivery", delivery), case=case)
+    return TakenMessage(delivery=cast("Delivery", delivery), case=case)
 
 
 class _Consumer:
@@ -92,7 +92,7 @@ class _Failing(Assessor):
         self.counted_by.append(threading.current_thread().name)
         return super().overflow()
 
-    def replay(self, begun: Begun) -> list[Answer]:
+    def replay(self, begun: BatchInProgress) -> list[Answer]:
         """Work, and return nothing."""
         del begun
         self._work()
@@ -110,13 +110,15 @@ class _Bench:
         beside: ThreadPoolExecutor | None = None,
         replay_limit_s: float = DEADLINE_S,
     ) -> None:
-        self.holding = Holding()
+        self.holding = InFlight()
         self.said: list[str] = []
         clock = SystemClock()
         self.health = Health(clock)
-        self.meters = Meters(Telemetry("test", {}), clock)
+        self.meters = ShadowMetrics(Telemetry("test", {}), clock)
         self.stop = Stop()
-        self.lanes: Lanes[list[Taken]] = Lanes(Turns({}), clock, self.stop, most_in_hand=4)
+        self.lanes: BatchQueues[list[TakenMessage]] = BatchQueues(
+            FairShare({}), clock, self.stop, most_in_hand=4
+        )
         self.assessor = _Failing(work)
         self.stages = Stages(
             lanes=self.lanes,

@@ -6,9 +6,9 @@ import pytest
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
-from quantdrift.drift.evidence.header import N_TOTAL, Moved
+from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.fold.alert_event import Story, ended, summary, tell
+from quantdrift.monitor.fold.alert_event import AlertEvent, ended, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
@@ -17,7 +17,7 @@ from tests.support.monitor.tail_streams import STRETCHED, given, last, learned
 pytestmark = pytest.mark.unit
 
 
-def told(state: FloatArray, *, kind: str, metric: Metric, moved: Moved | None = None) -> TransitionRow:
+def told(state: FloatArray, *, kind: str, metric: Metric, moved: Onset | None = None) -> TransitionRow:
     """Return an alert of `scanner=faint` that a detector decided."""
     return tell(
         task=Task.CLASSIFICATION,
@@ -54,7 +54,9 @@ def test_an_alert_of_the_tail_tells_the_share_above_a_level() -> None:
     assert row.details["budget"] == 0.02
     assert row.details["tail_after"] > row.details["tail_before"] >= 0
     assert row.details["tail_level"] > 0
-    story = Story(**{name: row.details[name] for name in Story.__struct_fields__ if name in row.details})
+    story = AlertEvent(
+        **{name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details}
+    )
     assert "tail" in summary(story)
     assert "budget" not in summary(story)
 
@@ -63,7 +65,7 @@ def test_an_alert_of_a_budget_tells_no_tail() -> None:
     """The mean against the budget, which holds whatever the state tests against."""
     state = BUDGET.fresh(budget=0.01, scale=1.0, weighted=False, mass=0.0, at_us=0)
     state[N_TOTAL] = 400
-    moved = Moved(onset_us=BEGIN_US, before=None, after=None, n_after=0)
+    moved = Onset(onset_us=BEGIN_US, before=None, after=None, n_after=0)
     row = told(state, kind=BUDGET.kind, metric=Metric.FLIP, moved=moved)
     assert row.details["detector"] == "budget"
     assert "tail_level" not in row.details

@@ -10,11 +10,11 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
 from quantdrift.core.records import Protocol
-from quantdrift.sidecar.capture.unknown_models import MOST_NAMES, Strangers
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.capture.unknown_models import MOST_NAMES, UnknownModels
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.routes import known_requests
-from quantdrift.sidecar.state.traffic_warnings import EVERY_S, LEAST, Symptoms, cause
+from quantdrift.sidecar.state.traffic_warnings import EVERY_S, LEAST, TrafficWarnings, cause
 
 pytestmark = pytest.mark.unit
 
@@ -28,10 +28,10 @@ class World:
         caplog.set_level(logging.INFO)
         self._caplog = caplog
         self.clock = ManualClock(NOON)
-        settled = Settled.of(config or Config())
+        settled = LiveConfig.of(config or Config())
         self.counters = Counters.create(3, len(settled.rows))
         self.relays = [self.counters.slot(0), self.counters.slot(1)]
-        self.symptoms = Symptoms(self.counters, lambda: settled, self.clock)
+        self.symptoms = TrafficWarnings(self.counters, lambda: settled, self.clock)
 
     def look(self, *, after_s: float = 1.0) -> list[str]:
         """Let time pass, and return what is said then."""
@@ -165,7 +165,7 @@ class Told:
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self._caplog = caplog
         self.clock = ManualClock(NOON)
-        self.strangers = Strangers(self.clock)
+        self.strangers = UnknownModels(self.clock)
         self._models = (Model(name="wines"), Model(name="digits"))
 
     def tell(self, *, after_s: float = 1.0) -> list[str]:

@@ -19,14 +19,14 @@ from quantdrift.core.config import Config, Model
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import HeaderStratum, Loss
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.intake.gateway import Entrance
-from quantdrift.sidecar.intake.tap_server import Taps
-from quantdrift.sidecar.relay.observing.observer import Scope
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
-from quantdrift.sidecar.state.config import Settled
+from quantdrift.sidecar.intake.gateway import Gateway
+from quantdrift.sidecar.intake.tap_server import TapServer
+from quantdrift.sidecar.relay.observing.observer import CaptureScope
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
+from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.routes import Routes
-from quantdrift.sidecar.tap.client import Sender
+from quantdrift.sidecar.tap.client import TapClient
 from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
 from tests.support.sidecar.relay_process import wait
 
@@ -43,7 +43,7 @@ class End:
     """The taps' end of a sidecar, and what it was told."""
 
     def __init__(self, config: Config, before: tuple[Row, ...] = ()) -> None:
-        self.settled = Settled.of(config, before)
+        self.settled = LiveConfig.of(config, before)
         self.slot = Counters.create(1, 16).slot(0)
         self.taken: list[int] = []
         self._config = config
@@ -59,10 +59,10 @@ class End:
 
     async def _serve(self, path: Path, ready: threading.Event, ended: threading.Event) -> None:
         config = self._config
-        scope = Scope(
+        scope = CaptureScope(
             config.sidecar,
             routes=Routes(config.capture.protocols),
-            sampler=Sampler(config.sampling, b"s", Mint(), 0.0),
+            sampler=Sampler(config.sampling, b"s", ExchangeIds(), 0.0),
             offer=lambda stratum, _: self.taken.append(stratum),
             slot=self.slot,
             clock=SystemClock(),
@@ -71,7 +71,7 @@ class End:
             listener.bind(str(path))
             listener.listen()
             listener.setblocking(False)
-            async with Taps(Entrance(scope), listener, self._rates, self.settled):
+            async with TapServer(Gateway(scope), listener, self._rates, self.settled):
                 ready.set()
                 await asyncio.to_thread(ended.wait)
 
@@ -134,7 +134,7 @@ def test_counts_stay_with_their_stratum_over_sidecars(tmp_path: Path) -> None:
 def test_a_stratum_that_was_taken_away_keeps_its_row(tmp_path: Path) -> None:
     """An intake that is started anew after a reload is told of it by taps all the same."""
     path = tmp_path / "tap"
-    rows = Settled.of(config_of("a", "b")).rows
+    rows = LiveConfig.of(config_of("a", "b")).rows
     with serving(path, End(config_of("a", "b"))):
         tap = tap_at(path)
     call(tap, "b", 4)
@@ -217,7 +217,7 @@ def test_a_frame_that_is_none_ends_its_connection(
 
 def test_threads_that_end_leave_nothing_but_their_counts() -> None:
     """Also where nobody listens: a server may have a thread for each request, for months."""
-    sender = Sender("", 1000, lambda *_: None)
+    sender = TapClient("", 1000, lambda *_: None)
 
     def work() -> None:
         sender.enrol().offered["a"] += 1
@@ -233,7 +233,7 @@ def test_threads_that_end_leave_nothing_but_their_counts() -> None:
 
 def test_threads_that_end_while_they_are_counted_are_counted_once() -> None:
     """Sums never go back, and end at the truth."""
-    sender = Sender("", 1000, lambda *_: None)
+    sender = TapClient("", 1000, lambda *_: None)
     seen = [0]
 
     def work() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import Asked
+from quantdrift.shadow.language.scoring import ScoringRequest
 from quantdrift.shadow.runtimes.canaries.canaries import (
     Canaries,
     deviations,
@@ -25,7 +25,7 @@ from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, held
 from quantdrift.shadow.runtimes.canaries.text import drawn_texts, read_texts, scored, tokens_of
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.language_models import loaded, opening, quantised, remote_opening
 from tests.support.shadow.language_models import scored as scores_of
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
@@ -34,7 +34,7 @@ from tests.support.shadow.vllm_like import VllmLike, serving
 pytestmark = pytest.mark.unit
 
 SAID = ({"role": "user", "content": "what drifts?"},)
-ASKED = Asked(prompt_ids=(0, 5), served_ids=(7, 8))
+ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +66,8 @@ def test_a_set_is_what_the_reference_says_of_each_token(runtime: ReferenceRuntim
         {"prompt_ids": [0, 5], "answer_ids": [7, 8]},
     )
     asked = (
-        Asked(prompt="A relay", served=" forwards bytes"),
-        Asked(messages=SAID, served="the mean"),
+        ScoringRequest(prompt="A relay", served=" forwards bytes"),
+        ScoringRequest(messages=SAID, served="the mean"),
         ASKED,
     )
     given = tokens_of(runtime, read_texts(_lines(tmp_path / "i.jsonl", *lines)))
@@ -133,7 +133,7 @@ def test_a_server_is_told_from_others_in_each_way(language_folder: Path, path: P
 class _Bench:
     """A server of a language model, held to canaries at each batch; its model may be changed."""
 
-    def __init__(self, told: Opening, path: Path) -> None:
+    def __init__(self, told: RuntimeRequest, path: Path) -> None:
         self.told: list[CanaryOutcome] = []
         reference = msgspec.structs.replace(told.reference, canaries=str(path), canary_interval_s=0.0)
         opened = open_reference(told)
@@ -201,9 +201,9 @@ def test_a_file_that_is_none_is_the_operators_to_mend(tmp_path: Path, content: s
 def test_what_holds_against_nothing_is_not_recorded(runtime: ReferenceRuntime) -> None:
     """An answer without a token, a prompt without one, tokens that are none, and tensors of another model."""
     with pytest.raises(OperatorError, match="canary 2 has an answer without a token"):
-        tokens_of(runtime, [ASKED, Asked(prompt="a", served="")])
+        tokens_of(runtime, [ASKED, ScoringRequest(prompt="a", served="")])
     with pytest.raises(OperatorError, match=r"does not take canary 1.*no token"):
-        tokens_of(runtime, [Asked(prompt="", served="b")])
+        tokens_of(runtime, [ScoringRequest(prompt="", served="b")])
     ids = np.array([[9_999]])
     with pytest.raises(OperatorError, match="does not compute these canaries: a token is none"):
         record(runtime, {"prompt_ids": ids, "answer_ids": ids})

@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config.schema import Model, OutputKind
 from quantdrift.core.records import BodyStratum, Predicate, Protocol, Tensor
-from quantdrift.sidecar.sampling.second_phase import Thinning, candidate_margin, phase_salt
+from quantdrift.sidecar.sampling.second_phase import SecondPhase, candidate_margin, phase_salt
 
 pytestmark = pytest.mark.unit
 
@@ -50,31 +50,33 @@ def test_of_the_strata_whose_conditions_all_hold_the_largest_rate_decides(
     attributes: dict[str, str], margin: float | None, stratum: str, pi2: float
 ) -> None:
     """Intervals are half open; without a margin a condition on it does not hold."""
-    decided = Thinning(STRATA, SALT).thin("a" * 32, 1.0, attributes, margin)
+    decided = SecondPhase(STRATA, SALT).thin("a" * 32, 1.0, attributes, margin)
     assert (decided.stratum, decided.pi2) == (stratum, pi2)
 
 
 def test_exchanges_are_kept_with_the_stratums_probability() -> None:
     """Of 4,000 fixed ids a quarter is kept within 5 standard errors; 0 and 1 are exact."""
     ids = [f"{i:032x}" for i in range(4000)]
-    share = sum(Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids) / len(ids)
+    share = sum(SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids) / len(ids)
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(ids))
-    assert not any(Thinning(STRATA[2:3], SALT).thin(i, 1.0, {"header.x": "off"}, None).kept for i in ids)
-    assert all(Thinning(STRATA, SALT).thin(i, 1.0, {"header.x": "faint"}, 0.1).kept for i in ids)
+    assert not any(SecondPhase(STRATA[2:3], SALT).thin(i, 1.0, {"header.x": "off"}, None).kept for i in ids)
+    assert all(SecondPhase(STRATA, SALT).thin(i, 1.0, {"header.x": "faint"}, 0.1).kept for i in ids)
 
 
 def test_the_rate_is_the_total_probability_as_far_as_the_first_phase_goes() -> None:
     """Taken with 0.4 before, 0.25 in all leaves 0.625 here; what the first phase takes with 0.1 is kept whole."""
-    assert Thinning(STRATA, SALT).thin("a", 0.4, {}, None).pi2 == pytest.approx(0.625)
-    assert Thinning(STRATA, SALT).thin("a", 0.1, {}, None).pi2 == 1.0
+    assert SecondPhase(STRATA, SALT).thin("a", 0.4, {}, None).pi2 == pytest.approx(0.625)
+    assert SecondPhase(STRATA, SALT).thin("a", 0.1, {}, None).pi2 == 1.0
 
 
 def test_the_decision_belongs_to_the_id_and_the_epoch() -> None:
     """The same id in the same epoch is decided the same; another epoch decides anew."""
     ids = [f"{i:032x}" for i in range(100)]
-    first = [Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
-    assert first == [Thinning(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
-    assert first != [Thinning(STRATA, phase_salt(b"secret", "e2")).thin(i, 1.0, {}, None).kept for i in ids]
+    first = [SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
+    assert first == [SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
+    assert first != [
+        SecondPhase(STRATA, phase_salt(b"secret", "e2")).thin(i, 1.0, {}, None).kept for i in ids
+    ]
 
 
 def test_the_margin_of_logits_is_taken_after_the_softmax() -> None:
@@ -131,8 +133,8 @@ def test_what_is_no_classification_has_no_margin(protocol: Protocol) -> None:
 
 def test_a_margin_is_computed_only_where_a_stratum_asks() -> None:
     """Policies without such a condition do not pay for it."""
-    assert Thinning(STRATA, SALT).needs_margin
-    assert not Thinning(STRATA[-1:], SALT).needs_margin
+    assert SecondPhase(STRATA, SALT).needs_margin
+    assert not SecondPhase(STRATA[-1:], SALT).needs_margin
 
 
 def test_looking_strata_up_by_value_finds_what_looking_at_each_would() -> None:
@@ -150,7 +152,7 @@ def test_looking_strata_up_by_value_finds_what_looking_at_each_would() -> None:
         )
         for n in range(200)
     ] + [BodyStratum(name="default", rate=0.01)]
-    thinning = Thinning(strata, SALT)
+    thinning = SecondPhase(strata, SALT)
     for number in range(500):
         attributes = {f"header.{key}": str(rng.integers(4)) for key in "abc" if rng.random() < 0.7}
         margin = float(rng.random())

@@ -18,15 +18,15 @@ from safetensors.torch import save_file
 from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import assemble, replay
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.pytorch.determinism import device_for
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
 from quantdrift.shadow.runtimes.registry import open_reference
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 from tests.support.shadow.onnx_models import N_FEATURES, WEIGHT, exchange_of, inputs_of, logits_of
 from tests.support.shadow.torch_models import (
     FACTORY,
@@ -305,15 +305,17 @@ def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) 
     device, that would end the worker.
     """
     Hungry.held.clear()
-    runtime = ProvenRuntime(of_factory(tmp_path, "tests.support.shadow.torch_models:Hungry"))
+    runtime = SelfTestedRuntime(of_factory(tmp_path, "tests.support.shadow.torch_models:Hungry"))
     with pytest.raises(QuarantineError, match="memory") as caught:
         runtime.run({"x": inputs_of(4)})
     assert [one() for one in Hungry.held] == [None] * len(Hungry.held)
     assert caught.value.__cause__ is caught.value.__context__ is None
     model = Model(name="digits", top_k=2)
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model))
+    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     batch = [
-        Prepared(stream_sequence=n, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x})
+        PreparedExchange(
+            stream_sequence=n, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x}
+        )
         for n, x in enumerate([inputs_of(1), inputs_of(4), inputs_of(1) + np.float32(5000), inputs_of(1, 3)])
     ]
     answers = replay(assemble(batch), most_items=64)

@@ -16,8 +16,8 @@ from transformers import PreTrainedTokenizerFast
 
 from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
-from quantdrift.shadow.language.scoring import Asked, Row
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.shadow.language.scoring import Row, ScoringRequest
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
 from tests.support.shadow.language_models import loaded, opening, scored
@@ -74,7 +74,7 @@ def test_a_parent_in_bfloat16_must_be_named(folder: Path) -> None:
         open_reference(opening(folder))
     runtime = open_reference(opening(folder, reference={"allow_reduced_precision": ("bfloat16",)}))
     assert "bfloat16" in runtime.artefact.precision
-    (scores,) = scored(runtime, Asked(messages=SAID, served="the mean"))
+    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="the mean"))
     assert np.isfinite(scores.logprobs).all()
 
 
@@ -120,11 +120,11 @@ def test_a_chat_is_made_by_the_tokenizers_template(language_folder: Path) -> Non
     tool = {"type": "function", "function": {"name": "find"}}
     chat, of_parts, of_ids, other, with_tool = scored(
         runtime,
-        Asked(messages=SAID, served="the mean"),
-        Asked(messages=parts, served="the mean"),
-        Asked(prompt_ids=ids, served_ids=served),
-        Asked(messages=SAID, template={"add_generation_prompt": False}, served="the mean"),
-        Asked(messages=SAID, tools=(tool,), served="the mean"),
+        ScoringRequest(messages=SAID, served="the mean"),
+        ScoringRequest(messages=parts, served="the mean"),
+        ScoringRequest(prompt_ids=ids, served_ids=served),
+        ScoringRequest(messages=SAID, template={"add_generation_prompt": False}, served="the mean"),
+        ScoringRequest(messages=SAID, tools=(tool,), served="the mean"),
     )
     np.testing.assert_allclose(chat.logprobs, of_ids.logprobs, atol=1e-5)
     np.testing.assert_allclose(of_parts.logprobs, of_ids.logprobs, atol=1e-5)
@@ -135,16 +135,16 @@ def test_a_chat_is_made_by_the_tokenizers_template(language_folder: Path) -> Non
 @pytest.mark.parametrize(
     "asked",
     [
-        Asked(messages=({"role": "user", "content": [{"type": "image_url"}]},), served="a"),
-        Asked(messages=SAID, template={"chat_template_kwargs": {"tokenize": False}}, served="a"),
-        Asked(
+        ScoringRequest(messages=({"role": "user", "content": [{"type": "image_url"}]},), served="a"),
+        ScoringRequest(messages=SAID, template={"chat_template_kwargs": {"tokenize": False}}, served="a"),
+        ScoringRequest(
             messages=({"role": "user"},), template={"documents": 5, "x": 1}, prompt_ids=(10**6,), served="a"
         ),
-        Asked(prompt="", served="a"),
+        ScoringRequest(prompt="", served="a"),
     ],
     ids=["an image", "an argument of ours", "a token that is none", "no prompt"],
 )
-def test_what_the_model_cannot_read_is_refused(language_folder: Path, asked: Asked) -> None:
+def test_what_the_model_cannot_read_is_refused(language_folder: Path, asked: ScoringRequest) -> None:
     """As a replay error of that exchange alone."""
     with pytest.raises(QuarantineError, match="replay"):
         scored(open_reference(opening(language_folder)), asked)
@@ -170,7 +170,7 @@ def test_a_space_that_a_tokenizer_prepends_is_not_doubled(language_folder: Path,
     runtime = open_reference(opening(save(tmp_path / "prepending", model, tokenizer)))
     whole = tokenizer("a relay forwards")["input_ids"]
     n_prompt = len(tokenizer("a relay")["input_ids"])
-    (scores,) = scored(runtime, Asked(prompt="a relay", served=" forwards"))
+    (scores,) = scored(runtime, ScoringRequest(prompt="a relay", served=" forwards"))
     assert scores.ids == tuple(whole[n_prompt:])
 
 
@@ -179,7 +179,7 @@ def test_a_uniform_model_is_as_likely_everywhere(language_folder: Path, tmp_path
     model, tokenizer = loaded(language_folder)
     torch.nn.init.zeros_(model.lm_head.weight)
     runtime = open_reference(opening(save(tmp_path / "uniform", model, tokenizer)))
-    (scores,) = scored(runtime, Asked(prompt="a", served=" relay and a detector"))
+    (scores,) = scored(runtime, ScoringRequest(prompt="a", served=" relay and a detector"))
     np.testing.assert_allclose(scores.logprobs, -math.log(model.config.vocab_size), rtol=1e-6)
     assert set(scores.ranks) == {1.0}
 
@@ -189,7 +189,7 @@ def test_rows_that_do_not_fit_together_are_computed_apart(
     language_folder: Path, monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
     """Memory for layers and logits is bounded, and the scores are the same, in the same order."""
-    asked = [Asked(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
+    asked = [ScoringRequest(prompt="a" * n, served=" relay" * n) for n in (1, 5, 2, 9)]
     together = scored(open_reference(opening(language_folder)), *asked)
     monkeypatch.setattr(f"quantdrift.shadow.runtimes.text.transformers.{bound}", 1)
     monkeypatch.setattr("quantdrift.shadow.runtimes.text.transformers._PLACES", 2)
@@ -218,18 +218,18 @@ def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> 
     assert caught.value.__cause__ is caught.value.__context__ is None
     assert len(language.score(rows[:2])) == 2
     language._model.lm_head.register_forward_hook(lambda *_: torch.empty(4**20))
-    own = Wanted(max_tokens=2, is_capped=True, options={"temperature": 0}, seed=3)
+    own = FreeAnswerRequest(max_tokens=2, is_capped=True, options={"temperature": 0}, seed=3)
     with pytest.raises(QuarantineError, match="memory") as caught:
-        language.answer(Asked(), own, lambda: (0, 5), within_s=60.0)
+        language.answer(ScoringRequest(), own, lambda: (0, 5), within_s=60.0)
     assert [one() for one in held] == [None] * 3
     assert caught.value.__cause__ is caught.value.__context__ is None
     language.close()
 
 
-def _own(folder: Path, max_tokens: int = 16, seed: int = 3, **options: Any) -> Own:
+def _own(folder: Path, max_tokens: int = 16, seed: int = 3, **options: Any) -> FreeAnswer:
     runtime = open_reference(opening(folder))
-    wanted = Wanted(max_tokens=max_tokens, is_capped=True, options=options, seed=seed)
-    (scores,) = scored(runtime, Asked(messages=SAID, served="a", own=wanted))
+    wanted = FreeAnswerRequest(max_tokens=max_tokens, is_capped=True, options=options, seed=seed)
+    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", own=wanted))
     runtime.close()
     assert scores.own is not None
     return scores.own
@@ -270,18 +270,18 @@ def test_an_own_answer_ends_where_the_client_said(language_folder: Path) -> None
 @pytest.mark.parametrize(
     ("options", "outcome"),
     [
-        ({"logit_bias": {"1": 5}}, OwnOutcome.UNABLE),
-        ({"presence_penalty": 0.5}, OwnOutcome.UNABLE),
-        ({"presence_penalty": 0, "repetition_penalty": 1.3}, OwnOutcome.DONE),
-        ({"tool_choice": "required"}, OwnOutcome.UNABLE),
-        ({"guided_regex": "a"}, OwnOutcome.UNABLE),
-        ({"response_format": {"type": "json_object"}}, OwnOutcome.UNFORCED),
-        ({"guided_json": {"type": "object"}}, OwnOutcome.UNFORCED),
-        ({"guided_json": {"type": "object"}, "ignore_eos": True}, OwnOutcome.UNABLE),
+        ({"logit_bias": {"1": 5}}, FreeAnswerOutcome.UNABLE),
+        ({"presence_penalty": 0.5}, FreeAnswerOutcome.UNABLE),
+        ({"presence_penalty": 0, "repetition_penalty": 1.3}, FreeAnswerOutcome.DONE),
+        ({"tool_choice": "required"}, FreeAnswerOutcome.UNABLE),
+        ({"guided_regex": "a"}, FreeAnswerOutcome.UNABLE),
+        ({"response_format": {"type": "json_object"}}, FreeAnswerOutcome.UNFORCED),
+        ({"guided_json": {"type": "object"}}, FreeAnswerOutcome.UNFORCED),
+        ({"guided_json": {"type": "object"}, "ignore_eos": True}, FreeAnswerOutcome.UNABLE),
     ],
 )
 def test_what_a_folder_cannot_do_is_left_out(
-    language_folder: Path, options: dict[str, Any], outcome: OwnOutcome
+    language_folder: Path, options: dict[str, Any], outcome: FreeAnswerOutcome
 ) -> None:
     """It has no grammar: of JSON it tells what the reference says of itself."""
     assert _own(language_folder, temperature=0, **options).outcome is outcome
@@ -307,7 +307,7 @@ def test_what_a_client_names_not_is_the_folders(folder: Path) -> None:
 def test_an_own_answer_that_takes_too_long_is_broken_off(language_folder: Path) -> None:
     """A part of it tells nothing."""
     language = TransformersLanguage(opening(language_folder))
-    wanted = Wanted(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
-    own = language.answer(Asked(), wanted, lambda: (0, 5), within_s=1e-6)
-    assert own == Own(outcome=OwnOutcome.LATE)
+    wanted = FreeAnswerRequest(max_tokens=200, is_capped=True, options={"temperature": 0}, seed=3)
+    own = language.answer(ScoringRequest(), wanted, lambda: (0, 5), within_s=1e-6)
+    assert own == FreeAnswer(outcome=FreeAnswerOutcome.LATE)
     language.close()

@@ -13,7 +13,7 @@ from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
 from quantdrift.shadow.pipeline.classify import Case, triage
 from quantdrift.shadow.pipeline.validate import read_exchange, read_tally
-from quantdrift.shadow.replay.exchange import Prepared
+from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
@@ -63,9 +63,9 @@ def test_a_good_exchange_is_prepared() -> None:
     """Exchanges of one version with equal shapes share a signature, others do not."""
     one, two = _triage(encode(exchange_of(inputs_of(2)))), _triage(encode(exchange_of(inputs_of(3))))
     other = _triage(encode(exchange_of(inputs_of(2), version="7")))
-    assert isinstance(one, Prepared)
-    assert isinstance(two, Prepared)
-    assert isinstance(other, Prepared)
+    assert isinstance(one, PreparedExchange)
+    assert isinstance(two, PreparedExchange)
+    assert isinstance(other, PreparedExchange)
     assert (one.n_items, two.n_items) == (2, 3)
     assert one.signature == two.signature != other.signature
 

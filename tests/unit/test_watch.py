@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.state.config import Watch
+from quantdrift.sidecar.state.config import FileWatch
 
 pytestmark = pytest.mark.unit
 
@@ -14,7 +14,7 @@ def test_a_change_before_the_first_look_is_found(tmp_path: Path) -> None:
     """The configuration of the start was read earlier: ports and children come in between."""
     path = tmp_path / "config.toml"
     path.write_text("[sampling]\nrate = 0.5\n")
-    watch = Watch(path)
+    watch = FileWatch(path)
     assert watch.look() is None
     found = watch.look()
     assert found is not None
@@ -26,7 +26,7 @@ def test_a_file_that_is_none_is_told_of_once_and_left(tmp_path: Path) -> None:
     """The next change is looked at again."""
     path = tmp_path / "config.toml"
     path.write_text("no [toml")
-    watch = Watch(path)
+    watch = FileWatch(path)
     assert watch.look() is None
     with pytest.raises(OperatorError):
         watch.look()

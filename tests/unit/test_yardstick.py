@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, Yardstick, yardstick
-from quantdrift.monitor.explain.sample import Measure, Scene, damaged
+from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, BeforeWindow, yardstick
+from quantdrift.monitor.explain.sample import Measure, WindowSample, damaged
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Episode, TransitionRow, VersionRow
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
@@ -86,7 +86,7 @@ class Record:
 
 def held_against(
     items: dict[int, list[EvidenceItem]], *, own_us: int = BEGIN_US, earlier: tuple[VersionRow, ...] = ()
-) -> Yardstick:
+) -> BeforeWindow:
     """Return the window for an alert of `OWN`, a version first seen at `own_us`."""
     row = TransitionRow(
         model_version_id=OWN,
@@ -115,12 +115,12 @@ def test_the_last_hour_before_an_onset_is_left_out_where_there_is_enough_without
     assert found.end_us == ONSET_US - GAP_US
     assert found.n == 2000
     assert list(found.past) == (sound + late)[::-1]
-    after = Scene(run(ONSET_US, 40, flip=1.0))
-    told = damaged(Scene(found.items), after, FLIPS)
+    after = WindowSample(run(ONSET_US, 40, flip=1.0))
+    told = damaged(WindowSample(found.items), after, FLIPS)
     assert told is not None
     assert told.cause == "damage"
     # Whoever holds it against what lies right before the onset finds nothing.
-    mixed = damaged(Scene(late), after, FLIPS)
+    mixed = damaged(WindowSample(late), after, FLIPS)
     assert mixed is not None
     assert mixed.cause == "undecided"
 
@@ -161,7 +161,7 @@ def test_a_version_that_came_with_the_onset_is_held_against_the_one_last_compare
     times = [item.captured_us for item in found.past]
     assert times == sorted(times, reverse=True)
     assert len(times) == 670
-    told = damaged(Scene(found.items), Scene(run(ONSET_US, 40, flip=1.0)), FLIPS)
+    told = damaged(WindowSample(found.items), WindowSample(run(ONSET_US, 40, flip=1.0)), FLIPS)
     assert told is not None
     assert told.cause == "damage"
 

@@ -48,7 +48,7 @@ class RefusedError(QuantdriftError):
         self.detail = detail
 
 
-class Directive(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyMessage(msgspec.Struct, frozen=True, kw_only=True):
     """The policy that the monitor wants to be followed.
 
     Parameters
@@ -95,7 +95,7 @@ class SliceShare(msgspec.Struct, frozen=True, kw_only=True):
     evidence_share: float
 
 
-class Account(msgspec.Struct, frozen=True, kw_only=True):
+class PolicySummary(msgspec.Struct, frozen=True, kw_only=True):
     """Why a policy is as it is, for people.
 
     Parameters
@@ -129,7 +129,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     slices: tuple[SliceShare, ...]
 
 
-_KINDS: dict[type, bytes] = {Directive: b"D", Account: b"A"}
+_KINDS: dict[type, bytes] = {PolicyMessage: b"D", PolicySummary: b"A"}
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODERS: dict[type, msgspec.msgpack.Decoder[Any]] = {kind: msgspec.msgpack.Decoder(kind) for kind in _KINDS}
 
@@ -145,7 +145,7 @@ def is_central(epoch: str) -> bool:
     return epoch.partition("-")[2].startswith(_MARK)
 
 
-def encode(record: Directive | Account) -> bytes:
+def encode(record: PolicyMessage | PolicySummary) -> bytes:
     """Return the record's wire form.
 
     Raises
@@ -159,7 +159,7 @@ def encode(record: Directive | Account) -> bytes:
     return wire
 
 
-def decode_directive(wire: bytes) -> Directive:
+def decode_directive(wire: bytes) -> PolicyMessage:
     """Return the directive in `wire`.
 
     Raises
@@ -167,7 +167,7 @@ def decode_directive(wire: bytes) -> Directive:
     RefusedError
         It is none that can be read: another kind, an unknown version, too long, or its name is not its rates'.
     """
-    directive: Directive = _decode(Directive, wire)
+    directive: PolicyMessage = _decode(PolicyMessage, wire)
     if directive.policy.epoch != name_of(directive.policy):
         raise RefusedError(Refusal.UNREADABLE, "its rates are not those that its name stands for")
     if directive.issued_at.tzinfo is None:
@@ -175,7 +175,7 @@ def decode_directive(wire: bytes) -> Directive:
     return directive
 
 
-def decode_account(wire: bytes) -> Account:
+def decode_account(wire: bytes) -> PolicySummary:
     """Return the account in `wire`.
 
     Raises
@@ -183,7 +183,7 @@ def decode_account(wire: bytes) -> Account:
     RefusedError
         It is none that can be read.
     """
-    account: Account = _decode(Account, wire)
+    account: PolicySummary = _decode(PolicySummary, wire)
     return account
 
 

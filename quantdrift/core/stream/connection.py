@@ -30,7 +30,7 @@ from quantdrift.core.stream.config import (
     subject_token,
     tally_stream,
 )
-from quantdrift.core.stream.consume import REQUEST_S, Delivery, Inbox
+from quantdrift.core.stream.consume import REQUEST_S, Delivery, PullInbox
 from quantdrift.core.stream.errors import StreamFullError, TooLargeError, in_words, mapped
 from quantdrift.core.stream.nats_client import NatsClient, PlaintextError
 from quantdrift.core.stream.numbering import HEADER, Numbered
@@ -71,7 +71,7 @@ class Consumer:
         self._subject = subject
         self._kept_s = kept_s
         self._durable = _durable_name(subject)
-        self._inbox: Inbox | None = None
+        self._inbox: PullInbox | None = None
         self._exists = False
 
     async def fetch(self, n: int, *, max_bytes: int, timeout_s: float) -> list[Delivery]:
@@ -125,7 +125,7 @@ class Consumer:
             info: ConsumerInfo = await jetstream.consumer_info(self._stream, self._durable)
         return info
 
-    async def bind(self) -> Inbox:
+    async def bind(self) -> PullInbox:
         """Make sure that the consumer exists, and return where its messages come to.
 
         Raises
@@ -135,7 +135,7 @@ class Consumer:
         """
         client = await self._queue.live()
         if self._inbox is None or self._inbox.client is not client:
-            self._inbox = await Inbox.open(client, self._stream, self._durable)
+            self._inbox = await PullInbox.open(client, self._stream, self._durable)
         if not self._exists:
             await self._create(client)
             self._exists = True

@@ -120,7 +120,7 @@ class Delivery:
             raise RetryError("NATS is away")
 
 
-class Inbox:
+class PullInbox:
     """Where the messages that one client pulls from a consumer arrive. Use `open`.
 
     The client library's own `fetch` knows no limit in bytes, and a server that sends far more than a client reads

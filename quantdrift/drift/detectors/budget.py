@@ -36,14 +36,14 @@ from quantdrift.drift.evidence.header import (
     SCALE,
     TICKETING,
     M,
-    Moved,
     N,
+    Onset,
     W,
     X,
 )
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import Block, FloatArray, Trail
-from quantdrift.drift.evidence.run import Flow, Path
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 N_BETS = 14
 LARGEST_BET = 0.95
@@ -162,14 +162,14 @@ class BudgetDetector:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 
-    def moved(self, state: FloatArray) -> Moved:
+    def moved(self, state: FloatArray) -> Onset:
         """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it."""
         evidence = state[PAGE] if state[PAGING] else state[TICKET]
         bet = onset.onset_bet(evidence)
         scale = float(state[SCALE])
         w, x = float(state[FLOOR_W][bet]), float(state[FLOOR_X][bet])
         w_after, x_after = float(state[W]) - w, float(state[X]) - x
-        return Moved(
+        return Onset(
             onset_us=int(state[FLOOR_AT][bet]),
             before=scale * x / w if w > 0 else None,
             after=scale * x_after / w_after if w_after > 0 else None,
@@ -177,16 +177,16 @@ class BudgetDetector:
             n_before=int(state[FLOOR_N][bet]),
         )
 
-    def run(self, states: FloatArray, block: Block) -> Path:
+    def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        return Path(self.follow, states, block)
+        return BlockRun(self.follow, states, block)
 
-    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
         """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
         course = np.empty((path.N_ROWS, len(trail.seen)))
         if not _follow(states, trail, course):
             raise ValueError("a weight above 1 would break the false-alarm bound")
-        return Flow(course=course, states=states)
+        return SequenceRun(course=course, states=states)
 
 
 def _rates(budget: float, smallest: float) -> FloatArray:
@@ -198,7 +198,7 @@ def _rates(budget: float, smallest: float) -> FloatArray:
 
 
 @compiled
-def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
     """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
     ends, x, seen, mass, at_us = trail
     begin = 0

@@ -12,11 +12,11 @@ import numpy as np
 from quantdrift.drift.detectors.budget import BudgetDetector
 from quantdrift.drift.detectors.change.detector import ChangeDetector
 from quantdrift.drift.detectors.tail.detector import TailDetector
-from quantdrift.drift.evidence.header import Moved
+from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.numba_cache import note_kept
-from quantdrift.drift.evidence.observations import Block, FloatArray, Trail
-from quantdrift.drift.evidence.run import Flow, Path
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 
 class Detector(Protocol):
@@ -26,11 +26,11 @@ class Detector(Protocol):
     size: int
     width: int
 
-    def run(self, states: FloatArray, block: Block) -> Path:
+    def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
         """Return what signals with `states`, (N, size), go through along `block`."""
         ...
 
-    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
         """Return what signals with `states`, (N, size), go through along their groups, and move these on, in place."""
         ...
 
@@ -50,7 +50,7 @@ class Detector(Protocol):
         """Between batches: let windows move on and what has learned enough take part, in place."""
         ...
 
-    def moved(self, state: FloatArray) -> Moved:
+    def moved(self, state: FloatArray) -> Onset:
         """Return onset and what moved, of a copy that runs: before `alarmed` resets it."""
         ...
 
@@ -134,7 +134,7 @@ def compile_all() -> None:
     """Let every detector follow one group: compiles what is not compiled yet, and keeps it where it can be kept."""
     nothing = np.zeros(1)
     for detector in DETECTORS.values():
-        trail = Trail(
+        trail = GroupSequence(
             ends=np.ones(1, dtype=np.intp),
             x=np.zeros((1, detector.width)),
             seen=np.zeros(1, dtype=np.bool_),

@@ -25,7 +25,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 HEADER = 15
 
 
-class Moved(msgspec.Struct, frozen=True, kw_only=True):
+class Onset(msgspec.Struct, frozen=True, kw_only=True):
     """Where a drift seems to have begun, and what moved, in the metric's own unit.
 
     Parameters

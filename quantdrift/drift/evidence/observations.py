@@ -13,7 +13,7 @@ IntArray = NDArray[np.intp]
 STEPS = 32  # what one call is commonly given
 
 
-class Block(msgspec.Struct, frozen=True, kw_only=True):
+class ObservationBlock(msgspec.Struct, frozen=True, kw_only=True):
     """Up to `STEPS` observations of each of N signals; signals of one slice share its steps.
 
     Where a signal has no observation at a step, `seen` is False and the values there are ignored.
@@ -36,7 +36,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
     at_us: FloatArray
 
 
-class Trail(NamedTuple):
+class GroupSequence(NamedTuple):
     """Groups of many signals of one kind, signal after signal; neither mass nor time falls along one.
 
     Parameters

@@ -7,14 +7,14 @@ import numpy as np
 
 from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import Block, FloatArray, IntArray, Trail
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 
 SIDE_BY_SIDE = 64  # signals whose states stay in the processor's cache together
 PAGE, PAGE_MASS, TICKET, TICKET_MASS, RECOVERY = range(5)  # rows of a course
 N_ROWS = 5
 
 
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
+class SequenceRun(msgspec.Struct, frozen=True, kw_only=True):
     """What signals go through along a trail.
 
     Parameters
@@ -41,10 +41,10 @@ def note(course: FloatArray, group: int, state: FloatArray, page: float, recover
     course[RECOVERY, group] = recovery
 
 
-Follow = Callable[[FloatArray, Trail], Flow]
+Follow = Callable[[FloatArray, GroupSequence], SequenceRun]
 
 
-class Path:
+class BlockRun:
     """What N signals go through along a block; arrays are (steps, N).
 
     Parameters
@@ -57,7 +57,7 @@ class Path:
         What they are given.
     """
 
-    def __init__(self, follow: Follow, states: FloatArray, block: Block) -> None:
+    def __init__(self, follow: Follow, states: FloatArray, block: ObservationBlock) -> None:
         self._follow, self._start, self._block = follow, states, block
         steps = len(block.seen)
         self._flow = flow = self._go(np.full(len(states), steps - 1))
@@ -70,10 +70,10 @@ class Path:
             return self._flow.states.copy()
         return self._go(step).states
 
-    def _go(self, step: IntArray) -> Flow:
+    def _go(self, step: IntArray) -> SequenceRun:
         block = self._block
         rows, steps = np.nonzero(np.arange(len(block.seen)) <= step[:, None])
-        trail = Trail(
+        trail = GroupSequence(
             ends=np.cumsum(step + 1),
             x=block.x[steps, rows],
             seen=block.seen[steps, rows],

@@ -21,7 +21,7 @@ import numpy as np
 
 from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
-from quantdrift.drift.explain.mix import LEAST, Cause, Part, Sample, Split, split, summed
+from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
 
 _STRANGE = 0.05  # share of the later window at margins that the earlier one hardly knows
 _NEXT_TO_NONE = 5  # items
@@ -80,7 +80,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
         Share of the traffic with a margin below 0.1.
     """
 
-    split: Split
+    split: MixSplit
     low_margin_before: float
     low_margin_after: float
 
@@ -90,17 +90,17 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
         return _CAUSES[self.split.cause]
 
     @property
-    def at_equal_margins(self) -> Part:
+    def at_equal_margins(self) -> MovePart:
         """Numeric damage."""
         return self.split.within
 
     @property
-    def by_margins(self) -> Part:
+    def by_margins(self) -> MovePart:
         """Input shift."""
         return self.split.mix
 
     @property
-    def unseen(self) -> Part:
+    def unseen(self) -> MovePart:
         """Neither: at margins that were not there before."""
         return self.split.unseen
 

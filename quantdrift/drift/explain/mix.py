@@ -80,7 +80,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
         return len(np.unique(self.cluster))
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class MovePart(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a move, in the unit of x, with its standard error."""
 
     value: float
@@ -92,7 +92,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return self.se > 0 and self.value > Z * self.se
 
 
-class Split(msgspec.Struct, frozen=True, kw_only=True):
+class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
     """A move and its parts.
 
     Parameters
@@ -109,10 +109,10 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
 
     before: float
     after: float
-    move: Part
-    within: Part
-    mix: Part
-    unseen: Part
+    move: MovePart
+    within: MovePart
+    mix: MovePart
+    unseen: MovePart
     unmatched: float
     n_before: int
     n_after: int
@@ -130,7 +130,7 @@ class Split(msgspec.Struct, frozen=True, kw_only=True):
         return cause if largest.value >= _DOMINANT * sum(risen) else Cause.BOTH
 
 
-def split(before: Sample, after: Sample, n_cells: int) -> Split | None:
+def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
     """Return how the mean moved between two windows, or None where one of them is empty.
 
     Parameters
@@ -180,13 +180,13 @@ def split(before: Sample, after: Sample, n_cells: int) -> Split | None:
         before, _influence(before, strange_old) + shifted
     )
     move_variance = sum(_variance(one, _influence(one, one.x)) for one in (before, after))
-    return Split(
+    return MixSplit(
         before=whole_old,
         after=whole_new,
-        move=Part(value=whole_new - whole_old, se=math.sqrt(move_variance)),
-        within=Part(value=_mean(after, excess), se=math.sqrt(within_variance)),
-        mix=Part(value=mix, se=math.sqrt(mix_variance)),
-        unseen=Part(value=unseen, se=math.sqrt(unseen_variance)),
+        move=MovePart(value=whole_new - whole_old, se=math.sqrt(move_variance)),
+        within=MovePart(value=_mean(after, excess), se=math.sqrt(within_variance)),
+        mix=MovePart(value=mix, se=math.sqrt(mix_variance)),
+        unseen=MovePart(value=unseen, se=math.sqrt(unseen_variance)),
         unmatched=float(new[~matched].sum()),
         n_before=before.n,
         n_after=after.n,

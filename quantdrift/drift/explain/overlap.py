@@ -45,7 +45,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
     cluster: IntArray
 
 
-class Rest(msgspec.Struct, frozen=True, kw_only=True):
+class Remainder(msgspec.Struct, frozen=True, kw_only=True):
     """What is left of a slice without the items of another.
 
     Parameters
@@ -76,7 +76,7 @@ class Rest(msgspec.Struct, frozen=True, kw_only=True):
         return over <= Z * self.se and left < MOST_LEFT * self.excess
 
 
-def rest_of(items: Items, out: BoolArray, level: float) -> Rest:
+def rest_of(items: Items, out: BoolArray, level: float) -> Remainder:
     """Return what is left of a slice without the items where `out`, (n,), holds.
 
     Parameters
@@ -93,13 +93,15 @@ def rest_of(items: Items, out: BoolArray, level: float) -> Rest:
     left = items.weight * ~out
     weight = float(left.sum())
     if weight <= 0.0:
-        return Rest(share=0.0, mean=0.0, se=0.0, excess=whole - level, level=level)
+        return Remainder(share=0.0, mean=0.0, se=0.0, excess=whole - level, level=level)
     mean = float(left @ items.x) / weight
     clusters = np.bincount(items.cluster, weights=left * (items.x - mean)) / weight
     groups = np.bincount(items.cluster, weights=left) / weight
     spread = float(items.weight @ np.square(items.x - whole)) / total
     variance = max(float(clusters @ clusters), spread * float(groups @ groups))
-    return Rest(share=weight / total, mean=mean, se=math.sqrt(variance), excess=whole - level, level=level)
+    return Remainder(
+        share=weight / total, mean=mean, se=math.sqrt(variance), excess=whole - level, level=level
+    )
 
 
 def explaining(

@@ -8,7 +8,7 @@ import numpy as np
 from quantdrift.core.config.schema import Budget, Config
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.evidence.header import LAST_AT, N_TOTAL
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from quantdrift.drift.watch import SignalKey
 from quantdrift.monitor.fold.groups import exchanges, scale_of, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates
@@ -115,7 +115,7 @@ class Learning:
             scale = scale_of(key[1], self._budget)
             state = learner.fresh(tau=self._tolerance, scale=scale, mass=0.0, at_us=waiting[0][1])
         times = np.array([[at_us] for _, at_us in waiting], dtype=np.float64)
-        block = Block(
+        block = ObservationBlock(
             x=np.stack([value for value, _ in waiting])[:, None, :],
             seen=np.ones_like(times, dtype=bool),
             mass=np.zeros_like(times),

@@ -35,7 +35,7 @@ class Quantile(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None = None
 
 
-class Vital(msgspec.Struct, frozen=True, kw_only=True):
+class SignalView(msgspec.Struct, frozen=True, kw_only=True):
     """One signal.
 
     Parameters
@@ -120,7 +120,7 @@ def noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
     ]
 
 
-def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:
+def vitals(rows: Sequence[DetectorRow]) -> list[SignalView]:
     """Return what is known of the signals in `rows`."""
     found = []
     for row in rows:
@@ -128,7 +128,7 @@ def vitals(rows: Sequence[DetectorRow]) -> list[Vital]:
         state = load_state(row.kind, row.state, detector.size)
         learner = LEARNERS.get(row.kind)
         found.append(
-            Vital(
+            SignalView(
                 metric=row.metric,
                 kind=row.kind,
                 n_groups=int(state[N_TOTAL]),

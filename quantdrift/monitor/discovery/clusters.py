@@ -33,7 +33,7 @@ _CONNECTIONS: Final = 2
 _LOG = logging.getLogger(__name__)
 
 
-class Refits:
+class ClusterFits:
     """Fits learned slices anew when it is time, and keeps the sample of vectors within its bounds.
 
     One task calls `turn` again and again. The work is done in a thread with an event loop and connections of its

@@ -31,7 +31,7 @@ from quantdrift.drift.evidence.bound import upper_bound
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of
 from quantdrift.monitor.fold.verdict import UNDECIDED_FROM
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.confirmed import Sums, VersionSums, Watched
+from quantdrift.storage.slices.confirmed import SlicePeriod, Sums, VersionSums
 from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow
 
 DELTA: Final = 0.05
@@ -40,7 +40,7 @@ UNSEEN: Final = timedelta(days=30)  # as long as a detector without an observati
 
 def reason_to_retire(
     row: DiscoveryRow,
-    watched: Watched | None,
+    watched: SlicePeriod | None,
     config: Config,
     budget: Budget,
     now: datetime,

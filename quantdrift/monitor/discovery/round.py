@@ -28,9 +28,9 @@ from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import watched_slices
 from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
+    RecordState,
     SearchedVersion,
     SearchRow,
-    Standing,
     StoredRow,
     load_standing,
     store_round,
@@ -190,7 +190,7 @@ class _Work:
         self,
         database: Database,
         config: Config,
-        standing: Standing,
+        standing: RecordState,
         now: datetime,
         give_up: Callable[[], bool],
     ) -> None:

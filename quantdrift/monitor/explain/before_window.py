@@ -22,7 +22,7 @@ _LAG_US = DAY_US  # a version may be stored so much later than its first exchang
 _LATE_SHARE = 0.25
 
 
-class Reader(Protocol):
+class EvidenceReader(Protocol):
     """What the record is asked; `storage.evidence.Evidence` answers it."""
 
     async def items(
@@ -38,7 +38,7 @@ class Reader(Protocol):
         ...
 
 
-class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
+class BeforeWindow(msgspec.Struct, frozen=True, kw_only=True):
     """A window before an onset.
 
     Parameters
@@ -68,7 +68,9 @@ class Yardstick(msgspec.Struct, frozen=True, kw_only=True):
         return _n(self.items)
 
 
-async def yardstick(reader: Reader, row: TransitionRow, versions: Mapping[int, VersionRow]) -> Yardstick:
+async def yardstick(
+    reader: EvidenceReader, row: TransitionRow, versions: Mapping[int, VersionRow]
+) -> BeforeWindow:
     """Return what the slice of an alert is held against; one with too few items where there is nothing better.
 
     Parameters
@@ -111,12 +113,12 @@ async def yardstick(reader: Reader, row: TransitionRow, versions: Mapping[int, V
 
 
 async def _predecessor(
-    reader: Reader,
+    reader: EvidenceReader,
     row: TransitionRow,
     own: VersionRow,
     versions: Mapping[int, VersionRow],
     past: tuple[EvidenceItem, ...],
-) -> Yardstick | None:
+) -> BeforeWindow | None:
     """Return the window of the version of the model that was last compared in the slice before this one came."""
     earlier = sorted(
         one.id
@@ -138,7 +140,7 @@ async def _predecessor(
     if name == own.candidate_version:
         named += f" with the reference {versions[found].reference_digest[:12]}"
     newest_first = sorted((*past, *items), key=lambda item: (item.captured_us, item.exchange), reverse=True)
-    return Yardstick(
+    return BeforeWindow(
         version=found,
         begin_us=span[0],
         end_us=span[1],
@@ -149,7 +151,7 @@ async def _predecessor(
 
 
 async def _window(
-    reader: Reader, row: TransitionRow, begin_us: int, end_us: int, *, version: int | None = None
+    reader: EvidenceReader, row: TransitionRow, begin_us: int, end_us: int, *, version: int | None = None
 ) -> tuple[EvidenceItem, ...]:
     return tuple(
         await reader.items(
@@ -168,8 +170,8 @@ def _own(
     words: str,
     items: tuple[EvidenceItem, ...],
     past: tuple[EvidenceItem, ...],
-) -> Yardstick:
-    return Yardstick(
+) -> BeforeWindow:
+    return BeforeWindow(
         version=row.model_version_id, begin_us=span[0], end_us=span[1], words=words, items=items, past=past
     )
 

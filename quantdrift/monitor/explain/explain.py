@@ -28,12 +28,12 @@ from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
-from quantdrift.monitor.explain.before_window import Yardstick, yardstick
+from quantdrift.monitor.explain.before_window import BeforeWindow, yardstick
 from quantdrift.monitor.explain.other_measures import beside
-from quantdrift.monitor.explain.related_alerts import Standing, explains, smallest
+from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
     Measure,
-    Scene,
+    WindowSample,
     damaged,
     measure_of,
     mixed,
@@ -97,10 +97,10 @@ class Explainer:
         versions = sorted({row.model_version_id for row in outcome.transitions})
         try:
             async with evidence.bounded(STATEMENT_S):
-                standing = Standing(await evidence.alerting(versions), outcome.transitions)
+                standing = AlertingSlices(await evidence.alerting(versions), outcome.transitions)
         except RetryError as error:
             _LOG.warning("alerts are not explained: %s", error)
-            standing = Standing((), outcome.transitions)
+            standing = AlertingSlices((), outcome.transitions)
         places = [place for place, row in enumerate(outcome.transitions) if row.episode in _EPISODES]
         places.sort(key=lambda place: outcome.transitions[place].to_verdict is not Verdict.FIRING)
         found = {}
@@ -116,7 +116,7 @@ class Explainer:
         self,
         evidence: Evidence,
         row: TransitionRow,
-        standing: Standing,
+        standing: AlertingSlices,
         catalog: Catalog,
         *,
         number: int,
@@ -142,7 +142,7 @@ class Explainer:
         return _Found(explanation=Explanation(unexplained=why)) if why else found
 
     async def _explained(
-        self, evidence: Evidence, row: TransitionRow, standing: Standing, catalog: Catalog
+        self, evidence: Evidence, row: TransitionRow, standing: AlertingSlices, catalog: Catalog
     ) -> _Found:
         version = catalog.versions[row.model_version_id]
         everything = next(
@@ -153,7 +153,7 @@ class Explainer:
         cap = self._budget(version.model).cap
         measure = measure_of(row.details, cap)
         held_against = await yardstick(evidence, row, catalog.versions)
-        before, past = Scene(held_against.items), Scene(held_against.past)
+        before, past = WindowSample(held_against.items), WindowSample(held_against.past)
         after = await _since(evidence, row, row.slice_id)
         whole_before, whole_after = before, after
         if row.slice_id != everything:
@@ -209,7 +209,9 @@ class Explainer:
         return found.budget if found else Budget()
 
 
-async def _before(evidence: Evidence, row: TransitionRow, held_against: Yardstick, slice_id: int) -> Scene:
+async def _before(
+    evidence: Evidence, row: TransitionRow, held_against: BeforeWindow, slice_id: int
+) -> WindowSample:
     items = await evidence.items(
         version=held_against.version,
         slice_id=slice_id,
@@ -217,10 +219,10 @@ async def _before(evidence: Evidence, row: TransitionRow, held_against: Yardstic
         end_us=held_against.end_us,
         fold_seq=row.fold_seq,
     )
-    return Scene(items)
+    return WindowSample(items)
 
 
-async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene:
+async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> WindowSample:
     items = await evidence.items(
         version=row.model_version_id,
         slice_id=slice_id,
@@ -228,10 +230,10 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Scene
         end_us=row.at_us + 1,
         fold_seq=row.fold_seq,
     )
-    return Scene(items)
+    return WindowSample(items)
 
 
-async def _moved(evidence: Evidence, row: TransitionRow, held_against: Yardstick) -> Moves:
+async def _moved(evidence: Evidence, row: TransitionRow, held_against: BeforeWindow) -> Moves:
     """Return what else moved in the slice; nothing where the record does not tell in time: the rest stands without it."""
     try:
         async with evidence.bounded(STATEMENT_S):
@@ -255,7 +257,7 @@ async def _moved(evidence: Evidence, row: TransitionRow, held_against: Yardstick
     return beside(before, after)
 
 
-def findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Explanation:
+def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: float) -> Explanation:
     """Return what the slice's own windows tell.
 
     Parameters
@@ -305,7 +307,9 @@ def findings(before: Scene, after: Scene, measure: Measure, cap: float) -> Expla
     return explanation
 
 
-def _aggregate(explanation: Explanation, before: Scene, after: Scene, measure: Measure) -> Explanation:
+def _aggregate(
+    explanation: Explanation, before: WindowSample, after: WindowSample, measure: Measure
+) -> Explanation:
     """Return an explanation with what the windows of all traffic tell."""
     found = mixed(before, after, measure)
     if found is None or found.cause is Cause.TOO_FEW:
@@ -324,7 +328,7 @@ def _aggregate(explanation: Explanation, before: Scene, after: Scene, measure: M
     )
 
 
-def _told(outcome: Outcome, found: dict[int, _Found], standing: Standing, catalog: Catalog) -> Outcome:
+def _told(outcome: Outcome, found: dict[int, _Found], standing: AlertingSlices, catalog: Catalog) -> Outcome:
     """Put explanations into the alerts; what concerns an earlier alert becomes a note on it."""
     rows, notes = list(outcome.transitions), standing.endings()
     explanations = {place: found[place].explanation for place in sorted(found)}

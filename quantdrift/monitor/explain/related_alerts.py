@@ -9,7 +9,7 @@ import numpy as np
 
 from quantdrift.core.records import Verdict
 from quantdrift.drift.explain.overlap import Items, explaining
-from quantdrift.monitor.explain.sample import Scene, level_of, measure_of
+from quantdrift.monitor.explain.sample import WindowSample, level_of, measure_of
 from quantdrift.monitor.fold.slice_state import Key
 from quantdrift.storage.monitor.evidence import Alerting
 from quantdrift.storage.monitor.explanation import Explanation, explanation_of
@@ -19,7 +19,7 @@ _RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
 Beside = Mapping[int, Alerting]  # by slice, those of one version that alert
 
 
-class Standing:
+class AlertingSlices:
     """Which slices alert after each batch.
 
     Parameters
@@ -47,7 +47,7 @@ class Standing:
                 alerts[key] = _alerting(change)
         return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
 
-    def larger(self, row: TransitionRow, scene: Scene, sizes: Mapping[int, float]) -> list[int]:
+    def larger(self, row: TransitionRow, scene: WindowSample, sizes: Mapping[int, float]) -> list[int]:
         """Return larger slices that alerted before the batch of `row` and share its items, most of them first.
 
         Parameters
@@ -114,7 +114,7 @@ class Standing:
 
 
 def smallest(
-    scene: Scene,
+    scene: WindowSample,
     beside: Beside,
     sizes: Mapping[int, float],
     *,
@@ -155,7 +155,7 @@ def smallest(
 
 
 def explains(
-    scene: Scene,
+    scene: WindowSample,
     beside: Beside,
     sizes: Mapping[int, float],
     *,

@@ -13,7 +13,7 @@ from quantdrift.core.records import Metric
 from quantdrift.drift.detectors.protocol import BUDGET, TAIL
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 from quantdrift.drift.explain.damage import Damage, Window, damage
-from quantdrift.drift.explain.mix import LEAST, Sample, Split, split
+from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 
@@ -75,7 +75,7 @@ def level_of(details: Mapping[str, Any], tolerance: float) -> float:
     return float((1.0 + tolerance) * before)
 
 
-class Scene:
+class WindowSample:
     """The items of a slice in one window.
 
     Parameters
@@ -138,12 +138,12 @@ class Scene:
         )
 
 
-def damaged(before: Scene, after: Scene, measure: Measure) -> Damage | None:
+def damaged(before: WindowSample, after: WindowSample, measure: Measure) -> Damage | None:
     """Return how a slice's divergence moved by margin, or None where that is not known."""
     return damage(before.window(measure), after.window(measure))
 
 
-def mixed(before: Scene, after: Scene, measure: Measure) -> Split | None:
+def mixed(before: WindowSample, after: WindowSample, measure: Measure) -> MixSplit | None:
     """Return how the mean over all traffic moved: within its slices, by their mix, or by slices that are new.
 
     Slices overlap: the cells of the partition are the sets of slices that an item lies in. Rare ones are one cell.
@@ -179,7 +179,7 @@ class _Sighting(msgspec.Struct, frozen=True, kw_only=True):
         return f"first seen {from_us(self.at_us):%Y-%m-%d %H:%M} UTC"
 
 
-def new_sidecars(before: Scene, after: Scene, onset_us: int) -> list[str]:
+def new_sidecars(before: WindowSample, after: WindowSample, onset_us: int) -> list[str]:
     """Return what is to be said of sidecars with a share of the slice that came with its onset."""
     found = _new(before, after, onset_us, lambda item: item.source)
     return [
@@ -190,7 +190,7 @@ def new_sidecars(before: Scene, after: Scene, onset_us: int) -> list[str]:
 
 
 def new_engines(
-    before: Scene, after: Scene, onset_us: int, provenance: Mapping[int, Mapping[str, str]]
+    before: WindowSample, after: WindowSample, onset_us: int, provenance: Mapping[int, Mapping[str, str]]
 ) -> list[str]:
     """Return what is to be said of the replay's runtimes, providers and devices that came with the onset.
 
@@ -217,7 +217,7 @@ def _engine_of(of_batch: Mapping[int, str], item: EvidenceItem) -> str:
 
 
 def _new(
-    before: Scene, after: Scene, onset_us: int, what: Callable[[EvidenceItem], str]
+    before: WindowSample, after: WindowSample, onset_us: int, what: Callable[[EvidenceItem], str]
 ) -> dict[str, _Sighting]:
     """Return what came up to an hour before the onset or since, after items enough without it."""
     weight: dict[str, float] = {}

@@ -12,7 +12,7 @@ from quantdrift.core.tasks import MEASURES, Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.detectors.tail.pooled_histogram import exceedance
 from quantdrift.drift.evidence import header as fields
-from quantdrift.drift.evidence.header import Moved
+from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.explain.diagnosis import Aggregate, Decided, begin_of
@@ -24,7 +24,7 @@ from quantdrift.storage.monitor.rows import Episode, SliceRow, TransitionRow, Ve
 MICROSECONDS = 1_000_000
 
 
-class Story(msgspec.Struct, frozen=True, kw_only=True):
+class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
     """One change of verdict, flat, as it is stored and sent; `None` is left out of the event.
 
     Parameters
@@ -128,7 +128,7 @@ def tell(
     metric: Metric,
     state: FloatArray,
     n_groups: int,
-    moved: Moved | None,
+    moved: Onset | None,
     evidence: float,
     threshold: float,
     aggregate: tuple[Verdict, Estimate | None, float | None],
@@ -152,7 +152,7 @@ def tell(
     metric, kind, state
         The metric and the kind of detector that decided, and that detector then.
     n_groups, evidence, threshold
-        As in `Story`.
+        As in `AlertEvent`.
     moved
         What moved, or None where an alert has ended.
     aggregate
@@ -176,7 +176,7 @@ def tell(
         accepted=aggregate[2],
         itself=place.predicate == EVERYTHING,
     )
-    story = Story(
+    story = AlertEvent(
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,
@@ -265,7 +265,7 @@ def ended(verdict: Verdict) -> str:
     return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
 
 
-def summary(story: Story) -> str:
+def summary(story: AlertEvent) -> str:
     """Return one line for people: where, the verdicts, and the figures that decided."""
     where = f"{story.model} {story.version}, {story.slice}: {story.from_verdict} -> {story.verdict}"
     if story.verdict is Verdict.OK:
@@ -276,7 +276,7 @@ def summary(story: Story) -> str:
     return f"{where}: {told}" if story.detector == BUDGET.kind else f"{where}: {told} ({story.reason})"
 
 
-def _decided(story: Story) -> Decided:
+def _decided(story: AlertEvent) -> Decided:
     return Decided(
         task=story.task,
         metric=story.metric,
@@ -292,7 +292,7 @@ def _decided(story: Story) -> Decided:
     )
 
 
-def _recovered(story: Story) -> str:
+def _recovered(story: AlertEvent) -> str:
     """Return what ended an alert: the evidence of recovery. The recent window still holds the drift, and is not told."""
     share = story.metric is Metric.FLIP
     what = "the flip rate" if share else f"the mean {story.measure}"

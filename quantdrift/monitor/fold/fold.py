@@ -13,14 +13,14 @@ from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.watch import Change, SignalKey, advance
 from quantdrift.monitor.fold.groups import SliceGroups, exchanges, shown, slices_of
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.monitor.fold.loss import Ledger
-from quantdrift.monitor.fold.noise import Subject, by_version
+from quantdrift.monitor.fold.loss import LossCounts
+from quantdrift.monitor.fold.noise import NoiseSubject, by_version
 from quantdrift.monitor.fold.rollup import HOUR_US, Rollup
 from quantdrift.monitor.fold.sessions import Sessions
-from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Entry, Key
-from quantdrift.monitor.fold.state import Roster
-from quantdrift.monitor.fold.transitions import Chronicle
-from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, Appraisal
+from quantdrift.monitor.fold.slice_state import RETIRED_AFTER_US, Key, SliceState
+from quantdrift.monitor.fold.state import FoldState
+from quantdrift.monitor.fold.transitions import Transitions
+from quantdrift.monitor.fold.verdict import NO_REFERENCE, RETIRED, Verdicts
 from quantdrift.storage.monitor.rows import (
     BatchRows,
     Catalog,
@@ -55,14 +55,14 @@ class Fold:
     def __init__(self, config: Config, snapshot: Snapshot) -> None:
         monitor = config.monitor
         self._fold_seq = snapshot.position.fold_seq
-        self._roster = Roster(config, snapshot)
+        self._roster = FoldState(config, snapshot)
         self._sessions = Sessions(int(monitor.session_s * MICROSECONDS), snapshot.sessions)
-        self._ledger = Ledger(snapshot.baselines, snapshot.tallies, snapshot.expiries)
+        self._ledger = LossCounts(snapshot.baselines, snapshot.tallies, snapshot.expiries)
         self._rates = Rates()
-        self._appraisal = Appraisal(
+        self._appraisal = Verdicts(
             monitor, self._ledger, self._rates, self._roster.succession, self._roster.noise
         )
-        self._chronicle = Chronicle(self._roster, self._appraisal)
+        self._chronicle = Transitions(self._roster, self._appraisal)
         self._gone_detectors: dict[tuple[Key, SignalKey], DetectorRow] = {}
         self._gone_verdicts: dict[Key, VerdictRow] = {}
         self._rollup = Rollup()
@@ -245,7 +245,7 @@ class Fold:
             version = catalog.versions[version_id]
             everything = self._everything[version.model]
             roster.noise.see(
-                Subject(
+                NoiseSubject(
                     version=version, task=roster.task(version.model), budget=roster.budget(version.model)
                 ),
                 items,
@@ -340,5 +340,5 @@ class Fold:
             self._chronicle.dirty.remove(key)
 
     @property
-    def _entries(self) -> dict[Key, Entry]:
+    def _entries(self) -> dict[Key, SliceState]:
         return self._roster.entries

@@ -16,7 +16,7 @@ KEPT_US = 30 * 24 * RECENT_US  # a sidecar that was silent for longer is counted
 _Grown = tuple[int, int, int, int]  # offered, taken, lost, expired
 
 
-class Counts(msgspec.Struct, frozen=True, kw_only=True):
+class RecentCounts(msgspec.Struct, frozen=True, kw_only=True):
     """Requests of some strata over the recent hour; `expired` are those that left the stream before they were replayed."""
 
     offered: int
@@ -30,7 +30,7 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True):
         return self.lost + self.expired
 
 
-class Ledger:
+class LossCounts:
     """Follows the tallies. Times come with them; nothing here looks at a clock.
 
     Parameters
@@ -81,10 +81,10 @@ class Ledger:
         """Let go of the starts of sidecars that have said nothing for 30 days."""
         self._newest = {key: tally for key, tally in self._newest.items() if tally.at_us > now_us - KEPT_US}
 
-    def recent(self, strata: Iterable[str], model: str) -> Counts:
+    def recent(self, strata: Iterable[str], model: str) -> RecentCounts:
         """Return the counts of a model in `strata` together, and of what had not told its model: it may be the same."""
         sums = [self._sums.get((name, one), (0, 0, 0, 0)) for name in strata for one in {model, ""}]
-        return Counts(
+        return RecentCounts(
             offered=sum(entry[0] for entry in sums),
             taken=sum(entry[1] for entry in sums),
             lost=sum(entry[2] for entry in sums),

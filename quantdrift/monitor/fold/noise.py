@@ -20,7 +20,7 @@ _MOST_TESTED = 0.9  # of the room above a budget: a detector tests against somet
 _Key = tuple[int, Side, str]
 
 
-class Subject(msgspec.Struct, frozen=True, kw_only=True):
+class NoiseSubject(msgspec.Struct, frozen=True, kw_only=True):
     """Whose noise it is: a version, what its model gives, and what its owner accepts."""
 
     version: VersionRow
@@ -47,7 +47,7 @@ class NoiseFloors:
 
     def see(
         self,
-        subject: Subject,
+        subject: NoiseSubject,
         rows: Sequence[NoiseRow],
         smallest: Mapping[int, float],
         *,
@@ -115,7 +115,7 @@ class NoiseFloors:
         self._dirty, self._changes = set(), []
         return rows, changes
 
-    def _settle(self, key: _Key, noise: Noise, subject: Subject, *, at_us: int, fold_seq: int) -> None:
+    def _settle(self, key: _Key, noise: Noise, subject: NoiseSubject, *, at_us: int, fold_seq: int) -> None:
         version, budget = subject.version, subject.budget
         before, metric = self._rows.get(key), Metric(key[2])
         accepted, cap = budget_of(metric, budget), cap_of(metric, budget)
@@ -156,7 +156,7 @@ class NoiseFloors:
             )
 
 
-class NoiseStory(msgspec.Struct, frozen=True, kw_only=True):
+class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A change of noise, flat, as it is stored and sent.
 
     Parameters
@@ -199,7 +199,7 @@ class NoiseStory(msgspec.Struct, frozen=True, kw_only=True):
 
 def noise_summary(details: Mapping[str, Any]) -> str:
     """Return one line for people."""
-    story = msgspec.convert(details, NoiseStory)
+    story = msgspec.convert(details, NoiseEvent)
     what = "differs from itself too much" if story.exceeds else "differs from itself little enough again"
     return (
         f"{story.model} {story.version}: the {story.side.value} {what}: {story.measure} {number(story.mean, 3)} "
@@ -207,10 +207,10 @@ def noise_summary(details: Mapping[str, Any]) -> str:
     )
 
 
-def _told(row: FloorRow, subject: Subject, noise: Noise, bound: float) -> dict[str, Any]:
+def _told(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> dict[str, Any]:
     version, task = subject.version, subject.task
     metric, scale = Metric(row.metric), row.scale
-    story = NoiseStory(
+    story = NoiseEvent(
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,

@@ -11,14 +11,14 @@ from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import dump_state
-from quantdrift.drift.watch import Phase, SignalKey, Thresholds, Watch
+from quantdrift.drift.watch import Phase, SignalKey, SliceWatch, Thresholds
 from quantdrift.storage.monitor.rows import RETIRED_AFTER, DetectorRow, VerdictRow
 
 RETIRED_AFTER_US = RETIRED_AFTER // timedelta(microseconds=1)
 Key = tuple[int, int]  # model_version_id, slice_id
 
 
-class Entry:
+class SliceState:
     """Its watch and what is said of it now.
 
     Parameters
@@ -36,7 +36,7 @@ class Entry:
         Per signal the part of the mean it tests against that was added for noise, over the cap.
     """
 
-    def __init__(self, watch: Watch, verdict: VerdictRow) -> None:
+    def __init__(self, watch: SliceWatch, verdict: VerdictRow) -> None:
         self.noise: dict[SignalKey, float] = {}
         self.watch = watch
         self.verdict = verdict
@@ -156,7 +156,9 @@ class Entry:
             )
 
 
-def new_entry(key: Key, *, reason: str, at_us: int, last_us: int, threshold: float, fold_seq: int) -> Entry:
+def new_entry(
+    key: Key, *, reason: str, at_us: int, last_us: int, threshold: float, fold_seq: int
+) -> SliceState:
     """Return an entry that nothing is known of yet: `unknown`."""
     verdict = VerdictRow(
         model_version_id=key[0],
@@ -172,4 +174,4 @@ def new_entry(key: Key, *, reason: str, at_us: int, last_us: int, threshold: flo
         updated_us=at_us,
         fold_seq=fold_seq,
     )
-    return Entry(Watch(), verdict)
+    return SliceState(SliceWatch(), verdict)

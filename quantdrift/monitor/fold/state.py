@@ -14,18 +14,18 @@ from quantdrift.drift.evidence import header
 from quantdrift.drift.evidence.clock import CalendarClock
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.state import load_state
-from quantdrift.drift.watch import Phase, SignalKey, Watch
+from quantdrift.drift.watch import Phase, SignalKey, SliceWatch
 from quantdrift.monitor.fold.groups import budget_of, cap_of, scale_of
 from quantdrift.monitor.fold.noise import NoiseFloors
-from quantdrift.monitor.fold.slice_state import Entry, Key, new_entry
-from quantdrift.monitor.fold.versions import Succession
+from quantdrift.monitor.fold.slice_state import Key, SliceState, new_entry
+from quantdrift.monitor.fold.versions import VersionActivity
 from quantdrift.storage.monitor.rows import BaselineRow, Catalog, DetectorRow, Snapshot, Source
 
 _ALERTS = {Verdict.WARNING: Phase.WARNING, Verdict.FIRING: Phase.FIRING}
 _LOG = logging.getLogger(__name__)
 
 
-class Roster:
+class FoldState:
     """What is watched.
 
     Parameters
@@ -53,8 +53,10 @@ class Roster:
         self.clock = CalendarClock(
             at_us=position.event_us, mass=position.mass, n_detectors=position.n_detectors
         )
-        self.entries: dict[Key, Entry] = {
-            (row.model_version_id, row.slice_id): Entry(Watch(_ALERTS.get(row.verdict, Phase.WATCHING)), row)
+        self.entries: dict[Key, SliceState] = {
+            (row.model_version_id, row.slice_id): SliceState(
+                SliceWatch(_ALERTS.get(row.verdict, Phase.WATCHING)), row
+            )
             for row in snapshot.verdicts
         }
         for stored in snapshot.detectors:
@@ -63,7 +65,7 @@ class Roster:
             states[signal] = _state(stored)
             if stored.noise:
                 self.entries[stored.model_version_id, stored.slice_id].noise[signal] = stored.noise
-        self.succession = Succession(config.monitor.stale_after_s, self.entries.values())
+        self.succession = VersionActivity(config.monitor.stale_after_s, self.entries.values())
         self.noise = NoiseFloors(config.monitor.noise_bound, snapshot.floors)
         self._imported: dict[tuple[int, int, str], float] = {}
         for row in snapshot.imported:
@@ -76,7 +78,7 @@ class Roster:
         assert self.clock.at_us is not None
         return self.clock.at_us
 
-    def sorted(self) -> Iterator[tuple[Key, Entry]]:
+    def sorted(self) -> Iterator[tuple[Key, SliceState]]:
         """Yield the entries in the order of their keys."""
         yield from sorted(self.entries.items(), key=lambda item: item[0])
 

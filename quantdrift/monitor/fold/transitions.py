@@ -6,19 +6,19 @@ import msgspec
 
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
-from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Moved
+from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey
 from quantdrift.monitor.fold.alert_event import tell
 from quantdrift.monitor.fold.alert_text import reason_of
-from quantdrift.monitor.fold.slice_state import Entry, Key
-from quantdrift.monitor.fold.state import Roster
-from quantdrift.monitor.fold.verdict import SUPERSEDED, Appraisal
+from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.state import FoldState
+from quantdrift.monitor.fold.verdict import SUPERSEDED, Verdicts
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 
 
-class Chronicle:
+class Transitions:
     """Says what follows from the evidence, and remembers what must be written of it.
 
     Parameters
@@ -38,7 +38,7 @@ class Chronicle:
         Changes of verdict that are.
     """
 
-    def __init__(self, roster: Roster, appraisal: Appraisal) -> None:
+    def __init__(self, roster: FoldState, appraisal: Verdicts) -> None:
         self._roster = roster
         self._appraisal = appraisal
         self.fold_seq = 0
@@ -129,7 +129,7 @@ class Chronicle:
         episode: Episode,
         signal: SignalKey,
         states: dict[SignalKey, FloatArray],
-        moved: Moved | None,
+        moved: Onset | None,
         evidence: float,
         threshold: float,
     ) -> None:
@@ -190,9 +190,9 @@ class Chronicle:
         watch.stand_down(mass=self._roster.clock.mass, at_us=self._roster.now_us)
         self._say(key, Verdict.UNKNOWN, reason, touched=True)
 
-    def _judge(self, entry: Entry, phase: Phase) -> tuple[Verdict, str]:
+    def _judge(self, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
         return self._appraisal.verdict(entry, phase, self._roster.now_us)
 
     @property
-    def _entries(self) -> dict[Key, Entry]:
+    def _entries(self) -> dict[Key, SliceState]:
         return self._roster.entries

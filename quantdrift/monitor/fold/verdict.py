@@ -16,10 +16,10 @@ from quantdrift.drift.evidence.header import SCALE, M
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.watch import Phase, Thresholds
 from quantdrift.monitor.fold.inclusion import Rates
-from quantdrift.monitor.fold.loss import Counts, Ledger
+from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
-from quantdrift.monitor.fold.slice_state import Entry, Key
-from quantdrift.monitor.fold.versions import Succession
+from quantdrift.monitor.fold.slice_state import Key, SliceState
+from quantdrift.monitor.fold.versions import VersionActivity
 from quantdrift.storage.monitor.rows import Catalog
 
 LEAST_LOST = 5  # a lost request or two among a handful taken is no pattern
@@ -33,7 +33,7 @@ UNNAMED = "the evidence is enough to alert; which signal has the most of it is n
 NO_REFERENCE = "no reference: map this version to one in models.references"
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class VerdictLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When a slice is `unknown`; see the options of the same names in `[monitor]`."""
 
     min_groups: int
@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     stale_after_s: float
 
 
-class Standing(msgspec.Struct, frozen=True, kw_only=True):
+class SliceStatus(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a slice.
 
     Parameters
@@ -70,14 +70,14 @@ class Standing(msgspec.Struct, frozen=True, kw_only=True):
     evidence_ratio: float
     n_groups: int
     silent_s: float
-    counts: Counts
+    counts: RecentCounts
     superseded: bool = False
     alarm: str = ""
     n_missing: int = 0
     noise: str = ""
 
 
-def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
+def judge(standing: SliceStatus, limits: VerdictLimits) -> tuple[Verdict, str]:
     """Return the verdict and why, in words.
 
     An alert lasts until its slice has shown to be inside the budget again: what makes others `unknown` does not hide
@@ -95,7 +95,7 @@ def judge(standing: Standing, limits: Limits) -> tuple[Verdict, str]:
     return Verdict.OK, "no evidence against its budget or its baseline"
 
 
-def _doubt(standing: Standing, limits: Limits) -> str:
+def _doubt(standing: SliceStatus, limits: VerdictLimits) -> str:
     """Return what could hide drift, or nothing."""
     if standing.superseded:
         return SUPERSEDED
@@ -112,7 +112,7 @@ def _doubt(standing: Standing, limits: Limits) -> str:
     return standing.noise
 
 
-def _expired(counts: Counts) -> str:
+def _expired(counts: RecentCounts) -> str:
     # What expired in the last hour may have been taken before it.
     share = 100 * counts.expired / max(counts.taken, counts.missing)
     return (
@@ -130,10 +130,10 @@ def _round(n: int) -> int:
     return int(float(f"{n:.2g}"))
 
 
-_NOTHING = Counts(offered=0, taken=0, lost=0)
+_NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
-class Appraisal:
+class Verdicts:
     """Judges slices by evidence, loss, silence and succession.
 
     Parameters
@@ -152,13 +152,18 @@ class Appraisal:
     """
 
     def __init__(
-        self, monitor: Monitor, ledger: Ledger, rates: Rates, succession: Succession, noise: NoiseFloors
+        self,
+        monitor: Monitor,
+        ledger: LossCounts,
+        rates: Rates,
+        succession: VersionActivity,
+        noise: NoiseFloors,
     ) -> None:
         self.catalog = Catalog(versions={}, slices={}, policies={})
         self.thresholds = Thresholds(
             page=1.0 / monitor.pages_per_30_days, ticket=1.0 / monitor.tickets_per_30_days
         )
-        self._limits = Limits(
+        self._limits = VerdictLimits(
             min_groups=monitor.min_groups,
             max_loss_ratio=monitor.max_loss_ratio,
             stale_after_s=monitor.stale_after_s,
@@ -172,14 +177,14 @@ class Appraisal:
         """Return whether another version has replaced that of `key`."""
         return self._succession.superseded(key[0], self.catalog)
 
-    def verdict(self, entry: Entry, phase: Phase, now_us: int) -> tuple[Verdict, str]:
+    def verdict(self, entry: SliceState, phase: Phase, now_us: int) -> tuple[Verdict, str]:
         """Return what is said of a slice in `phase`, and why."""
         counts, policy_id = _NOTHING, entry.policy_id
         if policy_id in self.catalog.policies:
             rates = self._rates.of(self.catalog, entry.verdict.slice_id, policy_id)
             model = self.catalog.versions[entry.verdict.model_version_id].model
             counts = self._ledger.recent(rates.strata, model)
-        standing = Standing(
+        standing = SliceStatus(
             phase=phase,
             evidence_ratio=entry.watch.evidence() / entry.watch.page_threshold(self.thresholds),
             n_groups=entry.n_groups,
@@ -193,7 +198,7 @@ class Appraisal:
         return judge(standing, self._limits)
 
     def aggregate(
-        self, entries: Mapping[Key, Entry], version_id: int, metric: Metric, now_us: int
+        self, entries: Mapping[Key, SliceState], version_id: int, metric: Metric, now_us: int
     ) -> tuple[Verdict, Estimate | None, float | None]:
         """Return the verdict over all of a version's traffic, its estimate of `metric`, and what is accepted with noise."""
         model = self.catalog.versions[version_id].model

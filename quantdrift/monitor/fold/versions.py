@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 
 from quantdrift.drift.evidence.clock import MICROSECONDS
-from quantdrift.monitor.fold.slice_state import Entry
+from quantdrift.monitor.fold.slice_state import SliceState
 from quantdrift.storage.monitor.rows import Catalog
 
 
-class Succession:
+class VersionActivity:
     """When each candidate version was last compared.
 
     A version is superseded when it has had no comparison for `after_s`, counted until the newest one of another
@@ -21,12 +21,12 @@ class Succession:
         What is watched.
     """
 
-    def __init__(self, after_s: float, entries: Iterable[Entry]) -> None:
+    def __init__(self, after_s: float, entries: Iterable[SliceState]) -> None:
         self._after_us = after_s * MICROSECONDS
         self._last_us: dict[int, int] = {}
         self.recount(entries)
 
-    def recount(self, entries: Iterable[Entry]) -> None:
+    def recount(self, entries: Iterable[SliceState]) -> None:
         """Begin anew with what is watched now."""
         self._last_us = {}
         for entry in entries:

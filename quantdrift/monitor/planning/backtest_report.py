@@ -25,7 +25,7 @@ _WORDS = {
 _MOST_NAME = 44
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedAlert(msgspec.Struct, frozen=True, kw_only=True):
     """An alert; None where it was not, or not yet. `paged` is None for a ticket."""
 
     metric: str
@@ -35,7 +35,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     ended: datetime | None
 
 
-class ToldPair(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedPair(msgspec.Struct, frozen=True, kw_only=True):
     """An alert of the record beside that under test; `later_s` is negative where the latter was earlier."""
 
     model: str
@@ -43,11 +43,11 @@ class ToldPair(msgspec.Struct, frozen=True, kw_only=True):
     slice: str
     match: Match
     later_s: float | None
-    recorded: Told | None
-    tested: Told | None
+    recorded: ReportedAlert | None
+    tested: ReportedAlert | None
 
 
-class ToldBreach(msgspec.Struct, frozen=True, kw_only=True):
+class ReportedBreach(msgspec.Struct, frozen=True, kw_only=True):
     """A slice above its budget over the whole period that the policy under test never alerted on."""
 
     model: str
@@ -61,7 +61,7 @@ class ToldBreach(msgspec.Struct, frozen=True, kw_only=True):
     alerted_in_record: bool
 
 
-class Hindsight(msgspec.Struct, frozen=True, kw_only=True):
+class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
     """All of it.
 
     Parameters
@@ -98,8 +98,8 @@ class Hindsight(msgspec.Struct, frozen=True, kw_only=True):
     pages_tested: int
     tickets_recorded: int
     tickets_tested: int
-    alerts: tuple[ToldPair, ...]
-    breaches: tuple[ToldBreach, ...]
+    alerts: tuple[ReportedPair, ...]
+    breaches: tuple[ReportedBreach, ...]
     notes: tuple[str, ...]
 
     def text(self) -> str:
@@ -122,7 +122,9 @@ class Hindsight(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines)
 
 
-def hindsight(findings: Findings, extent: HistoryExtent, catalog: Catalog, notes: Sequence[str]) -> Hindsight:
+def hindsight(
+    findings: Findings, extent: HistoryExtent, catalog: Catalog, notes: Sequence[str]
+) -> BacktestReport:
     """Return what was found with its names.
 
     Parameters
@@ -134,7 +136,7 @@ def hindsight(findings: Findings, extent: HistoryExtent, catalog: Catalog, notes
     """
     recorded = [one.recorded for one in findings.pairings if one.recorded]
     tested = [one.tested for one in findings.pairings if one.tested]
-    return Hindsight(
+    return BacktestReport(
         begin=extent.begin,
         end=extent.end,
         first_fold=extent.first,
@@ -174,9 +176,9 @@ def _limits(findings: Findings, extent: HistoryExtent) -> list[str]:
     return notes
 
 
-def _pair(pairing: Pairing, catalog: Catalog) -> ToldPair:
+def _pair(pairing: Pairing, catalog: Catalog) -> ReportedPair:
     model, version, place = named(pairing.key, catalog)
-    return ToldPair(
+    return ReportedPair(
         model=model,
         version=version,
         slice=place,
@@ -187,10 +189,10 @@ def _pair(pairing: Pairing, catalog: Catalog) -> ToldPair:
     )
 
 
-def _told(alert: Alert | None) -> Told | None:
+def _told(alert: Alert | None) -> ReportedAlert | None:
     if alert is None:
         return None
-    return Told(
+    return ReportedAlert(
         metric=alert.metric,
         onset=from_us(alert.onset_us),
         opened=from_us(alert.opened_us),
@@ -199,9 +201,9 @@ def _told(alert: Alert | None) -> Told | None:
     )
 
 
-def _told_breach(breach: Breach, catalog: Catalog) -> ToldBreach:
+def _told_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
     model, version, place = named(breach.key, catalog)
-    return ToldBreach(
+    return ReportedBreach(
         model=model,
         version=version,
         slice=place,
@@ -214,7 +216,7 @@ def _told_breach(breach: Breach, catalog: Catalog) -> ToldBreach:
     )
 
 
-def _table(alerts: Sequence[ToldPair]) -> list[str]:
+def _table(alerts: Sequence[ReportedPair]) -> list[str]:
     names = [f"{one.model} {one.version}, {one.slice}" for one in alerts]
     width = min(max(len(name) for name in names), _MOST_NAME)
     rows = [f"{'slice':<{width}}  {'record':<24} {'under test':<24} difference"]
@@ -225,13 +227,13 @@ def _table(alerts: Sequence[ToldPair]) -> list[str]:
     return rows
 
 
-def _when(alert: Told | None) -> str:
+def _when(alert: ReportedAlert | None) -> str:
     if alert is None:
         return "-"
     return f"ticket {_minute(alert.opened)}" if alert.paged is None else f"page {_minute(alert.paged)}"
 
 
-def _difference(one: ToldPair) -> str:
+def _difference(one: ReportedPair) -> str:
     word = _WORDS[one.match]
     if not one.later_s:
         return word
@@ -253,7 +255,7 @@ def _length(seconds: float) -> str:
     )
 
 
-def _breach(one: ToldBreach) -> str:
+def _breach(one: ReportedBreach) -> str:
     said = "alerted in the record" if one.alerted_in_record else "nobody alerted"
     return (
         f"{one.model} {one.version}, {one.slice}: {one.metric} {number(one.mean, 3)}, surely above {number(one.low, 3)}, "

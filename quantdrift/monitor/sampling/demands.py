@@ -12,7 +12,7 @@ import numpy as np
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import HeaderStratum, Policy, Verdict
 from quantdrift.core.sampling.inclusion import of_model
-from quantdrift.core.sampling.policy_message import Account, Directive, SliceShare, encode, name_of
+from quantdrift.core.sampling.policy_message import PolicyMessage, PolicySummary, SliceShare, encode, name_of
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.drift.evidence.observations import FloatArray
@@ -28,7 +28,7 @@ _SURGE = 100.0
 _MOST_URGENT = 1000.0  # evidence that has no bound leaves room for the shares of others to be told
 
 
-class Draft(msgspec.Struct, frozen=True, kw_only=True):
+class PolicyDraft(msgspec.Struct, frozen=True, kw_only=True):
     """A policy that was worked out.
 
     Parameters
@@ -55,7 +55,7 @@ def header_layout(config: Config) -> tuple[HeaderStratum, ...]:
     return (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
 
 
-def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> Draft | None:
+def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> PolicyDraft | None:
     """Return the policy for what was seen lately, with as many strata as fit into a directive.
 
     None: too little was seen.
@@ -96,7 +96,9 @@ def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> Dra
         if n_strata == 1 or _fits(allocation.policy):
             break
         n_strata //= 2
-    return Draft(allocation=allocation, demands=demands, slices=record.slices, n_items=len(recent.weight))
+    return PolicyDraft(
+        allocation=allocation, demands=demands, slices=record.slices, n_items=len(recent.weight)
+    )
 
 
 def recent_of(record: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
@@ -140,13 +142,13 @@ def lowered(policy: Policy, factor: float) -> Policy:
     )
 
 
-def account_of(made: Draft, *, epoch: str, made_at: datetime, budget_per_s: float) -> Account:
+def account_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float) -> PolicySummary:
     """Return why a policy is as it is, under the name that it has on the wire."""
     allocation = made.allocation
     evidence = np.array([demand.evidence for demand in made.demands])
     total = float(evidence.sum()) or 1.0
     told = np.argsort(-allocation.per_slice_per_s, kind="stable")[:_MOST_TOLD]
-    return Account(
+    return PolicySummary(
         epoch=epoch,
         made_at=made_at,
         budget_per_s=budget_per_s,
@@ -186,7 +188,7 @@ def surged(before: dict[int, float], now: dict[int, float]) -> bool:
 def _fits(policy: Policy) -> bool:
     named = msgspec.structs.replace(policy, epoch=name_of(policy))
     try:
-        encode(Directive(policy=named, issued_at=datetime(2000, 1, 1, tzinfo=UTC), valid_s=0.0))
+        encode(PolicyMessage(policy=named, issued_at=datetime(2000, 1, 1, tzinfo=UTC), valid_s=0.0))
     except ValueError:
         return False
     return True

@@ -20,8 +20,8 @@ from quantdrift.core.records import Policy
 from quantdrift.core.sampling.policy_message import (
     ACCOUNT,
     DIRECTIVE,
-    Account,
-    Directive,
+    PolicyMessage,
+    PolicySummary,
     RefusedError,
     decode_account,
     decode_directive,
@@ -88,10 +88,10 @@ class PolicyMaker:
         self._queue: Queue | None = None
         self._bucket: KeyValue | None = None
         self._standing: Policy | None = None  # not lowered by any lag
-        self._account: Account | None = None
+        self._account: PolicySummary | None = None
         self._evidence: dict[int, float] = {}
         self._made_at: datetime | None = None
-        self._given: Directive | None = None
+        self._given: PolicyMessage | None = None
         self._lag: Lag | None = None
         self._measured: float | None = None
         self._published = telemetry.counter(POLICY_PUBLISHED)
@@ -209,7 +209,7 @@ class PolicyMaker:
         changed = given is None or given.policy != policy or given.lag_factor != factor
         if not changed and given is not None and now < given.issued_at + timedelta(seconds=valid_s / 2):
             return
-        directive = Directive(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
+        directive = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
         if self._account is not None:
             await bucket.put(ACCOUNT, encode(msgspec.structs.replace(self._account, epoch=policy.epoch)))
         await bucket.put(DIRECTIVE, encode(directive))

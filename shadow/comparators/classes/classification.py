@@ -52,7 +52,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
-from quantdrift.shadow.comparators.classes.triton_labels import Listed, read_listed
+from quantdrift.shadow.comparators.classes.triton_labels import TopLabels, read_listed
 from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told, uncomparable
 from quantdrift.shadow.runtimes.protocol import Array
@@ -236,13 +236,13 @@ class ClassificationComparator:
             },
         )
 
-    def _shifts_of_list(self, listed: Listed, reference: Values, both: Flags) -> dict[str, Values]:
+    def _shifts_of_list(self, listed: TopLabels, reference: Values, both: Flags) -> dict[str, Values]:
         """Return the shifts of confidence, which the first of probabilities tells."""
         p = np.exp(self._log_probabilities(reference, "reference")[0])
         known = both & (self._output_kind is OutputKind.PROBABILITIES)
         return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
 
-    def _of_list(self, listed: Listed) -> tuple[Flags, Values]:
+    def _of_list(self, listed: TopLabels) -> tuple[Flags, Values]:
         """Return which items are finite, and the gap of the two largest probabilities where the list tells it."""
         values = listed.values
         if self._output_kind is OutputKind.LOGITS:

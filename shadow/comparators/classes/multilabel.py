@@ -29,7 +29,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
-from quantdrift.shadow.comparators.numbers import TOLERANCE, Pair, filled, pair_of, rounded
+from quantdrift.shadow.comparators.numbers import TOLERANCE, NumberPair, filled, pair_of, rounded
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told, uncomparable
 from quantdrift.shadow.runtimes.protocol import Array
 
@@ -114,7 +114,7 @@ class MultilabelComparator:
         with np.errstate(divide="ignore"):
             return p, np.log(p), np.log1p(-p)
 
-    def _turned(self, now: Flags, before: Flags, pair: Pair) -> dict[str, npt.NDArray[Any]]:
+    def _turned(self, now: Flags, before: Flags, pair: NumberPair) -> dict[str, npt.NDArray[Any]]:
         """Return whether labels of interest came or went, if there are any."""
         if not self._interest:
             return {}

@@ -8,7 +8,7 @@ from quantdrift.shadow.comparators.protocol import Values, uncomparable
 from quantdrift.shadow.runtimes.protocol import Array
 
 
-class Listed(msgspec.Struct, frozen=True, kw_only=True):
+class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
     """The k largest values of each item, the largest first.
 
     Parameters
@@ -34,7 +34,7 @@ class Listed(msgspec.Struct, frozen=True, kw_only=True):
         return values
 
 
-def read_listed(texts: Array, n_classes: int) -> Listed:
+def read_listed(texts: Array, n_classes: int) -> TopLabels:
     """Return what `texts` list.
 
     Parameters
@@ -61,7 +61,7 @@ def read_listed(texts: Array, n_classes: int) -> Listed:
         raise uncomparable(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
     if (values[:, 1:] > values[:, :-1]).any():
         raise uncomparable("the candidate's list of classes does not begin with the largest value")
-    return Listed(classes=classes, values=values)
+    return TopLabels(classes=classes, values=values)
 
 
 def _pair(text: bytes) -> tuple[float, int]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quantdrift.shadow.comparators.text.validity import calls_valid, json_valid
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.free_running_answer import Own
+from quantdrift.shadow.language.free_running_answer import FreeAnswer
 from quantdrift.shadow.language.scoring import Scores
 
 _CALLED = frozenset({"tool_calls", "function_call"})
@@ -52,7 +52,7 @@ class _Beside(msgspec.Struct, frozen=True, kw_only=True):
     own_tool_calls_valid: bool | None = None
 
 
-def _beside(answer: Answer, n_scored: int, own: Own | None) -> _Beside:
+def _beside(answer: Answer, n_scored: int, own: FreeAnswer | None) -> _Beside:
     if own is None:
         return _Beside()
     if not own.is_there:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from quantdrift.shadow.language.answer import Answer, Call
+from quantdrift.shadow.language.answer import Answer, ToolCall
 
 _BROKEN: Final = object()
 _DEEPEST: Final = 32
@@ -35,7 +35,7 @@ def is_broken(answer: Answer) -> bool:
     return json_valid(answer) is False or calls_valid(answer) is False or cut_off
 
 
-def _is_valid(call: Call, tools: Mapping[str, dict[str, Any]]) -> bool:
+def _is_valid(call: ToolCall, tools: Mapping[str, dict[str, Any]]) -> bool:
     arguments = _read(call.arguments or "{}")
     return call.name in tools and isinstance(arguments, dict) and _fits(tools[call.name], arguments)
 

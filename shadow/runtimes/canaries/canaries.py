@@ -19,8 +19,8 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.shadow.runtimes.canaries.text import is_of_text, scored
 from quantdrift.shadow.runtimes.protocol import (
     Array,
-    DoubtfulInputError,
     ReferenceRuntime,
+    SuspectInputError,
     TensorSpec,
     check_given,
 )
@@ -141,7 +141,7 @@ def trouble(runtime: ReferenceRuntime, canaries: Canaries, tolerance: float) -> 
         off = [one for one in deviations(runtime, canaries) if not one.ratio <= tolerance]
     except QuarantineError as error:
         return f"it does not compute them: {error.detail}"
-    except DoubtfulInputError as error:  # no exchange is to blame
+    except SuspectInputError as error:  # no exchange is to blame
         raise RetryError(str(error)) from error
     return "; ".join(
         f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}: {one.worst}" for one in off

@@ -48,7 +48,7 @@ def canaries_of(model: Model, reference: Reference, runtime: ReferenceRuntime) -
     return canaries
 
 
-class HeldRuntime(WrappedRuntime):
+class CanaryCheckedRuntime(WrappedRuntime):
     """A reference at a server, held to its canaries while it works.
 
     A check follows a replay, at most every `interval_s`. Where it fails, what was just replayed is not given out,
@@ -151,7 +151,7 @@ def held(
     if canaries is None:
         return runtime
     told(model.name, CanaryOutcome.REPRODUCED)
-    return HeldRuntime(
+    return CanaryCheckedRuntime(
         model=model,
         reference=reference,
         runtime=runtime,

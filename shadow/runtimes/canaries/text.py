@@ -12,7 +12,15 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Asked, ScoringRuntime, objects
+from quantdrift.shadow.language.scoring import (
+    ANSWER,
+    ASKED,
+    PROMPT,
+    SCORES,
+    ScoringRequest,
+    ScoringRuntime,
+    objects,
+)
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec, check_given
 
 LOGPROBS: Final = "logprobs"
@@ -49,17 +57,17 @@ def is_of_text(runtime: ReferenceRuntime) -> bool:
     return any(spec.name == ASKED for spec in runtime.inputs)
 
 
-def drawn_texts(*, n_items: int, seed: int) -> list[Asked]:
+def drawn_texts(*, n_items: int, seed: int) -> list[ScoringRequest]:
     """Return prompts and answers of random words; `seed` gives the same again."""
     rng = np.random.default_rng(seed)
 
     def text() -> str:
         return " ".join(rng.choice(_WORDS, rng.integers(_SHORTEST, _LONGEST + 1)).tolist())
 
-    return [Asked(prompt=text(), served=f" {text()}") for _ in range(n_items)]
+    return [ScoringRequest(prompt=text(), served=f" {text()}") for _ in range(n_items)]
 
 
-def read_texts(path: Path) -> list[Asked]:
+def read_texts(path: Path) -> list[ScoringRequest]:
     """Return the prompts and answers of a file of JSON lines.
 
     Raises
@@ -78,7 +86,7 @@ def read_texts(path: Path) -> list[Asked]:
     return [_asked(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
-def tokens_of(runtime: ReferenceRuntime, asked: Sequence[Asked]) -> dict[str, Array]:
+def tokens_of(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest]) -> dict[str, Array]:
     """Return prompts and answers as a set holds them, by the tokens that the reference makes of them.
 
     Raises
@@ -118,7 +126,7 @@ def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, 
     check_given(inputs, _SPECS)
     prompts, answers = inputs[_PROMPTS], inputs[_ANSWERS]
     asked = [
-        Asked(prompt_ids=_tokens(prompt), served_ids=_tokens(answer))
+        ScoringRequest(prompt_ids=_tokens(prompt), served_ids=_tokens(answer))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     nothing = objects([""] * len(asked))
@@ -129,14 +137,14 @@ def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, 
     return {LOGPROBS: logprobs}
 
 
-def _asked(path: Path, number: int, line: _Line) -> Asked:
+def _asked(path: Path, number: int, line: _Line) -> ScoringRequest:
     prompts = (line.prompt, line.messages, line.prompt_ids)
     answers = (line.answer, line.answer_ids)
     if [sum(one is not None for one in side) for side in (prompts, answers)] != [1, 1]:
         raise OperatorError(
             f"{path}, line {number}: give one of `prompt`, `messages` and `prompt_ids`, and one of `answer` and `answer_ids`"
         )
-    return Asked(
+    return ScoringRequest(
         prompt=line.prompt or "",
         messages=line.messages or (),
         tools=line.tools,

@@ -24,7 +24,7 @@ from quantdrift.shadow.runtimes.protocol import (
     digest_of,
     said_by,
 )
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3
@@ -141,7 +141,7 @@ class OnnxRuntime:
         self._session = None
 
 
-def open_reference(opening: Opening) -> OnnxRuntime:
+def open_reference(opening: RuntimeRequest) -> OnnxRuntime:
     """Return the reference of an ONNX file; errors as of `OnnxRuntime`, and where it is not the pinned one."""
     reference = opening.reference
     path = Path(reference.path)

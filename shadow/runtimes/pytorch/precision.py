@@ -31,7 +31,7 @@ def stored_findings(tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
             yield f"stored tensor `{name}`", precision
 
 
-class Witness(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class PrecisionRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes, inside its `with` block, each operator that quantises or gives a reduced element type."""
 
     def __init__(self) -> None:

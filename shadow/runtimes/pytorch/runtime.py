@@ -19,9 +19,14 @@ from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_mem
 from quantdrift.shadow.runtimes.pytorch.errors import ERRORS, computed
 from quantdrift.shadow.runtimes.pytorch.gpu import Graphs, Staging, Tensors
 from quantdrift.shadow.runtimes.pytorch.layer import Layer, layer_of
-from quantdrift.shadow.runtimes.pytorch.precision import Finding, Witness, precision_of, stored_findings
+from quantdrift.shadow.runtimes.pytorch.precision import (
+    Finding,
+    PrecisionRecorder,
+    precision_of,
+    stored_findings,
+)
 from quantdrift.shadow.runtimes.pytorch.program import Program, load_program, numpy_dtype
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.
@@ -43,7 +48,7 @@ class TorchRuntime:
         outputs without names or no arrays, has no such embedding, or the device is not there.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         model, reference = opening.model, opening.reference
         settle(opening.threads)
         self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
@@ -59,7 +64,7 @@ class TorchRuntime:
         self._staging = Staging(self._device, self._on_device) if self._device.type == "cuda" else None
         self.inputs = program.inputs
         self.embedding = ""
-        with Witness() as witness:
+        with PrecisionRecorder() as witness:
             self.outputs = self._probed()
         findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *witness.findings]
         self.artefact = Artefact(
@@ -212,7 +217,7 @@ class TorchRuntime:
                 check_spec(spec)
 
 
-def open_reference(opening: Opening) -> TorchRuntime:
+def open_reference(opening: RuntimeRequest) -> TorchRuntime:
     """Return the reference; errors as of `TorchRuntime`."""
     return TorchRuntime(opening)
 

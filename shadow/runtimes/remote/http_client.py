@@ -8,8 +8,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from quantdrift.core.errors import RetryError
-from quantdrift.shadow.runtimes.registry import Opening
-from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError, Token
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError, RequestHeaders
 
 _AWAY: Final = frozenset({429, 502, 503, 504})
 _ACCESS: Final = frozenset({401, 403, 404, 407})
@@ -29,12 +29,12 @@ class HttpServer:
         Address, token and time limit.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         reference = opening.reference
         address = urlsplit(reference.url)
         self._where = reference.url
         self._base = address.path.rstrip("/")
-        self._token = Token(opening)
+        self._token = RequestHeaders(opening)
         host, timeout_s = address.netloc, reference.timeout_s
         self._connection = (
             http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())

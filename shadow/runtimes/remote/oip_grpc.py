@@ -13,15 +13,15 @@ from google.protobuf.message import Message
 from quantdrift.core import open_inference_pb2 as wire
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import (
     Metadata,
     Refusal,
     RefusedError,
     RemoteRuntime,
+    RequestHeaders,
     ServerMetadata,
-    Token,
-    Told,
+    ServerTensor,
 )
 from quantdrift.shadow.tensors.codec import encode
 
@@ -70,13 +70,13 @@ class OipGrpc:
         Address, model, token and time limit.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         reference = opening.reference
         address = urlsplit(reference.url)
         self._where = reference.url
         self._model = {"name": reference.model or opening.model.name, "version": reference.model_version}
         self._timeout_s = reference.timeout_s
-        self._token = Token(opening)
+        self._token = RequestHeaders(opening)
         self._channel = (
             grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), _OPTIONS)
             if address.scheme == "grpcs"
@@ -98,7 +98,9 @@ class OipGrpc:
             "ModelMetadata", wire.ModelMetadataRequest(**self._model), wire.ModelMetadataResponse
         )
         inputs, outputs = (
-            tuple(Told(name=one.name, datatype=one.datatype, shape=tuple(one.shape)) for one in tensors)
+            tuple(
+                ServerTensor(name=one.name, datatype=one.datatype, shape=tuple(one.shape)) for one in tensors
+            )
             for tensors in (answer.inputs, answer.outputs)
         )
         return Metadata(
@@ -157,7 +159,7 @@ class OipGrpc:
         return answer
 
 
-def open_reference(opening: Opening) -> RemoteRuntime:
+def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
     transport = OipGrpc(opening)
     try:

@@ -11,7 +11,7 @@ import numpy as np
 
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
 from quantdrift.shadow.runtimes.remote.protocol import (
     Metadata,
@@ -48,7 +48,7 @@ class OipHttp:
         Address, model, token and time limit.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         reference = opening.reference
         model = f"/v2/models/{quote(reference.model or opening.model.name, safe='')}"
         version = quote(reference.model_version, safe="")
@@ -104,7 +104,7 @@ class OipHttp:
             raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
 
 
-def open_reference(opening: Opening) -> RemoteRuntime:
+def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
     transport = OipHttp(opening)
     try:

@@ -27,7 +27,7 @@ from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.runtimes.embedding import check_spec, unknown
 from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, check_given
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.codec import decode, encode, specs_of
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ UNVERIFIED: Final = "unverified"
 _REDUCED: Final[Mapping[str, str]] = MappingProxyType({"FP16": "float16", "BF16": "bfloat16"})
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTensor(msgspec.Struct, frozen=True, kw_only=True):
     """What a server says of a tensor; unknown fields are let be."""
 
     name: str
@@ -49,8 +49,8 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     versions: tuple[str, ...] | None = None
     platform: str = ""
-    inputs: tuple[Told, ...] | None = None
-    outputs: tuple[Told, ...] | None = None
+    inputs: tuple[ServerTensor, ...] | None = None
+    outputs: tuple[ServerTensor, ...] | None = None
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class Transport(Protocol):
         ...
 
 
-class Token:
+class RequestHeaders:
     """The headers of every request: what was asked for, and a bearer token, read anew since tokens that are mounted change.
 
     Parameters
@@ -129,7 +129,7 @@ class Token:
         Names the file, or holds the token.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         self._file = opening.reference.token_file
         self._token = opening.token
         self._headers = dict(opening.headers)
@@ -170,7 +170,7 @@ class RemoteRuntime:
         The server is away, or the model is not ready.
     """
 
-    def __init__(self, opening: Opening, transport: Transport) -> None:
+    def __init__(self, opening: RuntimeRequest, transport: Transport) -> None:
         reference = opening.reference
         self._where = reference.where(opening.model.name)
         self._transport = transport
@@ -280,7 +280,7 @@ class RemoteRuntime:
         except (RefusedError, TimeoutError):
             return False
 
-    def _known(self, told: Sequence[Told] | None, what: str) -> tuple[ModelTensor, ...]:
+    def _known(self, told: Sequence[ServerTensor] | None, what: str) -> tuple[ModelTensor, ...]:
         told = told or ()
         for tensor in told:
             if tensor.datatype not in {"BF16", "BYTES", *DTYPES}:

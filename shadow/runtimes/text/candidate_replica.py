@@ -10,13 +10,13 @@ import msgspec
 
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import ASKED, SCORES, Asked, Scores, objects, without_own
+from quantdrift.shadow.language.scoring import ASKED, SCORES, Scores, ScoringRequest, objects, without_own
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening, open_reference
-from quantdrift.shadow.runtimes.self_test import ProvenRuntime
+from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
+from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
 
 
-class CopiedRuntime:
+class CandidateReplica:
     """Asks the copy about each answer that says so, then the reference about all.
 
     Parameters
@@ -52,7 +52,7 @@ class CopiedRuntime:
             read as a change.
         """
         asked = inputs.get(ASKED, objects([])).tolist()
-        rows = [n for n, one in enumerate(asked) if isinstance(one, Asked) and one.is_copied]
+        rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.is_copied]
         if not rows:
             return self._reference.run(inputs)
         of_copy = without_own({name: array[rows] for name, array in inputs.items()})
@@ -75,7 +75,7 @@ class CopiedRuntime:
         self._reference.close()
 
 
-def copy_opening(opening: Opening) -> Opening | None:
+def copy_opening(opening: RuntimeRequest) -> RuntimeRequest | None:
     """Return what the runtime is told of the copy beside a reference; None where none is configured."""
     copy = opening.reference.copy
     if not copy.is_there:
@@ -93,7 +93,7 @@ def copy_opening(opening: Opening) -> Opening | None:
     return msgspec.structs.replace(opening, reference=reference, is_copy=True, token="")
 
 
-def open_copy(opening: Opening) -> ReferenceRuntime:
+def open_copy(opening: RuntimeRequest) -> ReferenceRuntime:
     """Load a copy of a candidate.
 
     Parameters
@@ -109,14 +109,14 @@ def open_copy(opening: Opening) -> ReferenceRuntime:
         The server that holds it is away.
     """
     try:
-        return ProvenRuntime(open_reference(opening), remote=bool(opening.reference.url))
+        return SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
     except OperatorError as error:
         raise OperatorError(f"[models.references.copy]: {error}") from error
     except RetryError as error:
         raise RetryError(f"the copy of the candidate: {error}") from error
 
 
-def opened_with_copy(opening: Opening) -> ReferenceRuntime:
+def opened_with_copy(opening: RuntimeRequest) -> ReferenceRuntime:
     """Load a reference, and the copy of the candidate that is configured beside it.
 
     Raises
@@ -126,12 +126,12 @@ def opened_with_copy(opening: Opening) -> ReferenceRuntime:
     RetryError
         The server that holds one of them is away.
     """
-    reference = ProvenRuntime(open_reference(opening), remote=bool(opening.reference.url))
+    reference = SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
     told = copy_opening(opening)
     if told is None:
         return reference
     try:
-        return CopiedRuntime(reference, open_copy(told), opening.reference.copy.precision)
+        return CandidateReplica(reference, open_copy(told), opening.reference.copy.precision)
     except BaseException:
         reference.close()
         raise

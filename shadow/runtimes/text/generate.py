@@ -7,7 +7,7 @@ import torch
 from transformers import GenerationConfig
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import constraints, forces_tool, json_asked
 from quantdrift.shadow.language.scoring import refused
 
@@ -54,10 +54,10 @@ def answered(
     model: Any,
     tokenizer: Any,
     prompt: Sequence[int],
-    wanted: Wanted,
+    wanted: FreeAnswerRequest,
     end_ids: tuple[int, ...],
     within_s: float,
-) -> Own:
+) -> FreeAnswer:
     """Return what a model answers; it has as many tokens as it could say within the time, and is late if they are too few.
 
     Parameters
@@ -96,9 +96,9 @@ def answered(
     stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
     if not is_ended and len(tokens) < wanted.max_tokens:
-        return Own(outcome=OwnOutcome.LATE)
-    return Own(
-        outcome=OwnOutcome.UNFORCED if json_asked(options)[0] else OwnOutcome.DONE,
+        return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
+    return FreeAnswer(
+        outcome=FreeAnswerOutcome.UNFORCED if json_asked(options)[0] else FreeAnswerOutcome.DONE,
         text=text[:stopped] if stopped >= 0 else text,
         finish_reason="stop" if is_ended else "length",
         n_tokens=len(tokens),
@@ -108,7 +108,7 @@ def answered(
 
 
 def _settings(
-    model: Any, wanted: Wanted, ends: Sequence[int], stops: Sequence[str], within_s: float
+    model: Any, wanted: FreeAnswerRequest, ends: Sequence[int], stops: Sequence[str], within_s: float
 ) -> GenerationConfig:
     options = wanted.options
     folder = getattr(model, "generation_config", None)

@@ -20,11 +20,11 @@ from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.free_running_answer import Own, Wanted
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import object_of
-from quantdrift.shadow.language.scoring import UNTOLD, Asked, Row, Scores, ScoringRuntime
+from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, ScoringRuntime
 from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError
 from quantdrift.shadow.runtimes.text.openai_answers import OpenAIAnswers
 from quantdrift.shadow.runtimes.text.openai_embeddings import EmbeddingsRuntime
@@ -77,7 +77,7 @@ class OpenAILanguage:
         The server is away, or does not answer.
     """
 
-    def __init__(self, opening: Opening, server: OpenAIServer) -> None:
+    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
         self._where = opening.reference.where(opening.model.name)
         self._top = opening.model.generation.top
         self._server = server
@@ -87,7 +87,7 @@ class OpenAILanguage:
         # One token is generated with each: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
-    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the server's chat template."""
         question = {"messages": asked.messages, **asked.template}
         if documents := question.pop(
@@ -118,8 +118,12 @@ class OpenAILanguage:
         return self._server.guarded(lambda: self._ask(rows))
 
     def answer(
-        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
-    ) -> Own:
+        self,
+        asked: ScoringRequest,
+        wanted: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
         """Return the server's own answer; `prompt` and `within_s`, which its connection keeps to, are not needed here.
 
         Raises
@@ -228,7 +232,7 @@ class OpenAILanguage:
         )
 
 
-def open_reference(opening: Opening) -> ReferenceRuntime:
+def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
     """Return the reference at a server; errors as of `OpenAILanguage` or `EmbeddingsRuntime`."""
     server = OpenAIServer(opening)
     try:

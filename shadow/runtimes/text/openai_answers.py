@@ -5,11 +5,11 @@ from typing import Any, Final
 import msgspec
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.language.answer import Call
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
+from quantdrift.shadow.language.answer import ToolCall
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import changes_prompt
-from quantdrift.shadow.language.scoring import Asked, refused
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.language.scoring import ScoringRequest, refused
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 
@@ -60,12 +60,12 @@ class OpenAIAnswers:
         What is configured; no answer is waited for longer than `models.generation.own_s`.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         longest_s = min(opening.reference.timeout_s, opening.model.generation.own_s)
         reference = msgspec.structs.replace(opening.reference, timeout_s=longest_s)
         self._server = OpenAIServer(msgspec.structs.replace(opening, reference=reference))
 
-    def answer(self, asked: Asked, wanted: Wanted) -> Own:
+    def answer(self, asked: ScoringRequest, wanted: FreeAnswerRequest) -> FreeAnswer:
         """Return the server's answer, late where it takes too long.
 
         Raises
@@ -92,7 +92,7 @@ class OpenAIAnswers:
             found = self._server.ask("POST", path, _Answered, question)
             return _own(found, wanted)
         except TimeoutError:
-            return Own(outcome=OwnOutcome.LATE)
+            return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         except (RefusedError, OperatorError) as error:
             raise refused(f"no answer of its own: {type(error).__name__}") from error
 
@@ -101,16 +101,16 @@ class OpenAIAnswers:
         self._server.close()
 
 
-def _own(found: _Answered, wanted: Wanted) -> Own:
+def _own(found: _Answered, wanted: FreeAnswerRequest) -> FreeAnswer:
     if not found.choices:
         raise unreadable("no choice")
     choice = found.choices[0]
     message = choice.message or _Message(content=choice.text)
-    return Own(
-        outcome=OwnOutcome.DONE,
+    return FreeAnswer(
+        outcome=FreeAnswerOutcome.DONE,
         text=message.content or "",
         calls=tuple(
-            Call(name=call.function.name, arguments=call.function.arguments)
+            ToolCall(name=call.function.name, arguments=call.function.arguments)
             for call in message.tool_calls or ()
         ),
         finish_reason=choice.finish_reason or "",

@@ -9,7 +9,7 @@ from msgspec import Meta
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.embedding import unknown
 from quantdrift.shadow.runtimes.protocol import Array, TensorSpec, check_given
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 
 _INPUT: Final = "input"
@@ -44,7 +44,7 @@ class EmbeddingsRuntime:
         The server is away, or does not answer.
     """
 
-    def __init__(self, opening: Opening, server: OpenAIServer) -> None:
+    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
         if opening.embedding not in {"", _EMBEDDING}:
             raise OperatorError(unknown(opening.embedding, [_EMBEDDING]))
         self._server = server

@@ -10,7 +10,7 @@ import msgspec
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.shadow.language.scoring import refused
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
 from quantdrift.shadow.runtimes.remote.protocol import UNVERIFIED, Refusal, RefusedError
 
@@ -48,7 +48,7 @@ class OpenAIServer:
         Of the model, there.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         self._reference = opening.reference
         self._where = opening.reference.where(opening.model.name)
         self._server = HttpServer(opening)

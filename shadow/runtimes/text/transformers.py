@@ -15,8 +15,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.language.free_running_answer import Own, OwnOutcome, Wanted
-from quantdrift.shadow.language.scoring import UNTOLD, Asked, Row, Scores, ScoringRuntime, refused
+from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
+from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, ScoringRuntime, refused
 from quantdrift.shadow.runtimes.onnx.device import driver_version
 from quantdrift.shadow.runtimes.protocol import (
     Artefact,
@@ -28,8 +28,8 @@ from quantdrift.shadow.runtimes.protocol import (
 )
 from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle
 from quantdrift.shadow.runtimes.pytorch.errors import computed
-from quantdrift.shadow.runtimes.pytorch.precision import Finding, Witness, precision_of
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.pytorch.precision import Finding, PrecisionRecorder, precision_of
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import UNVERIFIED
 
 try:
@@ -75,7 +75,7 @@ class TransformersLanguage:
         no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: RuntimeRequest) -> None:
         reference = opening.reference
         settle(opening.threads)
         self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
@@ -112,7 +112,7 @@ class TransformersLanguage:
         self.longest = _longest(model.config)
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
-        with Witness() as witness:
+        with PrecisionRecorder() as witness:
             self._n_logits = self._logits([Row(prompt=(0,), served=(0,))])[0].shape[-1]
         self.end_ids = ending_ids(model, opening.model.generation.end_ids, self._n_logits)
         self.artefact = Artefact(
@@ -134,7 +134,7 @@ class TransformersLanguage:
         )
         _LOG.info("reference %s: transformers on %s, TF32 off", folder, self.provenance.device)
 
-    def chat_ids(self, asked: Asked) -> tuple[int, ...]:
+    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the tokenizer's own chat template."""
         given = dict(asked.template)
         more = given.pop("chat_template_kwargs", None) or {}
@@ -182,8 +182,12 @@ class TransformersLanguage:
         return [found[index] for index in range(len(rows))]
 
     def answer(
-        self, asked: Asked, wanted: Wanted, prompt: Callable[[], tuple[int, ...]], within_s: float
-    ) -> Own:
+        self,
+        asked: ScoringRequest,
+        wanted: FreeAnswerRequest,
+        prompt: Callable[[], tuple[int, ...]],
+        within_s: float,
+    ) -> FreeAnswer:
         """Return its own answer.
 
         Raises
@@ -194,9 +198,9 @@ class TransformersLanguage:
         if self._model is None:
             raise refused("the reference is closed")
         if not is_able(wanted.options):
-            return Own(outcome=OwnOutcome.UNABLE)
+            return FreeAnswer(outcome=FreeAnswerOutcome.UNABLE)
 
-        def compute() -> Own:
+        def compute() -> FreeAnswer:
             ids = prompt()
             room = wanted.max_tokens if self.longest is None else self.longest - len(ids)
             return answered(
@@ -301,7 +305,7 @@ class TransformersLanguage:
         return spelling
 
 
-def open_reference(opening: Opening) -> ScoringRuntime:
+def open_reference(opening: RuntimeRequest) -> ScoringRuntime:
     """Return the reference; errors as of `TransformersLanguage`."""
     return ScoringRuntime(opening, TransformersLanguage(opening))
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import IntEnum
 
 from quantdrift.sidecar.relay.observing.heads import CHUNKED, UNTIL_CLOSE, FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts, Share
+from quantdrift.sidecar.relay.observing.memory import MemoryShare, ObserverMemory
 
 PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more
@@ -38,7 +38,7 @@ class _State(IntEnum):
 _HEAD, _COUNTED, _UNTIL_CLOSE, _CHUNK_LINE_, _CHUNK_DATA, _CHUNK_END, _TRAILER, _TUNNEL = _State
 
 
-class Delimiter:
+class MessageFramer:
     """Follows the messages of one direction.
 
     Parameters
@@ -78,7 +78,7 @@ class Delimiter:
     )
 
     def __init__(
-        self, on_head: OnHead, on_piece: OnPiece, on_end: OnEnd, max_head_bytes: int, parts: Parts
+        self, on_head: OnHead, on_piece: OnPiece, on_end: OnEnd, max_head_bytes: int, parts: ObserverMemory
     ) -> None:
         self._on_head = on_head
         self._on_piece = on_piece
@@ -87,7 +87,7 @@ class Delimiter:
         self._state = _HEAD
         self._left = 0  # of the body or chunk
         self._partial = bytearray()  # a head or line that came in parts
-        self._share: Share | None = None  # of a direction in which something did
+        self._share: MemoryShare | None = None  # of a direction in which something did
         self._parts = parts
         self._trailer_bytes = 0
         self._backlog: bytearray | None = None  # while it is open what the next bytes are
@@ -148,7 +148,7 @@ class Delimiter:
 
     def _account(self) -> None:
         if self._share is None:
-            self._share = Share(self._parts)
+            self._share = MemoryShare(self._parts)
         self._share.hold(len(self._partial) + len(self._backlog or b""))
 
     def _follow(self, chunk: bytes, pos: int, size: int) -> None:

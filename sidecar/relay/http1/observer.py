@@ -8,11 +8,16 @@ import re
 from collections import deque
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.http1.framing import TUNNEL, Delimiter
-from quantdrift.sidecar.relay.observing.head_cache import Habit
+from quantdrift.sidecar.relay.http1.framing import TUNNEL, MessageFramer
+from quantdrift.sidecar.relay.observing.head_cache import CachedHead
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, parse_request, parse_response
-from quantdrift.sidecar.relay.observing.observer import Held, Holder, Scope, is_marked
-from quantdrift.sidecar.sampling.first_phase import Place
+from quantdrift.sidecar.relay.observing.observer import (
+    CaptureBuffer,
+    CaptureScope,
+    ExchangeObserver,
+    is_marked,
+)
+from quantdrift.sidecar.sampling.first_phase import SamplingKey
 from quantdrift.sidecar.state.counters import Count, Gauge
 
 _MAX_PIPELINED = 256
@@ -24,7 +29,9 @@ class _Asked:
 
     __slots__ = ("expect", "held", "is_connect", "is_head", "upgrade")
 
-    def __init__(self, method: bytes, *, upgrade: bool, expect: bool, held: Held | None = None) -> None:
+    def __init__(
+        self, method: bytes, *, upgrade: bool, expect: bool, held: CaptureBuffer | None = None
+    ) -> None:
         self.is_head = method == b"HEAD"
         self.is_connect = method == b"CONNECT"
         self.upgrade = upgrade
@@ -37,7 +44,7 @@ _PLAIN = _Asked(b"POST", upgrade=False, expect=False)
 _HEAD_ONLY = _Asked(b"HEAD", upgrade=False, expect=False)
 
 
-class Observer(Holder):
+class Http1Observer(ExchangeObserver):
     """Follows one connection. Where framing is lost or the protocol changes, it lets go of it by itself.
 
     If a method raises all the same, `abandon` must be called, and nothing else any more.
@@ -66,22 +73,24 @@ class Observer(Holder):
         "_tells",
     )
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
         limit = scope.max_header_bytes
         parts = scope.parts
-        self._requests = Delimiter(self._request_head, self._request_piece, self._request_end, limit, parts)
-        self._responses = Delimiter(
+        self._requests = MessageFramer(
+            self._request_head, self._request_piece, self._request_end, limit, parts
+        )
+        self._responses = MessageFramer(
             self._response_head, self._response_piece, self._response_end, limit, parts
         )
         self._answering: deque[_Asked] = deque()  # requests whose response is not complete, in order
         self._sending: _Asked | None = None  # the request that is not complete
         self._interim = False
         self._generation = scope.generation
-        self._asks = Habit(scope.asks)
-        self._tells = Habit(scope.tells)
+        self._asks = CachedHead(scope.asks)
+        self._tells = CachedHead(scope.tells)
         self._head: RequestHead | None = None  # the last one, and what decided on it
-        self._place: Place | None = None
+        self._place: SamplingKey | None = None
 
     @property
     def is_idle(self) -> bool:
@@ -159,7 +168,7 @@ class Observer(Holder):
     def _forget(self) -> None:
         """Let go of what was remembered under another configuration."""
         self._generation = self._scope.generation
-        self._asks, self._tells = Habit(self._scope.asks), Habit(self._scope.tells)
+        self._asks, self._tells = CachedHead(self._scope.asks), CachedHead(self._scope.tells)
         self._head = self._place = None
 
     def _request_piece(self, data: bytes, start: int, stop: int) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Mapping
 from typing import ClassVar
 
 from quantdrift.sidecar.relay.observing.heads import FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts, Share
+from quantdrift.sidecar.relay.observing.memory import MemoryShare, ObserverMemory
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -102,7 +102,7 @@ class Frames:
         on_goaway: Callable[[int], None],
         on_frame_bytes: Callable[[int], None],
         max_header_bytes: int,
-        parts: Parts,
+        parts: ObserverMemory,
         preface_bytes: int = 0,
     ) -> None:
         self._wanted = wanted
@@ -125,7 +125,7 @@ class Frames:
         self._need = 0
         # A header block whose frames are not complete.
         self._block = bytearray()
-        self._share = Share(parts)
+        self._share = MemoryShare(parts)
         self._block_bytes = 0
         self._block_on = 0  # the stream of its frames
         self._block_of = 0  # the stream that it is about

@@ -16,7 +16,7 @@ from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
 from quantdrift.sidecar.relay.observing.heads import FramingError
-from quantdrift.sidecar.relay.observing.memory import Parts, Share
+from quantdrift.sidecar.relay.observing.memory import MemoryShare, ObserverMemory
 
 Text = bytes | tuple[bytes]
 """As it is, or Huffman-coded."""
@@ -38,7 +38,7 @@ _FIELD_BYTES = 250  # what a field costs beside its text, as it is kept here
 _CACHED_BYTES = 128  # longest coded text whose decoding is remembered
 
 
-class Block:
+class HeaderBlock:
     """One header block.
 
     Attributes
@@ -56,7 +56,7 @@ class Block:
         self.digest: object = None
 
 
-class Blocks:
+class HeaderBlockDecoder:
     """Follows the header blocks of one direction.
 
     Parameters
@@ -78,14 +78,14 @@ class Blocks:
         "_table_bytes",
     )
 
-    def __init__(self, max_bytes: int, parts: Parts) -> None:
-        self._share = Share(parts)
+    def __init__(self, max_bytes: int, parts: ObserverMemory) -> None:
+        self._share = MemoryShare(parts)
         self._max_bytes = max_bytes
         self._table: deque[Field] = deque()  # newest first
         self._table_bytes = 0
         self._max_table_bytes = _TABLE_BYTES
         self._n_changes = 0
-        self._memo: dict[bytes, Block] = {}
+        self._memo: dict[bytes, HeaderBlock] = {}
         self._memo_bytes = 0
 
     def forget(self) -> None:
@@ -94,7 +94,7 @@ class Blocks:
         self._memo.clear()
         self._share.hold(0)
 
-    def read(self, data: bytes) -> Block:
+    def read(self, data: bytes) -> HeaderBlock:
         """Return the next block of the direction.
 
         Raises
@@ -107,7 +107,7 @@ class Blocks:
             return known
         before = self._n_changes
         try:
-            block = Block(self._fields(data))
+            block = HeaderBlock(self._fields(data))
         except IndexError as error:
             raise FramingError("a header block is cut short, or names an entry that is not there") from error
         if self._n_changes != before:

@@ -8,10 +8,10 @@ import re
 from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.http_head import field_lines, request_head
 from quantdrift.sidecar.relay.http2.frames import PREFACE, Frames
-from quantdrift.sidecar.relay.http2.hpack import Block, Blocks, text
+from quantdrift.sidecar.relay.http2.hpack import HeaderBlock, HeaderBlockDecoder, text
 from quantdrift.sidecar.relay.observing.heads import FramingError
-from quantdrift.sidecar.relay.observing.memory import Share
-from quantdrift.sidecar.relay.observing.observer import Held, Holder, Scope
+from quantdrift.sidecar.relay.observing.memory import MemoryShare
+from quantdrift.sidecar.relay.observing.observer import CaptureBuffer, CaptureScope, ExchangeObserver
 from quantdrift.sidecar.sampling.first_phase import gather
 from quantdrift.sidecar.state.counters import Count
 
@@ -39,7 +39,7 @@ class _Asked:
 
     __slots__ = ("_block", "_head", "_method", "_target", "generation", "is_unknown", "place")
 
-    def __init__(self, block: Block, scope: Scope) -> None:
+    def __init__(self, block: HeaderBlock, scope: CaptureScope) -> None:
         method = target = b""
         has_authority = False
         headers: dict[bytes, bytes] = {}
@@ -77,7 +77,7 @@ class _Asked:
         return head
 
 
-class Http2Observer(Holder):
+class Http2Observer(ExchangeObserver):
     """Follows one connection, from its preface on. Where framing or header state is lost, it lets go by itself.
 
     If a method raises all the same, `abandon` must be called, and nothing else any more.
@@ -102,16 +102,16 @@ class Http2Observer(Holder):
 
     speaks_unasked = True
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
         limit = scope.max_header_bytes
         self._open: dict[int, int] = {}  # streams that are not complete
         self._most = _STREAMS_AT_ONCE  # streams that may be open before more room is asked for
-        self._share = Share(scope.parts)
+        self._share = MemoryShare(scope.parts)
         self._last = 0  # the newest of them
-        self._wanted: dict[int, Held] = {}
-        self._request_blocks = Blocks(limit, scope.parts)
-        self._response_blocks = Blocks(limit, scope.parts)
+        self._wanted: dict[int, CaptureBuffer] = {}
+        self._request_blocks = HeaderBlockDecoder(limit, scope.parts)
+        self._response_blocks = HeaderBlockDecoder(limit, scope.parts)
         self._requests = Frames(
             self._wanted,
             on_block=self._request_block,
@@ -212,7 +212,7 @@ class Http2Observer(Holder):
     def _request_piece(self, stream: int, data: bytes, start: int, stop: int) -> None:
         self._hold_request(stream, self._wanted[stream], data, start, stop)
 
-    def _hold_request(self, stream: int, held: Held, data: bytes, start: int, stop: int) -> None:
+    def _hold_request(self, stream: int, held: CaptureBuffer, data: bytes, start: int, stop: int) -> None:
         if self._keep(held, held.request, data, start, stop):
             held.request_bytes += stop - start
         else:
@@ -238,7 +238,7 @@ class Http2Observer(Holder):
         if ends:
             self._response_end(stream)
 
-    def _begin_head(self, stream: int, held: Held, block: Block) -> None:
+    def _begin_head(self, stream: int, held: CaptureBuffer, block: HeaderBlock) -> None:
         status = next((text(value) for name, value, _ in block.fields if name == b":status"), b"")
         if status.startswith(b"1"):
             return  # an interim response, before the final one
@@ -246,7 +246,7 @@ class Http2Observer(Holder):
         if self._hold_response(stream, held, head, 0, len(head)):
             held.response_head_bytes = len(head)
 
-    def _extend_head(self, stream: int, held: Held, lines: bytes) -> None:
+    def _extend_head(self, stream: int, held: CaptureBuffer, lines: bytes) -> None:
         if self._hold_response(stream, held, lines, 0, len(lines), pieces=[]):
             held.response[0] = b"".join((held.response[0], lines))
             held.response_head_bytes += len(lines)
@@ -261,7 +261,7 @@ class Http2Observer(Holder):
     def _hold_response(
         self,
         stream: int,
-        held: Held,
+        held: CaptureBuffer,
         data: bytes,
         start: int,
         stop: int,
@@ -312,7 +312,7 @@ class Http2Observer(Holder):
             self._let_go(held, loss)
 
 
-def _fields(block: Block) -> list[tuple[bytes, bytes]]:
+def _fields(block: HeaderBlock) -> list[tuple[bytes, bytes]]:
     """Return the fields of a block as an HTTP/1.1 head has them."""
     fields: list[tuple[bytes, bytes]] = []
     has_authority = False

@@ -39,7 +39,7 @@ class FramingError(QuantdriftError):
     """The bytes of a connection can no longer be told apart into messages with certainty."""
 
 
-class Lines:
+class FieldCache:
     """What fields mean, shared by the connections of a relay worker.
 
     Parameters
@@ -93,7 +93,7 @@ class Lines:
         return meaning
 
 
-class Habits(Generic[_Value]):
+class HeadCache(Generic[_Value]):
     """The habits of a worker's connections. Equal ones are one: thousands of connections need no more memory."""
 
     __slots__ = ("_known",)
@@ -110,7 +110,7 @@ class Habits(Generic[_Value]):
         return found
 
 
-class Habit(Generic[_Value]):
+class CachedHead(Generic[_Value]):
     """How one side of a connection mostly begins its messages: byte for byte the same but for one field's value.
 
     Such a field is the id of a trace or of a request; it means nothing here.
@@ -123,7 +123,7 @@ class Habit(Generic[_Value]):
 
     __slots__ = ("_after", "_before", "_habits", "_head", "_n_tries")
 
-    def __init__(self, habits: Habits[_Value]) -> None:
+    def __init__(self, habits: HeadCache[_Value]) -> None:
         self._habits = habits
         self._before = self._after = b""
         self._head: _Value | None = None

@@ -14,9 +14,9 @@ from quantdrift.sidecar.relay.observing.head_cache import (
     NOTHING,
     UPGRADE,
     WANTED,
+    CachedHead,
+    FieldCache,
     FramingError,
-    Habit,
-    Lines,
 )
 
 __all__ = [
@@ -76,7 +76,11 @@ class ResponseHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def parse_request(
-    data: bytes, start: int, stop: int, lines: Lines | None = None, habit: Habit[RequestHead] | None = None
+    data: bytes,
+    start: int,
+    stop: int,
+    lines: FieldCache | None = None,
+    habit: CachedHead[RequestHead] | None = None,
 ) -> RequestHead:
     """Return the request head in `data[start:stop]`, which ends with its empty line.
 
@@ -95,7 +99,7 @@ def parse_request(
         It is none of HTTP/1, or what it says of its length is doubtful.
     """
     text = data[start : stop - 4]
-    first, length, others, wanted, varying = _fields(text, Lines() if lines is None else lines)
+    first, length, others, wanted, varying = _fields(text, FieldCache() if lines is None else lines)
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
         raise FramingError("this is no HTTP/1 request")
@@ -110,11 +114,15 @@ def parse_request(
 
 
 def parse_response(
-    data: bytes, start: int, stop: int, lines: Lines | None = None, habit: Habit[ResponseHead] | None = None
+    data: bytes,
+    start: int,
+    stop: int,
+    lines: FieldCache | None = None,
+    habit: CachedHead[ResponseHead] | None = None,
 ) -> ResponseHead:
     """Return the response head in `data[start:stop]`; parameters and errors as for a request."""
     text = data[start : stop - 4]
-    first, length, _, _, varying = _fields(text, Lines() if lines is None else lines)
+    first, length, _, _, varying = _fields(text, FieldCache() if lines is None else lines)
     line = _STATUS_LINE.fullmatch(first)
     if line is None:
         raise FramingError("this is no HTTP/1 response")
@@ -127,7 +135,7 @@ def parse_response(
     return head
 
 
-def _fields(text: bytes, lines: Lines) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
+def _fields(text: bytes, lines: FieldCache) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
     """Return what a head without its empty line tells.
 
     The start line; the body's length, or None where no field tells it; what else fields mean; the lines that are

@@ -3,17 +3,17 @@
 from pathlib import Path
 
 from quantdrift.core.clock import Clock
-from quantdrift.sidecar.relay.observing.observer import Offer, Scope
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
-from quantdrift.sidecar.sampling.load_shedding import Gate
-from quantdrift.sidecar.state.config import Settled, Settlement
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, Offer
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
+from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
 from quantdrift.sidecar.state.counters import Slot
-from quantdrift.sidecar.state.pause import Pauses
-from quantdrift.sidecar.state.policy import NAME, Directives, Notice
+from quantdrift.sidecar.state.pause import PauseFiles
+from quantdrift.sidecar.state.policy import NAME, PolicyFile, PolicyHistory
 from quantdrift.sidecar.state.routes import Routes
 
 
-class Phase:
+class LiveScope:
     """What a relay worker and the intake process draw by.
 
     Parameters
@@ -35,9 +35,9 @@ class Phase:
 
     Attributes
     ----------
-    scope : Scope
+    scope : CaptureScope
         What is shared by all that draw.
-    directives : Directives
+    directives : PolicyHistory
         Whose rates hold.
     is_paused : bool
         Whether nothing is to be taken, as of the last look.
@@ -45,24 +45,24 @@ class Phase:
 
     def __init__(
         self,
-        settlement: Settlement,
+        settlement: LiveConfigFile,
         secret: bytes,
         directory: Path,
         *,
         offer: Offer,
         slot: Slot,
         clock: Clock,
-        gate: Gate | None = None,
+        gate: LoadShedding | None = None,
     ) -> None:
         config = settlement.settled.config
         self._settlement = settlement
         self._secret = secret
         self._clock = clock
-        self._mint = Mint()
-        self._notice, self._pauses = Notice(directory / NAME), Pauses(directory)
-        self.directives = Directives(config.sampling)
+        self._mint = ExchangeIds()
+        self._notice, self._pauses = PolicyFile(directory / NAME), PauseFiles(directory)
+        self.directives = PolicyHistory(config.sampling)
         self._notice.read(self.directives)
-        self.scope = Scope(
+        self.scope = CaptureScope(
             config.sidecar,
             routes=Routes(config.capture.protocols),
             sampler=self._sampler(),
@@ -73,7 +73,7 @@ class Phase:
         )
         self._refresh()
 
-    def look(self) -> Settled | None:
+    def look(self) -> LiveConfig | None:
         """Go over to what holds now; return another configuration, if there is one. Called about once a second."""
         settled = self._settlement.settled if self._settlement.refresh() else None
         if settled is not None:

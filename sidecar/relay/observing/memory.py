@@ -6,7 +6,7 @@ FOR_EACH_BYTES = 16 * 1024
 """Room for each connection that may be observed. It is shared: mostly an HTTP/1.1 connection needs none of it."""
 
 
-class Parts:
+class ObserverMemory:
     """What is held of heads that came in parts, of HTTP/2's header tables and of its open streams.
 
     Parameters
@@ -39,7 +39,7 @@ class Parts:
             raise FramingError("too much is held of what came in parts")
 
 
-class Share:
+class MemoryShare:
     """What one holder has of it.
 
     Parameters
@@ -50,7 +50,7 @@ class Share:
 
     __slots__ = ("_n_bytes", "_parts")
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: ObserverMemory) -> None:
         self._parts = parts
         self._n_bytes = 0
 

@@ -11,11 +11,11 @@ from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import RawMeta, frame
 from quantdrift.sidecar.relay.http1.framing import PIECE_BYTES
-from quantdrift.sidecar.relay.observing.head_cache import Habits, Lines, remember
+from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
-from quantdrift.sidecar.relay.observing.memory import FOR_EACH_BYTES, Parts
-from quantdrift.sidecar.sampling.first_phase import Draw, Place, Sampler
-from quantdrift.sidecar.sampling.load_shedding import Gate
+from quantdrift.sidecar.relay.observing.memory import FOR_EACH_BYTES, ObserverMemory
+from quantdrift.sidecar.sampling.first_phase import Draw, Sampler, SamplingKey
+from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
 
@@ -30,7 +30,7 @@ _MARK = MARK.encode()
 Offer = Callable[[int, Sequence[bytes | memoryview]], None]
 
 
-class Scope:
+class CaptureScope:
     """What the observers of one relay worker share.
 
     Parameters
@@ -54,13 +54,13 @@ class Scope:
     ----------
     held_bytes : int
         Held for unfinished exchanges by all observers together.
-    parts : Parts
+    parts : ObserverMemory
         Bounds what observers hold to follow their connections.
     names : frozenset of bytes
         Header fields that are looked for, in lower case: the sampler's, and the mark of what is not captured.
-    lines : Lines
+    lines : FieldCache
         What was seen of heads so far.
-    asks, tells : Habits
+    asks, tells : HeadCache
         How clients' requests and the backend's responses mostly begin.
     generation : int
         Rises when places, lines, habits and bounds change.
@@ -96,14 +96,14 @@ class Scope:
         offer: Offer,
         slot: Slot,
         clock: Clock,
-        gate: Gate | None = None,
+        gate: LoadShedding | None = None,
     ) -> None:
         self.gate = gate
         self.offer = offer
         self.slot = slot
         self.clock = clock
         self.held_bytes = 0
-        self.parts = Parts(0)
+        self.parts = ObserverMemory(0)
         self.generation = 0
         self.reconfigure(sidecar, routes, sampler)
 
@@ -118,12 +118,12 @@ class Scope:
         self.sampler = sampler
         self.generation += 1
         self.names = sampler.names | {_MARK}
-        self.lines = Lines(self.names)
-        self.asks: Habits[RequestHead] = Habits()
-        self.tells: Habits[ResponseHead] = Habits()
-        self._places: dict[tuple[bytes, bytes, tuple[bytes, ...]], Place | None] = {}
+        self.lines = FieldCache(self.names)
+        self.asks: HeadCache[RequestHead] = HeadCache()
+        self.tells: HeadCache[ResponseHead] = HeadCache()
+        self._places: dict[tuple[bytes, bytes, tuple[bytes, ...]], SamplingKey | None] = {}
 
-    def place(self, head: RequestHead, data: bytes, start: int, stop: int) -> Place | None:
+    def place(self, head: RequestHead, data: bytes, start: int, stop: int) -> SamplingKey | None:
         """Return what decides on the request whose head is `data[start:stop]`.
 
         None where it is no inference, or quantdrift's own.
@@ -165,7 +165,7 @@ class Scope:
         self.slot.set(Gauge.HELD_BYTES, self.held_bytes)
 
 
-class Held:
+class CaptureBuffer:
     """An exchange that was taken, with what has been seen of it.
 
     Parameters
@@ -198,7 +198,7 @@ class Held:
         self.captured_at_ns = 0  # when its response was complete; 0: it is not
 
 
-class Holder(ABC):
+class ExchangeObserver(ABC):
     """Observes one connection: holds what was taken, within the worker's bounds, until it is handed over or lost.
 
     It is shown the very bytes that were forwarded, after they were, in whatever parts. If a method raises, `abandon` must be called, and
@@ -221,9 +221,9 @@ class Holder(ABC):
 
     speaks_unasked: ClassVar[bool] = False
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: CaptureScope) -> None:
         self._scope = scope
-        self._held: set[Held] = set()
+        self._held: set[CaptureBuffer] = set()
         self.is_active = True
 
     @property
@@ -266,13 +266,15 @@ class Holder(ABC):
         self._scope.slot.note(Gauge.BLIND)
         self.abandon(Loss.FRAMING)
 
-    def _take(self, draw: Draw) -> Held:
+    def _take(self, draw: Draw) -> CaptureBuffer:
         self._scope.slot.add(draw.stratum, Count.TAKEN)
-        held = Held(draw)
+        held = CaptureBuffer(draw)
         self._held.add(held)
         return held
 
-    def _keep(self, held: Held, pieces: list[bytes | memoryview], data: bytes, start: int, stop: int) -> bool:
+    def _keep(
+        self, held: CaptureBuffer, pieces: list[bytes | memoryview], data: bytes, start: int, stop: int
+    ) -> bool:
         """Hold `data[start:stop]` unless the exchange is let go, or would be too large with it; return whether."""
         if held not in self._held:
             return False
@@ -295,22 +297,22 @@ class Holder(ABC):
         scope.hold(charge)
         return True
 
-    def _answered(self, held: Held) -> None:
+    def _answered(self, held: CaptureBuffer) -> None:
         now = self._scope.clock.now()
         held.captured_at_ns = (now - _EPOCH) // _MICROSECOND * 1000
 
-    def _let_go(self, held: Held, loss: Loss) -> None:
+    def _let_go(self, held: CaptureBuffer, loss: Loss) -> None:
         self._scope.slot.lose(held.draw.stratum, loss)
         self._release(held)
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: CaptureBuffer) -> None:
         self._held.discard(held)
         held.request.clear()
         held.response.clear()
         self._scope.hold(-held.charged_bytes)
         held.charged_bytes = 0
 
-    def _hand_over(self, held: Held) -> None:
+    def _hand_over(self, held: CaptureBuffer) -> None:
         if held not in self._held:
             return
         meta = RawMeta(

@@ -7,10 +7,10 @@ import msgspec
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
-from quantdrift.drift.evidence.header import N_TOTAL, Moved
+from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.monitor.explain.explain import with_explanation
-from quantdrift.monitor.fold.alert_event import Story, summary, tell
+from quantdrift.monitor.fold.alert_event import AlertEvent, summary, tell
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
@@ -68,7 +68,7 @@ def alert(
         state=fresh,
         budget=accepted,
         n_groups=n_before + n_after,
-        moved=Moved(onset_us=BEGIN_US, before=before, after=after, n_after=n_after, n_before=n_before),
+        moved=Onset(onset_us=BEGIN_US, before=before, after=after, n_after=n_after, n_before=n_before),
         evidence=16.2,
         threshold=10.0,
         aggregate=(aggregate, estimate, accepted),
@@ -82,10 +82,10 @@ def alert(
 def text(row: TransitionRow) -> str:
     """Return everything that an alert tells in words: its first line, its reason, its explanation and its advice."""
     known: dict[str, Any] = {
-        name: row.details[name] for name in Story.__struct_fields__ if name in row.details
+        name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details
     }
     lines = [
-        summary(msgspec.convert(known, Story)),
+        summary(msgspec.convert(known, AlertEvent)),
         *row.details.get("explanation", ()),
         row.details["advice"],
     ]

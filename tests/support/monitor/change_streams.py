@@ -5,7 +5,7 @@ import numpy as np
 from quantdrift.drift.detectors.change.baseline import Baseline
 from quantdrift.drift.detectors.change.detector import ChangeDetector
 from quantdrift.drift.evidence.margin import N_BINS
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
 
 CHANGE = ChangeDetector()
 SURE = N_BINS - 1  # the bin of large margins
@@ -20,11 +20,11 @@ def observed(x: FloatArray, bins: IntArray | int = SURE) -> FloatArray:
     return found
 
 
-def block(x: FloatArray, *, first: int = 0, gamma: float = 1.0, second_us: int = 1) -> Block:
+def block(x: FloatArray, *, first: int = 0, gamma: float = 1.0, second_us: int = 1) -> ObservationBlock:
     """Return groups, (steps, N, width), as a block; group t has mass (first + t + 1) * gamma."""
     shape = x.shape[:2]
     steps = np.arange(first + 1, first + 1 + len(x), dtype=np.float64)[:, None]
-    return Block(
+    return ObservationBlock(
         x=x,
         seen=np.ones(shape, dtype=bool),
         mass=np.broadcast_to(steps * gamma, shape),

@@ -10,7 +10,7 @@ from quantdrift.drift.detectors.change import run
 from quantdrift.drift.detectors.protocol import BUDGET, CHANGE, DETECTORS, TAIL, Detector
 from quantdrift.drift.detectors.tail import pooled_histogram
 from quantdrift.drift.detectors.tail.quantile import tail_bin
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
 from tests.support.monitor import change_streams, tail_streams
 
 PATHS = ("page", "page_mass", "ticket", "ticket_mass", "recovery")
@@ -73,7 +73,7 @@ EXAMPLES: dict[str, Example] = {
 }
 
 
-def given(kind: str, x: FloatArray, *, first: int = 0, gamma: float = 1e-9) -> Block:
+def given(kind: str, x: FloatArray, *, first: int = 0, gamma: float = 1e-9) -> ObservationBlock:
     """Return groups of one item with values x, (steps, N), a second apart."""
     return change_streams.block(EXAMPLES[kind].shown(x), first=first, gamma=gamma, second_us=1_000_000)
 
@@ -90,7 +90,7 @@ def phases(kind: str) -> FloatArray:
     return np.stack(states)
 
 
-def after(detector: Detector, states: FloatArray, block: Block) -> FloatArray:
+def after(detector: Detector, states: FloatArray, block: ObservationBlock) -> FloatArray:
     """Return the states at the end of a block."""
     return detector.run(states, block).stopped(np.full(len(states), len(block.seen) - 1))
 

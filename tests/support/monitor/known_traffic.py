@@ -9,7 +9,7 @@ from quantdrift.core.records import HeaderStratum, Policy, Predicate
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.sampling.allocation import Demand, Recent
 from quantdrift.drift.sampling.boosts import Layout
-from quantdrift.sidecar.sampling.second_phase import Thinning
+from quantdrift.sidecar.sampling.second_phase import SecondPhase
 
 HEADERS = (
     HeaderStratum(name="a is 1", rate=1.0, headers={"x-a": "1"}),
@@ -99,7 +99,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         for attributes, margin, header in zip(self.attributes, self.margin, self.header, strict=True):
             pi1 = policy.header_strata[header].rate
             known = None if np.isnan(margin) else float(margin)
-            thinned = Thinning(policy.body_strata, b"salt").thin("key", pi1, attributes, known)
+            thinned = SecondPhase(policy.body_strata, b"salt").thin("key", pi1, attributes, known)
             found.append(pi1 * thinned.pi2)
         return np.array(found)
 

@@ -6,8 +6,8 @@ from benchmarks.streams import Divergences
 from quantdrift.drift.detectors.tail.detector import TailDetector
 from quantdrift.drift.detectors.tail.pooled_histogram import TailBaseline
 from quantdrift.drift.detectors.tail.quantile import N_BINS, tail_bin
-from quantdrift.drift.evidence.observations import STEPS, Block, FloatArray, IntArray
-from quantdrift.drift.evidence.run import Path
+from quantdrift.drift.evidence.observations import STEPS, FloatArray, IntArray, ObservationBlock
+from quantdrift.drift.evidence.run import BlockRun
 from tests.support.monitor.change_streams import block
 
 TAIL = TailDetector()
@@ -42,11 +42,11 @@ def learned(rng: np.random.Generator, n: int, n_groups: int, *, tau: float, boun
     return np.stack(states)
 
 
-def given(rng: np.random.Generator, stream: Divergences, n: int, first: int) -> Block:
+def given(rng: np.random.Generator, stream: Divergences, n: int, first: int) -> ObservationBlock:
     """Return a block of one-item groups of n signals on the sample clock."""
     return block(observed(tail_bin(stream.draw(rng, (STEPS, n)))), first=first)
 
 
-def last(path: Path) -> FloatArray:
+def last(path: BlockRun) -> FloatArray:
     """Return the states at the end of a whole block."""
     return path.stopped(np.full(path.page.shape[1], STEPS - 1))

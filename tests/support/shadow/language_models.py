@@ -10,9 +10,9 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Asked, Scores, objects
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
 NAME: Final = "small"
 
@@ -48,20 +48,20 @@ def model_of(reference: Reference, **options: Any) -> Model:
 
 def opening(
     directory: Path, *, embedding: str = "", reference: dict[str, Any] | None = None, **options: Any
-) -> Opening:
+) -> RuntimeRequest:
     """Return what the runtime is told of a reference in a folder, on the CPU."""
     told = Reference(runtime=Runtime.TRANSFORMERS, path=str(directory), **(reference or {}))
     model = model_of(told, **options)
-    return Opening(model=model, reference=told, provider=Provider.CPU, threads=1, embedding=embedding)
+    return RuntimeRequest(model=model, reference=told, provider=Provider.CPU, threads=1, embedding=embedding)
 
 
-def remote_opening(url: str, **options: Any) -> Opening:
+def remote_opening(url: str, **options: Any) -> RuntimeRequest:
     """Return what the runtime is told of a reference at a server."""
     told = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
-    return Opening(model=model_of(told, **options), reference=told)
+    return RuntimeRequest(model=model_of(told, **options), reference=told)
 
 
-def scored(runtime: ReferenceRuntime, *asked: Asked) -> list[Scores]:
+def scored(runtime: ReferenceRuntime, *asked: ScoringRequest) -> list[Scores]:
     """Return the scores of these answers, asked for together."""
     empty = objects([""] * len(asked))
     inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}

@@ -9,8 +9,8 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.from_exchange import served
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.sidecar.protocols.decoder import Decoder
 from quantdrift.sidecar.protocols.openai import OpenAIChat, OpenAICompletions, OpenAIEmbeddings
@@ -37,12 +37,14 @@ def exchange(path: str, asked: Mapping[str, Any], answered: Any, version: str = 
     )
 
 
-def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> Prepared:
+def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> PreparedExchange:
     """Return an exchange that is ready to be replayed."""
     reference = model.references[0]
-    judge = Judge(model=model, runtime=runtime, comparator=comparator_of(model), reference=reference)
+    judge = VersionReference(
+        model=model, runtime=runtime, comparator=comparator_of(model), reference=reference
+    )
     inputs, candidate = served(exchange, model.generation, copied=judge.is_copied(exchange.version))
-    return Prepared(
+    return PreparedExchange(
         stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs, candidate=candidate
     )
 

@@ -9,8 +9,8 @@ import msgspec
 from quantdrift.core.config.load import load
 from quantdrift.core.config.schema import Config, Provider
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.exchange import Prepared
-from quantdrift.shadow.replay.references import Judge
+from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from tests.support.shadow.onnx_models import exchange_of, tensor
@@ -25,7 +25,7 @@ def made(name: str, directory: Path) -> Path:
     return Path(shutil.copy(ROOT / name / "config.toml", directory))
 
 
-def judge_of(path: Path) -> tuple[Config, Judge]:
+def judge_of(path: Path) -> tuple[Config, VersionReference]:
     """Return the configuration, and what its one model is measured with."""
     config = load(path, {})
     (model,) = config.models
@@ -33,22 +33,26 @@ def judge_of(path: Path) -> tuple[Config, Judge]:
     opening = msgspec.structs.replace(
         opening_of(config, model, reference, ""), provider=Provider.CPU, threads=1
     )
-    return config, Judge(model=model, runtime=open_reference(opening), comparator=comparator_of(model))
+    return config, VersionReference(
+        model=model, runtime=open_reference(opening), comparator=comparator_of(model)
+    )
 
 
-def answers(judge: Judge, x: Array) -> dict[str, Array]:
+def answers(judge: VersionReference, x: Array) -> dict[str, Array]:
     """Return what the reference gives."""
     (spec,) = judge.runtime.inputs
     return judge.runtime.run({spec.name: x})
 
 
-def prepared(judge: Judge, x: Array, outputs: dict[str, Array], sequence: int = 1) -> Prepared:
+def prepared(
+    judge: VersionReference, x: Array, outputs: dict[str, Array], sequence: int = 1
+) -> PreparedExchange:
     """Return an exchange whose candidate answered `outputs`."""
     exchange = msgspec.structs.replace(
         exchange_of(x, x, model=judge.model.name),
         outputs=tuple(tensor(name, output) for name, output in outputs.items()),
     )
     (spec,) = judge.runtime.inputs
-    return Prepared(
+    return PreparedExchange(
         stream_sequence=sequence, payload=b"", exchange=exchange, judge=judge, inputs={spec.name: x}
     )

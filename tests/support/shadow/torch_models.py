@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from quantdrift.core.config.schema import Model, ModelTensor, Provider, Reference, Runtime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
-from quantdrift.shadow.runtimes.registry import Opening
+from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from tests.support.shadow.onnx_models import BIAS, N_FEATURES, WEIGHT
 
 FACTORY = "tests.support.shadow.torch_models:made"
@@ -88,12 +88,14 @@ def pin(path: Path) -> str:
     return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
-def opening(path: Path, *, model: Model = MODEL, embedding: str = "", **options: Any) -> Opening:
+def opening(path: Path, *, model: Model = MODEL, embedding: str = "", **options: Any) -> RuntimeRequest:
     """Return what the runtime is told of a reference in PyTorch on the CPU; a file that is code is pinned."""
     if "factory" not in options:
         options.setdefault("digest", pin(path))
     reference = Reference(runtime=Runtime.TORCH, path=str(path), **options)
-    return Opening(model=model, reference=reference, provider=Provider.CPU, threads=1, embedding=embedding)
+    return RuntimeRequest(
+        model=model, reference=reference, provider=Provider.CPU, threads=1, embedding=embedding
+    )
 
 
 def of_factory(directory: Path, factory: str = FACTORY, **options: Any) -> TorchRuntime:

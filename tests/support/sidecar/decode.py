@@ -9,13 +9,19 @@ import numpy as np
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Loss, Tensor
 from quantdrift.core.tensors import DTYPES
-from quantdrift.sidecar.protocols.decoder import Adapter, Decoder, Query, Reply, Wire
+from quantdrift.sidecar.protocols.decoder import (
+    Adapter,
+    DecodedRequest,
+    DecodedResponse,
+    Decoder,
+    WireContext,
+)
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000
-ASKED = Query(
+ASKED = DecodedRequest(
     inputs=(Tensor(name="text", datatype="BYTES", shape=(1,), data=bytes(4)),)
 )  # where none is given
 
@@ -28,24 +34,24 @@ def ask(
     model: Model | None = None,
     adapter: Adapter | None = None,
     max_values: int = MAX_VALUES,
-) -> Query:
+) -> DecodedRequest:
     """Return the request in `body`; what is not bytes is sent as JSON."""
-    wire = Wire(max_bytes=MAX_BYTES, max_values=max_values, model=model, adapter=adapter)
+    wire = WireContext(max_bytes=MAX_BYTES, max_values=max_values, model=model, adapter=adapter)
     return decoder.request(Head(start=("POST", "/", ""), headers=headers or {}), _bytes(body), wire)
 
 
 def answer(
     decoder: Decoder,
     body: Any,
-    query: Query | None = None,
+    query: DecodedRequest | None = None,
     *,
     headers: Mapping[str, str] | None = None,
     model: Model | None = None,
     adapter: Adapter | None = None,
     max_values: int = MAX_VALUES,
-) -> Reply:
+) -> DecodedResponse:
     """Return the response in `body`; what is not bytes is sent as JSON."""
-    wire = Wire(max_bytes=MAX_BYTES, max_values=max_values, model=model, adapter=adapter)
+    wire = WireContext(max_bytes=MAX_BYTES, max_values=max_values, model=model, adapter=adapter)
     head = Head(start=("HTTP/1.1", "200", ""), headers=headers or {})
     return decoder.response(head, _bytes(body), query or ASKED, wire)
 

@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling, Slice
 from quantdrift.core.config.strata import with_strata
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Verdict
-from quantdrift.core.sampling.policy_message import Directive, name_of
+from quantdrift.core.sampling.policy_message import PolicyMessage, name_of
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence import header as fields
 from quantdrift.drift.evidence.state import dump_state
@@ -54,9 +54,11 @@ def named(policy: Policy) -> Policy:
     return msgspec.structs.replace(policy, epoch=name_of(policy))
 
 
-def directive(*rates: float, issued_at: datetime = BEGIN, valid_s: float = 900.0, **given: Any) -> Directive:
+def directive(
+    *rates: float, issued_at: datetime = BEGIN, valid_s: float = 900.0, **given: Any
+) -> PolicyMessage:
     """Return a directive that gives the header strata these rates."""
-    return Directive(policy=policy_of_rates(rates, **given), issued_at=issued_at, valid_s=valid_s)
+    return PolicyMessage(policy=policy_of_rates(rates, **given), issued_at=issued_at, valid_s=valid_s)
 
 
 def evidence(

@@ -8,13 +8,13 @@ from pathlib import Path
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.process.run import Stop
-from quantdrift.core.sampling.policy_message import Directive
+from quantdrift.core.sampling.policy_message import PolicyMessage
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.core.stream.connection import Queue
-from quantdrift.sidecar.capture.policy_watch import Follower
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.capture.policy_watch import PolicyWatcher
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import Counters, Slot
-from quantdrift.sidecar.state.policy import Directives, Notice
+from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory
 
 
 class Pod:
@@ -24,10 +24,12 @@ class Pod:
         directory.mkdir(exist_ok=True)
         self.config, self.clock = config, clock
         self.slot: Slot = Counters.create(1, 1).slot(0)
-        self.directives = Directives(config.sampling)
-        self.follower = Follower(config, self.directives, Notice(directory / "policy"), self.slot, clock)
-        self._notice, self._relayed = Notice(directory / "policy"), Directives(config.sampling)
-        self.sampler = Sampler(config.sampling, b"shared", Mint(), self._now_s(), self._relayed)
+        self.directives = PolicyHistory(config.sampling)
+        self.follower = PolicyWatcher(
+            config, self.directives, PolicyFile(directory / "policy"), self.slot, clock
+        )
+        self._notice, self._relayed = PolicyFile(directory / "policy"), PolicyHistory(config.sampling)
+        self.sampler = Sampler(config.sampling, b"shared", ExchangeIds(), self._now_s(), self._relayed)
 
     def tick(self) -> None:
         """Do what relay worker and capture process do once a second."""
@@ -35,7 +37,7 @@ class Pod:
         self._notice.read(self._relayed)
         self.sampler.refresh(self._now_s())
 
-    def follows(self, given: Directive) -> bool:
+    def follows(self, given: PolicyMessage) -> bool:
         """Return whether both phases are under this directive."""
         self.tick()
         wanted = given.policy.header_strata

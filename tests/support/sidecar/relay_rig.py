@@ -17,9 +17,9 @@ from quantdrift.core.config import Sampling, Sidecar
 from quantdrift.core.records import Loss, Protocol
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.relay.connection import Relay
-from quantdrift.sidecar.relay.listener import Door
-from quantdrift.sidecar.relay.observing.observer import Offer, Scope
-from quantdrift.sidecar.sampling.first_phase import Mint, Sampler
+from quantdrift.sidecar.relay.listener import Listener
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, Offer
+from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
 
@@ -46,10 +46,10 @@ class Bench:
         self.slot: Slot = self.counters.slot(0)
         self.taken: list[Taken] = []
         self.sidecar = msgspec.structs.replace(Sidecar(), **bounds)
-        self.scope = Scope(
+        self.scope = CaptureScope(
             self.sidecar,
             routes=Routes(Protocol),
-            sampler=Sampler(sampling, b"secret", Mint(), 0.0),
+            sampler=Sampler(sampling, b"secret", ExchangeIds(), 0.0),
             offer=offer or self._collect,
             slot=self.slot,
             clock=SystemClock(),
@@ -120,7 +120,7 @@ async def rig(bench: Bench, serve: Serve | int, n_files: int = 20_000) -> AsyncI
         given = socket.create_server(("127.0.0.1", 0), backlog=1024)
         listener = socket.socket(fileno=given.detach())  # as a worker gets it
         listener.setblocking(False)
-        door = Door(listener, relay, n_files)
+        door = Listener(listener, relay, n_files)
         door.open()
         try:
             yield Rig(bench, relay, listener)

@@ -62,14 +62,14 @@ from quantdrift.drift.evidence.header import (
     TICKET_MASS,
     TICKETING,
     M,
-    Moved,
     N,
+    Onset,
     W,
     X,
 )
 from quantdrift.drift.evidence.margin import N_BINS
-from quantdrift.drift.evidence.observations import Block, FloatArray, Trail
-from quantdrift.drift.evidence.run import Flow, Path
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 OWN_RATIO = 100.0  # evidence per mass from which a signal has moved itself, not only its slice's others
 HIGHEST_M = 0.95  # recovery is never looked for against more
@@ -241,7 +241,7 @@ class ChangeDetector:
         """Return the same since the last change of verdict; while firing its `low` is the severity."""
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 
-    def moved(self, state: FloatArray) -> Moved:
+    def moved(self, state: FloatArray) -> Onset:
         """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it.
 
         The mean before it is the baseline's, without what came since the onset.
@@ -257,7 +257,7 @@ class ChangeDetector:
             known[baseline_state.TOTAL].sum() - since[1],
         )
         scale = float(state[SCALE])
-        return Moved(
+        return Onset(
             onset_us=int(state[FLOOR_AT][bet]),
             before=scale * max(float(x_before), 0.0) / float(n_before) if n_before > 0 else None,
             after=scale * x_after / n_after if n_after > 0 else None,
@@ -265,11 +265,11 @@ class ChangeDetector:
             n_before=max(int(n_before), 0),
         )
 
-    def run(self, states: FloatArray, block: Block) -> Path:
+    def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        return Path(follow, states, block)
+        return BlockRun(follow, states, block)
 
-    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
         """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
         return follow(states, trail)
 

@@ -20,8 +20,8 @@ from quantdrift.drift.evidence.header import (
 )
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled, dot
-from quantdrift.drift.evidence.observations import FloatArray, IntArray, Trail
-from quantdrift.drift.evidence.run import Flow
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray
+from quantdrift.drift.evidence.run import SequenceRun
 
 FOLLOWED = bets.HALF + len(
     bets.COMMON
@@ -45,7 +45,7 @@ _MIRROR, _MIRROR_M, _MIRRORED, _WINDOWS = MIRROR.start, MIRROR_M.start, MIRRORED
 _LIVE = baseline_state.ROWS.start + baseline_state.LIVE * baseline_state.ROW
 
 
-def follow(states: FloatArray, trail: Trail) -> Flow:
+def follow(states: FloatArray, trail: GroupSequence) -> SequenceRun:
     """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place.
 
     Raises
@@ -58,11 +58,11 @@ def follow(states: FloatArray, trail: Trail) -> Flow:
         raise ValueError(
             "a group's shares sum to 1 and its values lie in [0, 1]: anything else breaks the bound"
         )
-    return Flow(course=course, states=states)
+    return SequenceRun(course=course, states=states)
 
 
 @compiled
-def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
     """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
     cells, factor, weight = np.empty((2, N_STRATA)), np.empty(bets.N_BETS), np.empty(bets.N_BETS)
     ends, x, seen, mass, at_us = trail

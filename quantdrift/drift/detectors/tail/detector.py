@@ -71,13 +71,13 @@ from quantdrift.drift.evidence.header import (
     TICKET_MASS,
     TICKETING,
     M,
-    Moved,
     N,
+    Onset,
     W,
 )
 from quantdrift.drift.evidence.numba_cache import compiled, dot
-from quantdrift.drift.evidence.observations import Block, FloatArray, Trail
-from quantdrift.drift.evidence.run import Flow, Path
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 SHOWN = 0.99  # the quantile that a single number shows
 # Where they begin: compiled code knows no slices of the module.
@@ -230,12 +230,12 @@ class TailDetector:
         """Return the calendar mass that the page copy was given since its reset."""
         return float(state[PAGE_MASS])
 
-    def moved(self, state: FloatArray) -> Moved:
+    def moved(self, state: FloatArray) -> Onset:
         """Return the onset, and p99 before and since it, as far as there are groups enough to tell (300)."""
         since = np.maximum(pooled_histogram.seen(state) - state[FLOOR], 0.0)
         scale = float(state[SCALE])
         before, after = (quantile.point(one[2:], one[0], SHOWN) for one in (state[FLOOR], since))
-        return Moved(
+        return Onset(
             onset_us=int(state[FLOOR][1]),
             before=None if before is None else scale * before,
             after=None if after is None else scale * after,
@@ -264,16 +264,16 @@ class TailDetector:
         found = extreme.extreme_quantile(window[2:], float(window[0]), q)
         return None if found is None else found * float(state[SCALE])
 
-    def run(self, states: FloatArray, block: Block) -> Path:
+    def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
         """Return what signals with `states`, (N, SIZE), go through along `block`."""
-        return Path(self.follow, states, block)
+        return BlockRun(self.follow, states, block)
 
-    def follow(self, states: FloatArray, trail: Trail) -> Flow:
+    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
         """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
         course = np.empty((path.N_ROWS, len(trail.seen)))
         if not _follow(states, trail, course):
             raise ValueError("the weights of a group over its bins are at least 0 and add up to 1")
-        return Flow(course=course, states=states)
+        return SequenceRun(course=course, states=states)
 
     @staticmethod
     def _floor(state: FloatArray, at_us: int) -> None:
@@ -283,7 +283,7 @@ class TailDetector:
 
 
 @compiled
-def _follow(states: FloatArray, trail: Trail, course: FloatArray) -> bool:
+def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
     """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
     factor, shares = np.empty(N_BETS), np.empty(N_BETS)
     ends, x, seen, mass, at_us = trail
