@@ -23,7 +23,7 @@ from examples.digits.scans import Images, Labels, Scanner, Scans
 from quantdrift.core.config import Config
 from quantdrift.core.config.schema import Budget, Model, Provider, Slice
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.features import features_of
 
 NAME = "digits"

@@ -106,9 +106,8 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     from quantdrift.shadow.runtimes.canaries.check import canaries_of
     from quantdrift.shadow.runtimes.onnx.runtime import inspect
     from quantdrift.shadow.runtimes.protocol import check_pin
-    from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+    from quantdrift.shadow.runtimes.registry import check_mapping, open_reference, opening_of
     from quantdrift.shadow.runtimes.text.candidate_replica import copy_opening, open_copy
-    from quantdrift.shadow.tensors.mapping import check_mapping
 
     opening = msgspec.structs.replace(
         opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),

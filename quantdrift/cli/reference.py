@@ -17,7 +17,8 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 
 if TYPE_CHECKING:
     from quantdrift.shadow.runtimes.canaries.canaries import Deviation
-    from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+    from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+    from quantdrift.shadow.tensors.arrays import Array
 
 _MAY_PASS, _MUST_ACT = 1, 2
 _WHICH = click.option(

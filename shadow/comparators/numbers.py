@@ -5,8 +5,8 @@ import math
 import msgspec
 import numpy as np
 
-from quantdrift.shadow.comparators.protocol import Flags, Values, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Flags, Values
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 # Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
 LOG_ZERO = -math.log(512)

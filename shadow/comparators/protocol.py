@@ -7,12 +7,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, Outputs
 
 Values = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
-Outputs = Mapping[str, Array]
 
 _NONE: Values = np.empty(0)
 _NONE.flags.writeable = False
@@ -115,8 +113,3 @@ def told(flags: Flags, known: Flags) -> npt.NDArray[Any]:
     detail: npt.NDArray[Any] = flags.astype(object)
     detail[~known] = None
     return detail
-
-
-def uncomparable(detail: str) -> QuarantineError:
-    """Return the error that says that outputs cannot be compared, and why."""
-    return QuarantineError(QuarantineReason.OUTPUT, detail)

@@ -35,8 +35,8 @@ import numpy.typing as npt
 
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.shadow.comparators.numbers import aligned
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 Ranks = npt.NDArray[np.int64]
 

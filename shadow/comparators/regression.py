@@ -29,8 +29,8 @@ import numpy as np
 
 from quantdrift.core.config.tasks import Regression
 from quantdrift.shadow.comparators.numbers import NumberPair, pair_of
-from quantdrift.shadow.comparators.protocol import Divergences, Values, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Divergences, Values
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 
 class RegressionComparator:

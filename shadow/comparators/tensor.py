@@ -40,9 +40,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.tasks import RawTensor
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.vectors.embedding import direction, distance, length
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
 
 _TYPES = {"FP16": (np.float16, np.int16), "FP32": (np.float32, np.int32), "FP64": (np.float64, np.int64)}
 _BY_SIZE = {2: "FP16", 4: "FP32", 8: "FP64"}

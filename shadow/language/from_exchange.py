@@ -9,7 +9,6 @@ import numpy as np
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.comparators.protocol import Outputs
 from quantdrift.shadow.language.answer import Answer, ToolCall
 from quantdrift.shadow.language.free_running_answer import wanted
 from quantdrift.shadow.language.request_options import (
@@ -25,7 +24,7 @@ from quantdrift.shadow.language.request_options import (
     wanted_choices,
 )
 from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Scores, ScoringRequest, objects
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, Outputs
 from quantdrift.shadow.tensors.codec import MAX_ITEMS, decode
 
 _NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id

@@ -18,12 +18,12 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import MARK, Side
-from quantdrift.shadow.comparators.protocol import Outputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
 from quantdrift.shadow.replay.replay import answered_again
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError, Transport
+from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)

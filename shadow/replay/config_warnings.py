@@ -19,7 +19,7 @@ from quantdrift.shadow.comparators.protocol import Values
 from quantdrift.shadow.comparators.vision.class_map import MapReader
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.storage.shadow.rows import ConfigWarningRow
 
 N_ITEMS: Final = 256

@@ -21,13 +21,13 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
-from quantdrift.shadow.comparators.protocol import Outputs
 from quantdrift.shadow.language.scoring import without_own
 from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
 from quantdrift.shadow.replay.pairing import OutputPair, pair_of
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
+from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 _FIRST: Final = 500  # exchanges of a version that are all chosen

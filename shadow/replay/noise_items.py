@@ -5,9 +5,10 @@ from collections.abc import Sequence
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Side
-from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
+from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import PreparedExchange
+from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 

@@ -8,10 +8,9 @@ import numpy as np
 from quantdrift.core.config.schema import Reference
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.comparators.protocol import Outputs, uncomparable
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.items import item_columns, itemised
 from quantdrift.shadow.tensors.mapping import dequantised

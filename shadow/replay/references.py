@@ -9,7 +9,7 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.shadow.comparators.protocol import Comparator
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.tensors.mapping import check_mapping
+from quantdrift.shadow.runtimes.registry import check_mapping
 
 Load = Callable[[Model, Reference], ReferenceRuntime]
 

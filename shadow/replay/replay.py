@@ -10,11 +10,11 @@ import numpy as np
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
-from quantdrift.shadow.comparators.protocol import Divergences, Outputs
+from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.pairing import OutputPair, captured_of, pair_of, replayed_of
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, Outputs, TensorSpec
 from quantdrift.shadow.tensors.items import item_columns, itemised, joined_steps
 
 Entry = TypeVar("Entry")

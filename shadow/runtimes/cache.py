@@ -11,14 +11,8 @@ from typing import Final
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes import malloc
-from quantdrift.shadow.runtimes.protocol import (
-    Array,
-    Artefact,
-    BrokenRuntimeError,
-    Provenance,
-    ReferenceRuntime,
-    TensorSpec,
-)
+from quantdrift.shadow.runtimes.protocol import Artefact, BrokenRuntimeError, Provenance, ReferenceRuntime
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 _MEASURED: Final = 3  # runs of a new largest input: a library may plan its memory anew for the second one

@@ -16,7 +16,7 @@ import onnx
 
 from quantdrift.core.clusters import MOST_WIDTH
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _SHOWN: Final = 5
 _CLOSE: Final = 0.4

@@ -8,7 +8,8 @@ import numpy.typing as npt
 
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.shadow.runtimes.embedding import unknown
-from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, TensorSpec
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOGITS: Final = "logits"
 _PRODUCT: Final = "product"

@@ -6,15 +6,13 @@ What a runtime around another one says of itself: what the other one says.
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
 from quantdrift.core.errors import OperatorError, QuantdriftError, QuarantineError, QuarantineReason
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
-Array = npt.NDArray[Any]
 _ALGORITHM = "sha256:"
 
 
@@ -27,29 +25,6 @@ class SuspectInputError(QuantdriftError):
 
     The batch is let go: it comes again, exchange by exchange, and what does so too often is quarantined as poison.
     """
-
-
-class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reference says of one of its inputs or outputs.
-
-    Parameters
-    ----------
-    name
-        The tensor's name in the reference.
-    dtype
-        Element type; `object` holds text.
-    shape
-        Dimensions; None where any length will do.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    shape: tuple[int | None, ...]
-
-    def __str__(self) -> str:
-        dims = ", ".join("?" if dim is None else str(dim) for dim in self.shape)
-        kind = "text" if self.dtype == np.dtype(object) else self.dtype.name
-        return f"{self.name}: {kind}[{dims}]"
 
 
 class Artefact(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """Which runtime opens a reference. Only that one is imported: torch alone is 200 MB and two seconds."""
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
@@ -9,6 +9,7 @@ import msgspec
 
 from quantdrift.core.clusters import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
+from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.tf32 import refuse_tf32
 
@@ -128,3 +129,45 @@ def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
         opening
     )
     return runtime
+
+
+def check_mapping(
+    model: Model, reference: Reference, runtime: ReferenceRuntime, compared: Sequence[str]
+) -> None:
+    """Check that what the configuration says of a reference's tensors fits those it has.
+
+    Parameters
+    ----------
+    model, reference
+        As configured.
+    runtime
+        The reference.
+    compared
+        The outputs that the task compares, where there are several.
+
+    Raises
+    ------
+    OperatorError
+        It names an input or output that the reference does not have, dequantises into what is no floating point, or names
+        one output where the task compares several.
+    """
+    where = f"the reference {reference.where(model.name)}"
+    inputs = {spec.name: spec for spec in runtime.inputs}
+    for entry in reference.inputs:
+        if entry.name not in inputs:
+            raise OperatorError(
+                f"models.references.inputs names `{entry.name}`, but {where} takes {sorted(inputs)}"
+            )
+        if entry.scale and inputs[entry.name].dtype.kind != "f":
+            raise OperatorError(
+                f"models.references.inputs gives a scale for `{entry.name}`, but {where} takes {inputs[entry.name]}: "
+                "what is dequantised is floating point"
+            )
+    if compared and (reference.output or reference.output_scale):
+        raise OperatorError(
+            f"models.references.output and output_scale are for one compared output, but the task `{model.task}` of model "
+            f"`{model.name}` compares {list(compared)}"
+        )
+    outputs = [spec.name for spec in runtime.outputs]
+    if reference.output and reference.output not in outputs:
+        raise OperatorError(f"models.references.output is `{reference.output}`, but {where} gives {outputs}")

@@ -7,13 +7,12 @@ import numpy as np
 from quantdrift.core.errors import QuarantineError, RetryError
 from quantdrift.shadow.language.scoring import without_own
 from quantdrift.shadow.runtimes.protocol import (
-    Array,
     BrokenRuntimeError,
     ReferenceRuntime,
     SuspectInputError,
-    TensorSpec,
     WrappedRuntime,
 )
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 
 class SelfTestedRuntime(WrappedRuntime):

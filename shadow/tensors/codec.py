@@ -11,7 +11,7 @@ from quantdrift.core.config.schema import ModelTensor, ReferenceInput
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from quantdrift.shadow.tensors.mapping import converted, sources
 
 MAX_ITEMS = 32_767  # `comparison.item` is a smallint

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from quantdrift.core.config.schema import Slice
 from quantdrift.core.slices import feature_key
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array
 
 Values = npt.NDArray[np.float64]
 _PART_ELEMENTS = 1 << 16

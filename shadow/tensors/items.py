@@ -6,8 +6,7 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.protocol import uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 # What pads: of a score, of a class and of the number of an item it says that there is nothing.
 PADDING = -1

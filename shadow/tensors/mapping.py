@@ -1,56 +1,13 @@
 """How captured tensors become what a reference takes where names or types differ, as `models.references` says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
-from quantdrift.core.config.schema import Model, Reference, ReferenceInput
-from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec
+from quantdrift.core.config.schema import ReferenceInput
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _INTEGERS = "iu"
-
-
-def check_mapping(
-    model: Model, reference: Reference, runtime: ReferenceRuntime, compared: Sequence[str]
-) -> None:
-    """Check that what the configuration says of a reference's tensors fits those it has.
-
-    Parameters
-    ----------
-    model, reference
-        As configured.
-    runtime
-        The reference.
-    compared
-        The outputs that the task compares, where there are several.
-
-    Raises
-    ------
-    OperatorError
-        It names an input or output that the reference does not have, dequantises into what is no floating point, or names
-        one output where the task compares several.
-    """
-    where = f"the reference {reference.where(model.name)}"
-    inputs = {spec.name: spec for spec in runtime.inputs}
-    for entry in reference.inputs:
-        if entry.name not in inputs:
-            raise OperatorError(
-                f"models.references.inputs names `{entry.name}`, but {where} takes {sorted(inputs)}"
-            )
-        if entry.scale and inputs[entry.name].dtype.kind != "f":
-            raise OperatorError(
-                f"models.references.inputs gives a scale for `{entry.name}`, but {where} takes {inputs[entry.name]}: "
-                "what is dequantised is floating point"
-            )
-    if compared and (reference.output or reference.output_scale):
-        raise OperatorError(
-            f"models.references.output and output_scale are for one compared output, but the task `{model.task}` of model "
-            f"`{model.name}` compares {list(compared)}"
-        )
-    outputs = [spec.name for spec in runtime.outputs]
-    if reference.output and reference.output not in outputs:
-        raise OperatorError(f"models.references.output is `{reference.output}`, but {where} gives {outputs}")
 
 
 def sources(

@@ -8,8 +8,8 @@ from urllib.parse import unquote
 import msgspec
 
 from quantdrift.core.config.schema import Model
+from quantdrift.core.config.strata import MODEL
 from quantdrift.core.records import Exchange, Loss, Policy, Sampling
-from quantdrift.core.sampling.inclusion import MODEL
 from quantdrift.sidecar.capture.attributes import Attributes, cut, keyed_hash
 from quantdrift.sidecar.handoff.frame import RawMeta
 from quantdrift.sidecar.protocols import DECODERS

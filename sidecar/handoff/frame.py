@@ -91,3 +91,6 @@ def parse(meta_bytes: int, rest: bytes | memoryview) -> tuple[RawMeta, memoryvie
     if len(body) != meta.request_bytes + meta.response_bytes:
         raise ValueError("the frame's lengths do not add up")
     return meta, body[: meta.request_bytes], body[meta.request_bytes :]
+
+
+PIECE_BYTES = 100  # what a held buffer costs beside its content

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.http1.framing import PIECE_BYTES
+from quantdrift.sidecar.handoff.frame import PIECE_BYTES
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)

@@ -4,14 +4,10 @@ Nobody is cut off and nothing is dropped: the sooner a peer's backlog stops the 
 is read at once, the less can wait. Few connections have room for large bodies, many share the same room.
 """
 
-import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quantdrift.sidecar.state.counters import Gauge, Slot
-
-if TYPE_CHECKING:
-    from quantdrift.sidecar.relay.connection_end import ConnectionEnd
 
 HIGH_WATER_BYTES = 256 * 1024
 # Most that is read at once: while every peer reads, while some do not, and while too many do not. The more of a large
@@ -27,6 +23,19 @@ WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + MOST_FULL * READ_BYT
 
 ROOM = memoryview(bytearray(WIDE_BYTES))
 """What ends of a worker read into, one after the other: nothing stays in it."""
+
+
+class End(Protocol):
+    """What the backpressure asks of an end of a connection."""
+
+    def limit(self, n_bytes: int) -> None:
+        """Let no more than `n_bytes` wait for it before the other end is read no more."""
+
+    def read_shared(self) -> None:
+        """Read into the buffer that all ends of the worker share."""
+
+    def read_alone(self) -> None:
+        """Read into buffers of its own."""
 
 
 class Backpressure:
@@ -47,7 +56,7 @@ class Backpressure:
         Where the next read of any end goes.
     """
 
-    def __init__(self, sides: Callable[[], Iterable["ConnectionEnd"]], slot: Slot) -> None:
+    def __init__(self, sides: Callable[[], Iterable[End]], slot: Slot) -> None:
         self.high_bytes = HIGH_WATER_BYTES
         self.room = ROOM
         self._sides = sides
@@ -61,15 +70,15 @@ class Backpressure:
         if n_connections > self._most:
             self._share(n_connections)
 
-    def settle(self, side: "ConnectionEnd") -> None:
+    def settle(self, side: End) -> None:
         """Bound an end that has just been connected."""
         side.limit(self.high_bytes)
         if self._is_narrow:
             self.widen(side)
 
-    def widen(self, side: "ConnectionEnd") -> None:
+    def widen(self, side: End) -> None:
         """Have an end read into the room."""
-        side.read_by(SharedReader(side))
+        side.read_shared()
 
     def filled(self) -> None:
         """Take note of a peer that does not read."""
@@ -94,7 +103,7 @@ class Backpressure:
         if self._is_narrow and 2 * self._n_full <= MOST_FULL:
             self._is_narrow = False
             for side in self._sides():
-                side.read_by(side)
+                side.read_alone()
             self._fit()
 
     def _share(self, n_connections: int) -> None:
@@ -111,42 +120,3 @@ class Backpressure:
             self.room = ROOM[:NARROW_BYTES]
         else:
             self.room = ROOM[:READ_BYTES] if self._n_full else ROOM
-
-
-class SharedReader(asyncio.BufferedProtocol):
-    """Reads for a side into the room that all share.
-
-    Parameters
-    ----------
-    side
-        What is told of everything.
-    """
-
-    __slots__ = ("_side",)
-
-    def __init__(self, side: "ConnectionEnd") -> None:
-        self._side = side
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self._side.connection.waiting.room
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what has come."""
-        self._side.updated(nbytes)
-
-    def eof_received(self) -> bool:
-        """Pass on that no more comes."""
-        return self._side.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass on that it does not read."""
-        self._side.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass on that it reads again."""
-        self._side.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that it is gone."""
-        self._side.connection_lost(exc)

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Model, OutputKind
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, Policy, Predicate, Protocol, Tensor
-from quantdrift.core.sampling.inclusion import MARGIN, second_rate
+from quantdrift.core.sampling.inclusion import second_rate
 from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.core.tasks import Task
 

@@ -1,6 +1,6 @@
 """What was computed again: written by the shadow, read by the fold, and what the fold knows of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -11,7 +11,6 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.core.records import Side
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, from_us, to_us
 from quantdrift.storage.schema import tables
-from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 _NOISE: Final = text("""
     select batch_id, exchange_id::text, side, captured_at, model_version_id, policy_id, pi1, pi2, flip, divergence
@@ -22,38 +21,6 @@ _FLOORS: Final = text("select * from noise_floor order by model_version_id, side
 _OF_VERSION: Final = text("""
     select * from noise_floor where model_version_id = :version order by side, metric
 """)
-
-
-async def insert_noise(
-    connection: AsyncConnection,
-    items: Sequence[NoiseItem],
-    batch_id: int,
-    versions: Mapping[VersionKey, int],
-    policies: Mapping[str, int],
-) -> int:
-    """Insert items, each once; return how many were new."""
-    if not items:
-        return 0
-    stored = await connection.scalars(
-        upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
-        [
-            {
-                "exchange_id": one.exchange_id,
-                "item": one.item,
-                "side": one.side.value,
-                "captured_at": one.captured_at,
-                "batch_id": batch_id,
-                "model_version_id": versions[one.version],
-                "policy_id": policies[one.policy.epoch],
-                "pi1": one.pi1,
-                "pi2": one.pi2,
-                "flip": one.flip,
-                "divergence": one.divergence,
-            }
-            for one in items
-        ],
-    )
-    return len(stored.all())
 
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:

@@ -24,6 +24,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from quantdrift.storage.schema.columns import NOW, Base, BigInt, Float, Int, Json, SmallInt, Str, Time, Uuid
+from quantdrift.storage.schema.expiry_tables import Arrival, Expiry
 from quantdrift.storage.schema.monitor_tables import (
     Alert,
     Detector,
@@ -43,7 +44,6 @@ from quantdrift.storage.schema.slice_tables import (
     DiscoverySearch,
     Embedding,
 )
-from quantdrift.storage.shadow.expiries import Arrival, Expiry
 
 
 class Baseline(Base):

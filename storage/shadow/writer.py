@@ -25,13 +25,13 @@ from quantdrift.core.errors import OperatorError, QuarantineReason, RetryError
 from quantdrift.core.records import Loss, Predicate, Tally
 from quantdrift.core.slices import SliceKey
 from quantdrift.storage.database import Database
-from quantdrift.storage.monitor.noise import insert_noise
 from quantdrift.storage.schema import tables
 from quantdrift.storage.shadow.copy import comparison_rows, day_of, insert_comparisons
 from quantdrift.storage.shadow.expiries import note_numbers, note_tallies
 from quantdrift.storage.shadow.rows import (
     ComparedExchange,
     ConfigWarningRow,
+    NoiseItem,
     Quarantined,
     StoreBatch,
     VersionKey,
@@ -436,3 +436,35 @@ def _unplaced(compared: ComparedExchange, now: datetime) -> Quarantined:
         model=exchange.model,
         captured_at=exchange.captured_at,
     )
+
+
+async def insert_noise(
+    connection: AsyncConnection,
+    items: Sequence[NoiseItem],
+    batch_id: int,
+    versions: Mapping[VersionKey, int],
+    policies: Mapping[str, int],
+) -> int:
+    """Insert items, each once; return how many were new."""
+    if not items:
+        return 0
+    stored = await connection.scalars(
+        upsert(tables.Noise).on_conflict_do_nothing().returning(tables.Noise.item),
+        [
+            {
+                "exchange_id": one.exchange_id,
+                "item": one.item,
+                "side": one.side.value,
+                "captured_at": one.captured_at,
+                "batch_id": batch_id,
+                "model_version_id": versions[one.version],
+                "policy_id": policies[one.policy.epoch],
+                "pi1": one.pi1,
+                "pi2": one.pi2,
+                "flip": one.flip,
+                "divergence": one.divergence,
+            }
+            for one in items
+        ],
+    )
+    return len(stored.all())

@@ -20,8 +20,9 @@ from quantdrift.core.config.schema import Model, ModelTensor, Provider
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.pytorch.runtime import TorchRuntime
+from quantdrift.shadow.tensors.arrays import Array
 from tests.contract import test_reference_runtime as suite
 from tests.support.shadow import torch_models
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, logits_of, model_of, saved

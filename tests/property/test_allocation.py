@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.isotonic import isotonic_regression
 
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import Predicate
-from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
+from quantdrift.core.sampling.inclusion import smallest_rate
 from quantdrift.drift.sampling.allocation import Budget, Spread, allocate
 from quantdrift.drift.sampling.boosts import Boosts
 from quantdrift.drift.sampling.stratification import bins_of, falling

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MARGIN, largest_rate, smallest_rate
+from quantdrift.core.sampling.inclusion import largest_rate, smallest_rate
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.sidecar.sampling.second_phase import SecondPhase
 

@@ -11,8 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
+from quantdrift.core.sampling.inclusion import smallest_rate
 from quantdrift.drift.detectors.protocol import BUDGET
 from quantdrift.drift.evidence.observations import STEPS, BoolArray, FloatArray, IntArray, ObservationBlock
 from quantdrift.drift.sampling.allocation import Budget, Demand, Recent, Spread, allocate

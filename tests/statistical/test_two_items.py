@@ -9,8 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MARGIN, smallest_rate
+from quantdrift.core.sampling.inclusion import smallest_rate
 from quantdrift.drift.detectors.change.baseline import Baseline
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.detectors.tail.quantile import tail_bin

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Sampling
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MARGIN
 from quantdrift.core.sampling.rates import epoch_salt
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.sampling.allocation import Budget, allocate

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Slice
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.features import features_of
 
 pytestmark = pytest.mark.unit

@@ -21,7 +21,7 @@ from quantdrift.shadow.runtimes.canaries.canaries import (
 )
 from quantdrift.shadow.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, held
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
 
 pytestmark = pytest.mark.unit

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
-from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.slices.clusters import ClusterAssignment, ClusterSlices
+from quantdrift.shadow.tensors.arrays import Array
 from tests.support.monitor.clusterings import CLUSTERING
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 

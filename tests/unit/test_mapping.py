@@ -15,9 +15,9 @@ from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.runtimes.registry import check_mapping
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
-from quantdrift.shadow.tensors.mapping import check_mapping
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of, logits_of, tensor
 
 pytestmark = pytest.mark.unit

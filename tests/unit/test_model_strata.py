@@ -7,8 +7,9 @@ import pytest
 
 from quantdrift.core.config.check import problems
 from quantdrift.core.config.schema import Capture, Config, Model, Sampling
+from quantdrift.core.config.strata import MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MODEL, largest_rate, of_model, smallest_rate
+from quantdrift.core.sampling.inclusion import largest_rate, of_model, smallest_rate
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.sampling.demands import draft
 from quantdrift.sidecar.capture.recorder import Recorder, SidecarIdentity

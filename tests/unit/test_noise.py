@@ -17,7 +17,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.comparators.protocol import Comparator, Divergences, Outputs
+from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.language.scoring import ASKED, PROMPT, SCORES, objects
 from quantdrift.shadow.replay import noise
@@ -26,7 +26,8 @@ from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import ReplayResult, assemble, compare, replay
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
+from quantdrift.shadow.tensors.arrays import Array, Outputs
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.storage.shadow.rows import NoiseItem
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_of

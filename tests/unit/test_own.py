@@ -20,11 +20,12 @@ from quantdrift.shadow.language.free_running_answer import (
     FreeAnswerRequest,
     wanted,
 )
-from quantdrift.shadow.language.scoring import SCORES, Row, Scores, ScoringRequest, ScoringRuntime, objects
+from quantdrift.shadow.language.scoring import SCORES, Row, Scores, ScoringRequest, objects
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.replay.replay import ReplayResult
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
 from tests.support.shadow.language_models import scored
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 from tests.support.shadow.openai_exchanges import chat, exchange, prepared

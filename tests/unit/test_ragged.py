@@ -16,7 +16,7 @@ from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.linear import LinearRuntime
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.tensors.items import itemised, joined_steps
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, tensor

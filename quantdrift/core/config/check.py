@@ -11,10 +11,9 @@ import msgspec
 from quantdrift.core.config.address import Address, AddressError, read_address
 from quantdrift.core.config.runtimes import unfit
 from quantdrift.core.config.schema import Config, Model, Slice
-from quantdrift.core.config.strata import MOST_STRATA, unlike
+from quantdrift.core.config.strata import MARGIN, MODEL, MOST_STRATA, unlike
 from quantdrift.core.config.tasks import SECTIONS, Interest
 from quantdrift.core.config.vision_check import misfits
-from quantdrift.core.sampling.inclusion import MARGIN, MODEL
 from quantdrift.core.tasks import Task
 
 _MAY_BE_EMPTY = frozenset({"sidecar.listen", "intake.listen", "intake.ext_proc"})

@@ -105,3 +105,7 @@ def _read_alike(rule: Slice, value: str, max_bytes: int) -> bool:
 def _takes_whole(stratum: HeaderStratum, header: str, value: str) -> bool:
     unconditional = not stratum.method and not stratum.path_prefix
     return unconditional and stratum.headers.items() <= {header: value}.items()
+
+
+MARGIN = "feature.candidate_margin"
+MODEL = "model"

@@ -10,10 +10,8 @@ boosts overlap, and an item of two boosted slices is not wanted twice.
 
 from collections.abc import Mapping
 
+from quantdrift.core.config.strata import MARGIN, MODEL
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-
-MARGIN = "feature.candidate_margin"
-MODEL = "model"
 
 _CAPTURED = ("header.", "parameter.", "json.")
 

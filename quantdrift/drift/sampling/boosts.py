@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.inclusion import MARGIN, known_at_capture, reachable_strata
+from quantdrift.core.sampling.inclusion import known_at_capture, reachable_strata
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 

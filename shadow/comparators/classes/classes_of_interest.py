@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantdrift.core.config.tasks import Interest
-from quantdrift.shadow.comparators.protocol import Flags, uncomparable
+from quantdrift.shadow.comparators.protocol import Flags
+from quantdrift.shadow.tensors.arrays import uncomparable
 
 
 def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:

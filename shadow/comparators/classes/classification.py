@@ -54,8 +54,8 @@ from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.classes.triton_labels import TopLabels, read_listed
 from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 
 def top_set(values: Values, k: int) -> Flags:

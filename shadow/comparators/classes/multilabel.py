@@ -30,8 +30,8 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.numbers import TOLERANCE, NumberPair, filled, pair_of, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 
 class MultilabelComparator:

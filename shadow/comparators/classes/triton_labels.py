@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from quantdrift.shadow.comparators.protocol import Values, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Values
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 
 class TopLabels(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,7 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.config.schema import Generation
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.text.endings import endings
 from quantdrift.shadow.comparators.text.free_answer import beside_own
 from quantdrift.shadow.comparators.text.per_answer import first_of_items, largest_of_items, mean_of_items
@@ -49,6 +49,7 @@ from quantdrift.shadow.comparators.text.tokens import is_part, same_tokens, spel
 from quantdrift.shadow.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.shadow.language.answer import Answer
 from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores
+from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
 
 Codes = npt.NDArray[np.int64]
 

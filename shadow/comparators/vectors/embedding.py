@@ -27,9 +27,9 @@ import numpy as np
 
 from quantdrift.core.config.tasks import Vectors
 from quantdrift.shadow.comparators.numbers import pair_of
-from quantdrift.shadow.comparators.protocol import Divergences, Values, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vectors.neighbours import ROWS, Reservoir
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 
 def length(vectors: Values) -> Values:

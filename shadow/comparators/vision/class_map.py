@@ -6,8 +6,7 @@ import numpy.typing as npt
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.shadow.comparators.numbers import TOLERANCE
-from quantdrift.shadow.comparators.protocol import uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 ClassMap = npt.NDArray[np.int32]
 

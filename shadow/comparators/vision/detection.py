@@ -27,9 +27,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from quantdrift.core.config.vision import Detection
-from quantdrift.shadow.comparators.protocol import Divergences, Outputs, Values, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vision.matching import Matching, match
 from quantdrift.shadow.comparators.vision.objects import ObjectReader, Objects
+from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
 
 # An assignment of more takes seconds, and what gives so many is hardly a detector's last word.
 MOST_OBJECTS = 1_000

@@ -6,8 +6,8 @@ import numpy.typing as npt
 
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.shadow.comparators.numbers import is_empty
-from quantdrift.shadow.comparators.protocol import Flags, Outputs, Values, uncomparable
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.comparators.protocol import Flags, Values
+from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
 
 _MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
 

@@ -30,10 +30,10 @@ import numpy as np
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.shadow.comparators.numbers import is_empty
-from quantdrift.shadow.comparators.protocol import Divergences, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.vision.boundary import boundary_scores
 from quantdrift.shadow.comparators.vision.class_map import ClassMap, MapReader
-from quantdrift.shadow.runtimes.protocol import Array
+from quantdrift.shadow.tensors.arrays import Array, uncomparable
 
 MOST_LISTED = 16
 

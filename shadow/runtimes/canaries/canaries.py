@@ -17,13 +17,8 @@ from safetensors.numpy import load, save
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.shadow.runtimes.canaries.text import is_of_text, scored
-from quantdrift.shadow.runtimes.protocol import (
-    Array,
-    ReferenceRuntime,
-    SuspectInputError,
-    TensorSpec,
-    check_given,
-)
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, SuspectInputError, check_given
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _INPUT: Final = "input."
 _OUTPUT: Final = "output."

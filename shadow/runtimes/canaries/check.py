@@ -11,7 +11,8 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.shadow.runtimes.canaries.canaries import Canaries, read_canaries, trouble
-from quantdrift.shadow.runtimes.protocol import Array, Artefact, ReferenceRuntime, WrappedRuntime
+from quantdrift.shadow.runtimes.protocol import Artefact, ReferenceRuntime, WrappedRuntime
+from quantdrift.shadow.tensors.arrays import Array
 
 _LOG = logging.getLogger(__name__)
 

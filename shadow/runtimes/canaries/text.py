@@ -12,16 +12,10 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.scoring import (
-    ANSWER,
-    ASKED,
-    PROMPT,
-    SCORES,
-    ScoringRequest,
-    ScoringRuntime,
-    objects,
-)
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime, TensorSpec, check_given
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, ScoringRequest, objects
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, check_given
+from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 LOGPROBS: Final = "logprobs"
 _PROMPTS: Final = "prompt_ids"

@@ -15,16 +15,9 @@ from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_o
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
-from quantdrift.shadow.runtimes.protocol import (
-    Array,
-    Artefact,
-    Provenance,
-    TensorSpec,
-    check_pin,
-    digest_of,
-    said_by,
-)
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, said_by
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 _SHOWN = 3

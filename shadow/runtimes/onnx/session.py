@@ -17,8 +17,8 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+from quantdrift.shadow.tensors.arrays import Array
 
 _LOG = logging.getLogger(__name__)
 _FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):

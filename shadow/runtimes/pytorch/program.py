@@ -26,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.protocol import TensorSpec, check_pin, digest_of, digest_of_parts, require_pin
+from quantdrift.shadow.runtimes.protocol import check_pin, digest_of, digest_of_parts, require_pin
+from quantdrift.shadow.tensors.arrays import TensorSpec
 from quantdrift.shadow.tensors.codec import specs_of
 
 _INDEX: Final = ".safetensors.index.json"

@@ -13,7 +13,7 @@ from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.shadow.runtimes.embedding import check_spec
 from quantdrift.shadow.runtimes.onnx.device import driver_version
-from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, TensorSpec, check_given, said_by
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given, said_by
 from quantdrift.shadow.runtimes.pytorch.buckets import check_buckets, filled, joined, steps_of
 from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle, settle_compiler
 from quantdrift.shadow.runtimes.pytorch.errors import ERRORS, computed
@@ -27,6 +27,7 @@ from quantdrift.shadow.runtimes.pytorch.precision import (
 )
 from quantdrift.shadow.runtimes.pytorch.program import Program, load_program, numpy_dtype
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
 # Sizes that stand for dimensions that vary; where an output differs, its dimension varies too.

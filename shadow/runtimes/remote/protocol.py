@@ -26,8 +26,9 @@ from quantdrift.core.errors import (
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
 from quantdrift.shadow.runtimes.embedding import check_spec, unknown
-from quantdrift.shadow.runtimes.protocol import Array, Artefact, Provenance, check_given
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
+from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.codec import decode, encode, specs_of
 
 _LOG = logging.getLogger(__name__)

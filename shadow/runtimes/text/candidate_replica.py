@@ -11,9 +11,10 @@ import msgspec
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.shadow.language.scoring import ASKED, SCORES, Scores, ScoringRequest, objects, without_own
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
+from quantdrift.shadow.tensors.arrays import Array
 
 
 class CandidateReplica:

@@ -22,13 +22,15 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import object_of
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, ScoringRuntime
-from quantdrift.shadow.runtimes.protocol import Array, ReferenceRuntime
+from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError
 from quantdrift.shadow.runtimes.text.openai_answers import OpenAIAnswers
 from quantdrift.shadow.runtimes.text.openai_embeddings import EmbeddingsRuntime
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
+from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
+from quantdrift.shadow.tensors.arrays import Array
 
 _PROBE: Final = (0, 0)
 

@@ -8,9 +8,10 @@ from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.embedding import unknown
-from quantdrift.shadow.runtimes.protocol import Array, TensorSpec, check_given
+from quantdrift.shadow.runtimes.protocol import check_given
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
+from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _INPUT: Final = "input"
 _EMBEDDING: Final = "embedding"

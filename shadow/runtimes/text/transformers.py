@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, ScoringRuntime, refused
+from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, refused
 from quantdrift.shadow.runtimes.onnx.device import driver_version
 from quantdrift.shadow.runtimes.protocol import (
     Artefact,
@@ -31,6 +31,7 @@ from quantdrift.shadow.runtimes.pytorch.errors import computed
 from quantdrift.shadow.runtimes.pytorch.precision import Finding, PrecisionRecorder, precision_of
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import UNVERIFIED
+from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
 
 try:
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -12,7 +12,6 @@ from enum import IntEnum
 from quantdrift.sidecar.relay.observing.heads import CHUNKED, UNTIL_CLOSE, FramingError
 from quantdrift.sidecar.relay.observing.memory import MemoryShare, ObserverMemory
 
-PIECE_BYTES = 100  # what a held buffer costs beside its content
 TUNNEL = -3  # as a body's length: from here on this is no HTTP/1 any more
 
 _CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?")

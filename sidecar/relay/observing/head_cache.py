@@ -8,7 +8,7 @@ import re
 from collections.abc import Hashable, Iterable
 from typing import Generic, TypeVar
 
-from quantdrift.core.errors import QuantdriftError
+from quantdrift.sidecar.relay.observing.errors import FramingError
 
 # What a field says: the length of the body where it is >= 0, or one of these.
 CHUNKED = -1
@@ -33,10 +33,6 @@ _MOST_TRIES = 16  # whoever has shown no habit by then has none
 
 _Key = TypeVar("_Key", bound=Hashable)
 _Value = TypeVar("_Value")
-
-
-class FramingError(QuantdriftError):
-    """The bytes of a connection can no longer be told apart into messages with certainty."""
 
 
 class FieldCache:

@@ -8,6 +8,7 @@ import re
 
 import msgspec
 
+from quantdrift.sidecar.relay.observing.errors import FramingError
 from quantdrift.sidecar.relay.observing.head_cache import (
     CHUNKED,
     EXPECT,
@@ -16,7 +17,6 @@ from quantdrift.sidecar.relay.observing.head_cache import (
     WANTED,
     CachedHead,
     FieldCache,
-    FramingError,
 )
 
 __all__ = [

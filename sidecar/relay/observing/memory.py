@@ -1,6 +1,6 @@
 """Bounds what a relay worker's observers hold to follow their connections, all of them together."""
 
-from quantdrift.sidecar.relay.observing.head_cache import FramingError
+from quantdrift.sidecar.relay.observing.errors import FramingError
 
 FOR_EACH_BYTES = 16 * 1024
 """Room for each connection that may be observed. It is shared: mostly an HTTP/1.1 connection needs none of it."""

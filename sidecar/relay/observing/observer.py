@@ -9,8 +9,7 @@ from typing import ClassVar
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Sidecar
 from quantdrift.core.records import MARK, Loss
-from quantdrift.sidecar.handoff.frame import RawMeta, frame
-from quantdrift.sidecar.relay.http1.framing import PIECE_BYTES
+from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RawMeta, frame
 from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
 from quantdrift.sidecar.relay.observing.memory import FOR_EACH_BYTES, ObserverMemory

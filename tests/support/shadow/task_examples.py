@@ -11,8 +11,8 @@ from quantdrift.core.config.schema import Config, Provider
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.protocol import Array
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.tensors.arrays import Array
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
 ROOT = Path(__file__).resolve().parents[3] / "examples"
