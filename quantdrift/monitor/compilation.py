@@ -39,7 +39,7 @@ async def compile_loops(stop: Stop) -> None:
 
 
 async def _apart(stop: Stop) -> int:
-    process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-c", _COMPILE]))
+    process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-P", "-c", _COMPILE]))
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():

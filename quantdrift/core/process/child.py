@@ -115,7 +115,7 @@ class Child:
     ) -> None:
         self.name = name
         self.final = final
-        self._command = leashed([sys.executable, "-m", module, *arguments], orphan)
+        self._command = leashed([sys.executable, "-P", "-m", module, *arguments], orphan)
         self._fds = tuple(fds)
         self._environment = dict(environment)
         self._on_death = on_death
