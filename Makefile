@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-JOBS   ?= auto
+JOBS   ?= logical
+COLOUR := $(if $(MAKE_TERMOUT),--color=yes)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-servers coverage lint format docs bench clean
+.PHONY: help setup demo check test test-servers coverage lint format docs bench clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,14 +23,27 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup ## Run the whole loop on real input; DEMO="--keep" leaves it running
 	$(BIN)/python -m examples.digits $(DEMO)
 
-test: lint ## Run the linters and every test
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(TESTS)
+# Lint and tests run side by side: pytest's output waits in the pipe until lint has printed all of its own, so that the
+# last line is pytest's. Each side leaves a file when it fails, and either fails the whole.
+define beside_lint
+	@mkdir -p out && rm -f out/lint.failed out/tests.failed
+	@{ $(BIN)/python -m pytest -n $(JOBS) $(COLOUR) $(1) 2>&1 || touch out/tests.failed; } \
+	  | { $(MAKE) --no-print-directory lint </dev/null 2>&1 || touch out/lint.failed; cat; }
+	@test ! -e out/lint.failed || { echo "make lint failed: see above what it said before the tests" >&2; false; }
+	@test ! -e out/tests.failed
+endef
+
+check: setup ## Run the linters and the quick tests: unit, contract, property (90 s on 2 cores)
+	$(call beside_lint,-m "unit or contract or property" tests/unit tests/contract tests/property)
+
+test: setup ## Run the linters and every test
+	$(call beside_lint,$(TESTS))
 
 test-servers: setup ## Run the tests with every real server, the large ones too (5 GB; Java for TorchServe)
 	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers
 
 coverage: setup ## Tell by branch what the tests reach
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --cov --cov-report=term:skip-covered $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term:skip-covered $(TESTS)
 
 lint: setup ## Check style, types and the import layers
 	$(BIN)/ruff format --check .

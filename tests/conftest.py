@@ -5,6 +5,7 @@ import itertools
 import os
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import asyncpg
 import pytest
@@ -14,8 +15,15 @@ from examples.otlp_receiver import OtlpReceiver
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
+from quantdrift.storage.database import Database
 from quantdrift.storage.server.postgres import PostgresServer
 from quantdrift.storage.server.temporary import throwaway_server
+from tests.support.isolation import isolated
+from tests.support.schedule import LongestFirst, rank
+from tests.support.shared import made_once
+
+if TYPE_CHECKING:
+    from tests.support.sidecar.relay_process import Backend
 
 # Seeded by each test's own code, so that CI finds the same twice; nothing of it is timed, because machines differ. To
 # look further afield: HYPOTHESIS_PROFILE=explore.
@@ -23,6 +31,57 @@ _UNTIMED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("seeded", _UNTIMED, derandomize=True)
 settings.register_profile("explore", _UNTIMED, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "seeded"))
+
+_KINDS = (
+    "unit",
+    "contract",
+    "property",
+    "statistical",
+    "integration",
+    "fault",
+    "acceptance",
+    "browser",
+    "gpu",
+    "servers",
+)
+_FORBIDDEN = pytest.StashKey[list[str]]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> LongestFirst:
+    """Share the tests among the processes as `tests.schedule` says, whatever `--dist` says."""
+    return LongestFirst(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse a test that has not one mark of its kind, and sort what several processes share by what takes long."""
+    for item in items:
+        kinds = [mark.name for mark in item.iter_markers() if mark.name in _KINDS]
+        if len(kinds) != 1:
+            raise pytest.UsageError(
+                f"{item.nodeid} is marked {kinds or 'by nothing'}: exactly one of {_KINDS}"
+            )
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: rank(item.nodeid))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Keep what a unit test does that it must not, from its fixtures to their end."""
+    if item.get_closest_marker("unit") is None:
+        return (yield)
+    with isolated() as item.stash[_FORBIDDEN]:
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Fail a unit test that opened a socket, started a process or imported torch."""
+    outcome = yield
+    if found := item.stash.get(_FORBIDDEN, []):
+        pytest.fail(f"a unit test must not do that, mark it integration: {', '.join(found)}", pytrace=False)
+    return outcome
 
 
 @pytest.fixture(scope="session")
@@ -58,11 +117,29 @@ async def postgres_dsn(postgres_cluster: PostgresServer) -> AsyncIterator[str]:
     name = f"test_{os.getpid()}_{next(_NUMBER)}"
     admin = await asyncpg.connect(f"{base}/postgres")
     try:
-        await admin.execute(f"create database {name} template {template}")
+        # Files are copied: writing the copy to the log as well takes several times as long.
+        await admin.execute(f"create database {name} template {template} strategy file_copy")
         yield f"{base}/{name}"
         await admin.execute(f"drop database {name} with (force)")
     finally:
         await admin.close()
+
+
+@pytest.fixture
+async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+    """Return a plain connection to that database."""
+    connection = await asyncpg.connect(postgres_dsn)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+@pytest.fixture
+async def database(postgres_dsn: str) -> AsyncIterator[Database]:
+    """Return that database as shadow worker and monitor see it."""
+    async with Database(postgres_dsn, Storage()) as opened:
+        yield opened
 
 
 @pytest.fixture
@@ -77,6 +154,15 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
 
 
 @pytest.fixture
+def backend() -> Iterator["Backend"]:
+    """Return an inference server's stand-in that runs; `reply` makes its answers."""
+    from tests.support.sidecar.relay_process import running_backend
+
+    with running_backend() as server:
+        yield server
+
+
+@pytest.fixture
 def otlp_receiver() -> Iterator[OtlpReceiver]:
     """Return a real OTLP collector over gRPC on a free port; `endpoint` says where."""
     with OtlpReceiver() as receiver:
@@ -85,7 +171,12 @@ def otlp_receiver() -> Iterator[OtlpReceiver]:
 
 @pytest.fixture(scope="session")
 def language_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a small language model with its tokenizer, both trained here."""
+    """Return the folder of a small language model with its tokenizer, both trained once for all processes."""
+    import torch
+
     from examples.generation.make import make
 
-    return make(tmp_path_factory.mktemp("language"))
+    torch.set_num_threads(
+        1
+    )  # as where it is trained: two threads wait for each other where others compute too
+    return made_once(tmp_path_factory, "language", make)

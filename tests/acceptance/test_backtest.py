@@ -1,15 +1,14 @@
 """`quantdrift backtest` and `quantdrift plan` on a record that a monitor made, as typed."""
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
 import pytest
 
+from tests.support.commands import started
 from tests.support.monitor.fold_stream import batches, store_batch, store_catalog
 from tests.support.monitor.monitor_processes import folded, record_of, running_monitor, stop_monitor, until
 
@@ -42,14 +41,7 @@ async def record(postgres_dsn: str, tmp_path: Path) -> AsyncIterator[asyncpg.Con
 
 
 def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "quantdrift", *arguments],
-        cwd=directory,
-        env={**os.environ, "QUANTDRIFT_DSN": dsn},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return started(*arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
 async def test_history_is_told_again_and_told_otherwise(

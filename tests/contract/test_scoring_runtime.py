@@ -14,7 +14,8 @@ from quantdrift.shadow.language.scoring import Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
-from tests.support.shadow.language_models import loaded, opening, remote_opening, scored
+from tests.support.shadow.language_models import loaded, opening, remote_opening
+from tests.support.shadow.score_streams import scored
 from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.contract

@@ -1,12 +1,11 @@
 """The process that tells the relay workers what to refuse is killed while it does."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.sidecar.flooding_client import REPLY, Flood, capped
-from tests.support.sidecar.relay_process import Backend, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, sidecar, wait
 
 pytestmark = pytest.mark.fault
 
@@ -14,11 +13,10 @@ N_KILLED = 2
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
+def backend(backend: Backend) -> Backend:
     """Return a backend that answers as a model does."""
-    with running_backend() as server:
-        server.reply = lambda _: REPLY
-        yield server
+    backend.reply = lambda _: REPLY
+    return backend
 
 
 def test_a_capture_process_that_dies_while_it_refuses_refuses_nothing_for_ever(

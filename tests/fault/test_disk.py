@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, started, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, started, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
@@ -21,13 +21,6 @@ pytestmark = pytest.mark.fault
 KIB = 1024
 Fill = Callable[[SidecarProcess], Callable[[], None]]
 """Makes the disk full for a sidecar; returns what makes room again."""
-
-
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    """Return a running backend."""
-    with running_backend() as server:
-        yield server
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -14,20 +13,13 @@ import pytest
 from quantdrift.cli.config_summary import CAPTURE_BYTES, WAITING_BYTES, WORKER_BYTES, memory_bytes
 from quantdrift.core.config import Config, Sidecar
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.fault
 
 KIB = 1024
 MODELS = '[{"name": "digits"}]'
-
-
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    """Return a running backend."""
-    with running_backend() as server:
-        yield server
 
 
 class Clients:

@@ -4,8 +4,7 @@ import asyncio
 import json
 import os
 import random
-import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.cli.options import user_name
-from quantdrift.core.config.schema import Budget, Model, Storage
+from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
 from quantdrift.monitor.baselines.decisions import Scope, accept, settle
 from quantdrift.monitor.fold.fold import Fold
@@ -25,6 +24,7 @@ from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
 from quantdrift.storage.monitor.read import claim, load_catalog, refold, resume
 from quantdrift.storage.monitor.rows import BatchRows, DetectorRow, Position, Snapshot, Source, TransitionRow
 from quantdrift.storage.monitor.write import write
+from tests.support.commands import invoked
 from tests.support.monitor.fold_stream import (
     ALL_ID,
     BEGIN,
@@ -45,19 +45,10 @@ WIDE = msgspec.structs.replace(CONFIG, models=(Model(name="digits", budget=Budge
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a fresh record."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_catalog(connection, days=3)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, Storage()) as found:
-        yield found
+    await store_catalog(record, days=3)
+    return record
 
 
 async def stored(
@@ -104,22 +95,10 @@ async def folded(database: Database) -> tuple[Fold, tuple[TransitionRow, ...]]:
 
 async def typed(dsn: str, directory: Path, *arguments: str, group: str = "baseline") -> tuple[int, str, str]:
     """Run `quantdrift GROUP ...` as a person would; return exit code and what it said."""
-    config = directory / "config.toml"
-    config.write_text(FILE)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "quantdrift",
-        group,
-        *arguments,
-        "-c",
-        str(config),
-        env={**os.environ, "QUANTDRIFT_DSN": dsn, "USER": "ada", "LOGNAME": "ada"},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    return process.returncode or 0, out.decode(), err.decode()
+    (directory / "config.toml").write_text(FILE)
+    who = {"QUANTDRIFT_DSN": dsn, "USER": "ada", "LOGNAME": "ada"}
+    done = await asyncio.to_thread(invoked, group, *arguments, directory=directory, **who)
+    return done.returncode, done.stdout, done.stderr
 
 
 async def listed(dsn: str, directory: Path, *arguments: str) -> list[dict[str, Any]]:

@@ -1,13 +1,12 @@
 """A flood above the local caps, through a whole sidecar into a real NATS."""
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.sidecar.flooding_client import CAP, REPLY, Flood, capped
-from tests.support.sidecar.relay_process import Backend, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, sidecar, wait
 
 pytestmark = pytest.mark.integration
 
@@ -15,11 +14,10 @@ SECONDS = 5.0
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
+def backend(backend: Backend) -> Backend:
     """Return a backend that answers as a model does."""
-    with running_backend() as server:
-        server.reply = lambda _: REPLY
-        yield server
+    backend.reply = lambda _: REPLY
+    return backend
 
 
 def test_a_flood_leaves_at_the_caps_rate_and_every_other_exchange_is_counted(

@@ -1,14 +1,13 @@
 """`quantdrift report`, `db` and `config check`, as typed."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support.commands import invoked, started
 from tests.support.shadow.onnx_models import WEIGHT, linear_model, saved
 
 pytestmark = pytest.mark.integration
@@ -16,14 +15,7 @@ pytestmark = pytest.mark.integration
 
 def _quantdrift(dsn: str, directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     (directory / "config.toml").write_text("")
-    return subprocess.run(
-        [sys.executable, "-m", "quantdrift", *arguments],
-        cwd=directory,
-        env={**os.environ, "QUANTDRIFT_DSN": dsn},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return started(*arguments, directory=directory, QUANTDRIFT_DSN=dsn)
 
 
 def test_a_report_is_written_where_it_was_asked_for(postgres_dsn: str, tmp_path: Path) -> None:
@@ -62,19 +54,19 @@ def test_a_wrong_password_is_told_without_a_traceback(postgres_dsn: str, tmp_pat
 def test_config_check_opens_the_references(tmp_path: Path) -> None:
     """It says what each one is, and refuses one that is itself reduced, before anything is deployed."""
     text = '[[models]]\nname = "m"\n[[models.references]]\npath = "model.onnx"\n'
-    command = [sys.executable, "-m", "quantdrift", "config", "check", "--references"]
+    command = ("config", "check", "--references")
     for weight, code, said in (
         (WEIGHT, 0, "float32, opset"),
         (WEIGHT.astype(np.float16), 2, "not full precision"),
     ):
         saved(linear_model(weight=weight), tmp_path / "model.onnx")
         (tmp_path / "config.toml").write_text(text)
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = invoked(*command, directory=tmp_path)
         assert done.returncode == code, done.stderr
         assert said in done.stdout + done.stderr
     saved(linear_model(), tmp_path / "model.onnx")
     for layer, code in (("product", 0), ("produkt", 2)):
         (tmp_path / "config.toml").write_text(text.replace('"m"', f'"m"\nembedding = "{layer}"', 1))
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = invoked(*command, directory=tmp_path)
         assert done.returncode == code, done.stderr
         assert ("did you mean `product`" in done.stderr) is (code == 2)

@@ -2,10 +2,7 @@
 
 import asyncio
 import json
-import os
 import subprocess
-import sys
-from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -26,6 +23,7 @@ from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import load_standing, store_round
+from tests.support.commands import invoked
 from tests.support.storage.discovered_traffic import DAY, NOW, write_traffic, write_version
 
 pytestmark = pytest.mark.integration
@@ -33,21 +31,6 @@ pytestmark = pytest.mark.integration
 CONFIG = Config(models=(Model(name="digits"),), discovery=Discovery(most_rows=20_000))
 FAINT = 'header.x-scanner = "faint"'
 BAD = {"faint": 0.12}
-
-
-@pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """Return a connection to a fresh record."""
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, CONFIG.storage) as found:
-        yield found
 
 
 async def _found(database: Database, record: asyncpg.Connection) -> Round:
@@ -301,14 +284,7 @@ async def test_the_command_line_lists_searches_and_shows(
     (tmp_path / "config.toml").write_text('[[models]]\nname = "digits"\n')
 
     def quantdrift(*arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "quantdrift", "slices", *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "QUANTDRIFT_DSN": postgres_dsn},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        return invoked("slices", *arguments, directory=tmp_path, QUANTDRIFT_DSN=postgres_dsn)
 
     dry = await asyncio.to_thread(quantdrift, "search", "--dry-run", "--json")
     assert dry.returncode == 0, dry.stderr

@@ -3,7 +3,6 @@
 import json
 import math
 import random
-from collections.abc import AsyncIterator
 
 import asyncpg
 import msgspec
@@ -11,7 +10,6 @@ import pytest
 from sqlalchemy import event
 
 import quantdrift.storage.monitor.examples
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.rows import (
@@ -42,25 +40,16 @@ TRACES = "https://traces.example/{trace_id}"
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a fresh record with two dozen more slices."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_catalog(connection)
-    await connection.execute(
+    await store_catalog(record)
+    await record.execute(
         "insert into slice (id, model, predicate, name, definition) overriding system value"
         " select n, 'digits', 'p' || n, 's' || n, '{\"where\": []}' from generate_series($1::int, $2::int) n",
         FIRST_ID,
         FIRST_ID + N_SLICES - 1,
     )
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, Storage()) as found:
-        yield found
+    return record
 
 
 def opened(slice_id: int, *, at_us: int, onset_us: int = BEGIN_US, fold_seq: int = 1) -> TransitionRow:

@@ -1,7 +1,6 @@
 """Alerts with their explanation, from a real record, inside the fold's transaction."""
 
 from collections import Counter
-from collections.abc import AsyncIterator
 from typing import Any
 
 import asyncpg
@@ -10,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from quantdrift.core.clock import ManualClock
-from quantdrift.core.config.schema import Config, Model, Monitor, Storage
+from quantdrift.core.config.schema import Config, Model, Monitor
 from quantdrift.monitor.explain.explain import Explainer
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
@@ -41,19 +40,10 @@ CONFIG = Config(models=(Model(name="digits"),), monitor=Monitor(min_groups=50))
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a record that knows version, slices and policy."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_names(connection)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, Storage()) as found:
-        yield found
+    await store_names(record)
+    return record
 
 
 async def fold_all(database: Database, *, at_once: int, evidence: type[Evidence] = Evidence) -> Counter[str]:

@@ -1,7 +1,6 @@
 """What the fold reads from the record: one monitor at a time, and tallies as they must be counted."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import asyncpg
@@ -9,7 +8,6 @@ import msgspec
 import pytest
 from sqlalchemy import text
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
@@ -32,19 +30,10 @@ DAY_US = 24 * HOUR_US
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a fresh record."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_catalog(connection, days=40)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, Storage()) as found:
-        yield found
+    await store_catalog(record, days=40)
+    return record
 
 
 async def _fold(database: Database, most: int = 1000) -> Fold:

@@ -4,7 +4,7 @@ The candidate is served by `VllmLike`: a real model, and not vLLM.
 """
 
 import math
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from quantdrift.core.clock import SystemClock
 from quantdrift.core.codec import encode
-from quantdrift.core.config.schema import Config, Generation, Slice, Storage
+from quantdrift.core.config.schema import Config, Generation, Slice
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.pipeline.assess import Assessor
 from quantdrift.shadow.pipeline.classify import triage
@@ -248,13 +248,6 @@ def test_an_answer_that_babbles_on_is_told(language_folder: Path, fp32: VllmLike
     assert babbled["kept_share"] < 1 - p_end / 2
     assert (babbled["length_ratio"], babbled["finish_changed"]) == (24 / (place + 1), True)
     assert np.isnan(babbled["end_p"])
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return a door to a fresh database."""
-    async with Database(postgres_dsn, Storage()) as opened:
-        yield opened
 
 
 async def test_answers_are_stored_and_folded(

@@ -25,12 +25,10 @@ DAY = timedelta(days=1)
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a fresh record."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_catalog(connection)
-    yield connection
-    await connection.close()
+    await store_catalog(record)
+    return record
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """The monitor as a process, against a real Postgres and a real OTLP receiver."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -16,12 +15,10 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a fresh record that knows versions, slices and the policy."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await store_catalog(connection)
-    yield connection
-    await connection.close()
+    await store_catalog(record)
+    return record
 
 
 async def test_the_drifted_slice_pages_over_otlp_and_no_other_does(

@@ -2,35 +2,37 @@
 
 import asyncio
 from datetime import UTC, date, datetime, timedelta
+from uuid import uuid4
 
+import msgspec
 import pytest
+import sqlalchemy
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
+from quantdrift.storage.schema import tables
 from quantdrift.storage.schema.partitions import (
     drop_partition,
     ensure_partitions,
     partition_days,
     partition_name,
 )
+from tests.support.storage.comparisons import Comparison
 
 pytestmark = pytest.mark.integration
 
 FIRST, LAST = date(2031, 12, 30), date(2032, 1, 2)
 DAYS = [FIRST + timedelta(days=n) for n in range(4)]
-INSERT = text("""
-    insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id, slice_ids, n_items,
-        source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, attributes, features, trace)
-    values (:at, gen_random_uuid(), 0, 1, 1, 1, '{1}', 1, 's', 'h', 'b', 1, 1, 0, 0, '', '{}', '{}', '')
-""")
 
 
 async def insert(connection: AsyncConnection, at: datetime) -> None:
     """Store one comparison captured at `at`."""
-    await connection.execute(INSERT, {"at": at})
+    row = Comparison(captured_at=at, exchange_id=uuid4(), batch_id=1, model_version_id=1)
+    values = {**msgspec.structs.asdict(row), "attributes": {}, "features": {}}
+    await connection.execute(sqlalchemy.insert(tables.Comparison).values(values))
 
 
 async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -> None:

@@ -3,7 +3,6 @@
 import json
 import secrets
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import invoked
 from tests.support.sidecar.relay_process import (
     Backend,
     SidecarProcess,
@@ -51,13 +51,7 @@ class Pod:
 
     def quantdrift(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command against its stream."""
-        return subprocess.run(
-            [sys.executable, "-m", "quantdrift", *arguments, "-c", str(self.config)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+        return invoked(*arguments, "-c", str(self.config), directory=self.config.parent)
 
     def switch(self, path: str) -> Any:
         """Ask the admin port to change something."""

@@ -5,7 +5,7 @@ import json
 import secrets
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from quantdrift.sidecar.state.counters import Gauge
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive
 from tests.support.sidecar.policy_path import Pod, following
 from tests.support.sidecar.raw_exchanges import REQUEST, RESPONSE
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
 from tests.support.sidecar.relay_rig import post, until
 
 pytestmark = pytest.mark.integration
@@ -58,11 +58,10 @@ async def queue(stream: Stream) -> AsyncIterator[Queue]:
 
 
 @pytest.fixture
-def backend() -> Iterator[Backend]:
+def backend(backend: Backend) -> Backend:
     """Return a backend that answers as a model does."""
-    with running_backend() as server:
-        server.reply = lambda _: json.dumps(RESPONSE).encode()
-        yield server
+    backend.reply = lambda _: json.dumps(RESPONSE).encode()
+    return backend
 
 
 def on(stream: Stream, **sampling: object) -> Config:

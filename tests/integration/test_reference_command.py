@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
+from tests.support.commands import invoked
 from tests.support.shadow.language_models import loaded, quantised
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, linear_model, saved
 from tests.support.shadow.vllm_like import VllmLike, serving
@@ -48,13 +49,7 @@ canaries = "canaries.safetensors"
 
 
 def _quantdrift(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "quantdrift", "reference", *arguments],
-        cwd=directory,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return invoked("reference", *arguments, directory=directory)
 
 
 @contextmanager

@@ -30,7 +30,7 @@ from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.registry import open_reference, opening_of
 from quantdrift.shadow.worker import serve
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, tensor
-from tests.support.shadow.reference_examples import EXAMPLE, ROOT, commands, made, typed, works
+from tests.support.shadow.reference_examples import EXAMPLE, ROOT, called, commands, made, works
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -42,7 +42,7 @@ HTTP = "open-inference-http"
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return what `make.py` makes, with canaries of the ONNX file."""
-    return made(tmp_path_factory.mktemp("references"))
+    return made(tmp_path_factory)
 
 
 def shown(form: str) -> list[str]:
@@ -86,7 +86,7 @@ def test_what_is_code_and_not_pinned_rightly_is_not_loaded(form: str, directory:
     """The configuration as it stands in the example has no digest yet: the message tells which one it is."""
     copied = directory / f"{form}-unmade.toml"
     copied.write_text((EXAMPLE / f"{form}.toml").read_text())
-    done = typed(f"quantdrift config check --references -c out/references/{copied.name}", directory)
+    done = called(f"quantdrift config check --references -c out/references/{copied.name}", directory)
     assert done.returncode == 2
     (reference,) = load(directory / f"{form}.toml", {}).models[0].references
     assert reference.digest in done.stderr
@@ -106,7 +106,7 @@ def test_a_server_is_held_to_the_same_canaries(directory: Path, tmp_path: Path) 
             works(command, directory)
     with _served(tmp_path / "halves.onnx", port):
         check = next(command for command in shown(HTTP) if "reference check" in command)
-        done = typed(check, directory)
+        done = called(check, directory)
     assert (done.returncode, "failed" in done.stdout) == (2, True), done.stdout + done.stderr
 
 

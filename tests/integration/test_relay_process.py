@@ -4,22 +4,14 @@ import contextlib
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.sidecar.relay_process import Backend, free_port, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, free_port, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    """Return a running backend."""
-    with running_backend() as server:
-        yield server
 
 
 def test_a_sidecar_serves_and_tells_of_it(tmp_path: Path, backend: Backend) -> None:

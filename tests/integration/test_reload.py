@@ -1,25 +1,17 @@
 """A configuration that changes under a running sidecar: what is captured follows, and no connection is touched."""
 
 import secrets
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from quantdrift.core.config.schema import Stream
-from tests.support.sidecar.relay_process import Backend, SidecarProcess, running_backend, sidecar, wait
+from tests.support.sidecar.relay_process import Backend, SidecarProcess, sidecar, wait
 from tests.support.sidecar.relay_rig import answer, post
 
 pytestmark = pytest.mark.integration
 
 FAINT = '[[sampling.header_strata]]\nname = "faint"\nrate = 1.0\nheaders = { x-scanner = "faint" }\n'
-
-
-@pytest.fixture
-def backend() -> Iterator[Backend]:
-    """Return a running backend."""
-    with running_backend() as server:
-        yield server
 
 
 def taken(running: SidecarProcess, stratum: str) -> float:

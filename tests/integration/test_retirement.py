@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -38,21 +37,6 @@ from tests.support.storage.discovered_traffic import DAY, FAINT, NOW, discovery,
 pytestmark = pytest.mark.integration
 
 CONFIG = Config(models=(Model(name="digits"),), discovery=Discovery(most_rows=20_000))
-
-
-@pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """Return a connection to a fresh record."""
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return the record as the monitor sees it."""
-    async with Database(postgres_dsn, CONFIG.storage) as found:
-        yield found
 
 
 async def _store(database: Database, *rows: DiscoveryRow) -> None:

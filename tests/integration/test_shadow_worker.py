@@ -30,8 +30,6 @@ from quantdrift.storage.server.postgres import PostgresServer
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, logits_of, saved
 from tests.support.shadow.shadow_workers import worker_config
 
-pytestmark = pytest.mark.integration
-
 DEADLINE_S = 30.0
 
 
@@ -110,6 +108,7 @@ async def _until_empty(queue: Queue) -> None:
     await _until(empty)
 
 
+@pytest.mark.integration
 async def test_a_replay_is_linked_to_the_production_traces(
     config: Config, postgres_dsn: str, otlp_receiver: OtlpReceiver
 ) -> None:
@@ -136,6 +135,7 @@ async def test_a_replay_is_linked_to_the_production_traces(
     assert all(span.seconds > 0 for span in spans)
 
 
+@pytest.mark.integration
 async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str) -> None:
     """Every item is replayed, compared, put into its slices and stored; the stream is empty afterwards."""
     x = inputs_of(3)
@@ -174,6 +174,7 @@ async def test_an_exchange_becomes_comparisons(config: Config, postgres_dsn: str
     assert msgspec.json.decode(version["reference"])["precision"] == "float32"
 
 
+@pytest.mark.integration
 async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postgres_dsn: str) -> None:
     """Undecodable, misshapen, labelled and late exchanges get their reason; a version without a reference counts."""
     good, x = exchange_of(inputs_of(1)), inputs_of(1)
@@ -207,6 +208,7 @@ async def test_bad_messages_are_set_aside_and_others_go_on(config: Config, postg
     }
 
 
+@pytest.mark.integration
 async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poison(
     config: Config, postgres_dsn: str
 ) -> None:
@@ -236,6 +238,7 @@ async def test_what_comes_again_is_stored_once_and_what_comes_too_often_is_poiso
     assert [batch["n_rows"] for batch in batches] == [1] * 5
 
 
+@pytest.mark.integration
 async def test_what_is_in_hand_is_kept_alive(config: Config) -> None:
     """A delivery that is held longer than `ack_wait_s` is given to nobody else, until it is let go."""
     queue = await Queue.connect(config.stream, client_name="test")
@@ -255,6 +258,7 @@ async def test_what_is_in_hand_is_kept_alive(config: Config) -> None:
     await queue.close()
 
 
+@pytest.mark.integration
 async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
     config: Config, postgres_dsn: str
 ) -> None:
@@ -269,6 +273,7 @@ async def test_the_same_exchange_twice_in_the_stream_is_stored_once(
     assert [row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")] == [2]
 
 
+@pytest.mark.integration
 async def test_tallies_are_stored(config: Config, postgres_dsn: str) -> None:
     """A tally becomes rows; one that cannot be read is dropped and holds nothing up."""
     stratum = StratumCount(stratum="default", offered=9, taken=5, thinned=1, published=4)
@@ -340,6 +345,7 @@ async def test_nats_may_go_and_come_back(config: Config, postgres_dsn: str, tmp_
     assert sum(row["n_rows"] for row in await _fetch(postgres_dsn, "select n_rows from batch")) == 40
 
 
+@pytest.mark.integration
 async def test_a_missing_reference_is_the_operators_to_mend(config: Config, postgres_dsn: str) -> None:
     """The worker does not start, and says what to check."""
     model = msgspec.structs.replace(config.models[0], references=(Reference(path="/nowhere.onnx"),))
@@ -347,6 +353,7 @@ async def test_a_missing_reference_is_the_operators_to_mend(config: Config, post
         await serve(msgspec.structs.replace(config, models=(model,)), Secrets(dsn=postgres_dsn), Stop())
 
 
+@pytest.mark.integration
 async def test_a_server_of_a_reference_that_is_away_is_waited_for(
     config: Config, postgres_dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:

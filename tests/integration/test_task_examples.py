@@ -1,6 +1,5 @@
 """The examples of comparators: each is made, checked, replayed, stored and folded."""
 
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,6 @@ from tests.support.shadow.task_examples import NAMES, answers, judge_of, made, p
 pytestmark = pytest.mark.integration
 
 EVERY = pytest.mark.parametrize("name", NAMES)
-
-
-@pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """Return a plain connection to look at what was stored."""
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
 
 
 def _items(n_items: int, seed: int) -> npt.NDArray[Any]:

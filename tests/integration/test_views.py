@@ -1,7 +1,6 @@
 """The views that answer what everybody asks."""
 
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,16 +17,14 @@ ESTIMATE = {
 
 
 @pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
+async def record(record: asyncpg.Connection) -> asyncpg.Connection:
     """Return a connection to a record with one candidate version, its aggregate and one slice."""
-    connection = await asyncpg.connect(postgres_dsn)
-    await connection.execute("""
+    await record.execute("""
         insert into model_version (model, candidate_version, reference_digest) values ('digits', 'int8', 'abc');
         insert into slice (model, predicate, name, definition) values
             ('digits', 'true', 'all', '{}'), ('digits', 'header.x-scanner = "faint"', 'scanner=faint', '{}');
     """)
-    yield connection
-    await connection.close()
+    return record
 
 
 async def verdict(

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import Random
@@ -38,21 +37,6 @@ pytestmark = pytest.mark.integration
 
 VERSION = VersionKey(model="digits", candidate_version="int8", reference_digest="d" * 64)
 ALL = everything("digits")
-
-
-@pytest.fixture
-async def database(postgres_dsn: str) -> AsyncIterator[Database]:
-    """Return a door to a fresh database."""
-    async with Database(postgres_dsn, Storage()) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def record(postgres_dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """Return a plain connection to look at what was stored."""
-    connection = await asyncpg.connect(postgres_dsn)
-    yield connection
-    await connection.close()
 
 
 def _item(**changes: Any) -> ComparedItem:

@@ -20,7 +20,7 @@ _FORMS = ("open-inference-http", "open-inference-grpc")
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Return what `make.py` makes, while Triton serves it: its wheel has the Python backend, and not that for ONNX."""
-    directory = made(tmp_path_factory.mktemp("references"))
+    directory = made(tmp_path_factory)
     server = Server(environment=environment("triton"), http_port=free_port(), grpc_port=free_port())
     model = directory / "model-repository" / "digits"
     (model / "1" / "model.onnx").unlink()

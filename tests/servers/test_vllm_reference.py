@@ -24,7 +24,8 @@ from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import passage
 from tests.servers.server import Server, vllm_at
 from tests.servers.vllm_asked import ASKED, TOOL, compared, opening_of
-from tests.support.shadow.language_models import loaded, opening, scored
+from tests.support.shadow.language_models import loaded, opening
+from tests.support.shadow.score_streams import scored
 from tests.support.sidecar.relay_process import free_port
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(1800), OUTSIDE_CI]

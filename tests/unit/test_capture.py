@@ -24,8 +24,6 @@ from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import PolicyFile
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
-pytestmark = pytest.mark.unit
-
 SECRETS = Secrets()
 CLOCK = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
 
@@ -48,6 +46,7 @@ def handle(desk: Pipeline, n: int = 1, **given: object) -> None:
 MODELS = (Model(name="digits"),)
 
 
+@pytest.mark.integration
 def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     """A sidecar holds no torch, onnxruntime, scipy or SQLAlchemy in its memory."""
     code = "import sys, quantdrift.sidecar.capture.process; print(*sys.modules)"
@@ -57,6 +56,7 @@ def test_the_capture_process_loads_no_runtime_and_no_database() -> None:
     assert not loaded & {"torch", "onnxruntime", "onnx", "scipy", "sqlalchemy", "asyncpg", "alembic", "numba"}
 
 
+@pytest.mark.unit
 def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture) -> None:
     """A recorder that raises is counted, and the next exchange is handled."""
     desk, counters = desk_of(Config(models=MODELS))
@@ -69,6 +69,7 @@ def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture
     assert "an error of our own" in caplog.text
 
 
+@pytest.mark.unit
 def test_errors_of_our_own_do_not_flood_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """A name that is no text reaches the record: each one is counted, and the log tells of every doubling."""
     desk, counters = desk_of(Config(models=MODELS))
@@ -78,6 +79,7 @@ def test_errors_of_our_own_do_not_flood_the_log(caplog: pytest.LogCaptureFixture
     assert len(caplog.records) == 5
 
 
+@pytest.mark.unit
 def test_a_successor_counts_what_died_with_the_process() -> None:
     """What was received and neither published, thinned nor lost is gone; doing it again finds nothing."""
     slot = Counters.create(1, 2).slot(0)
@@ -91,6 +93,7 @@ def test_a_successor_counts_what_died_with_the_process() -> None:
     assert slot.lost_count(0, Loss.CAPTURE_ERROR) == 0
 
 
+@pytest.mark.unit
 def test_a_frame_of_no_known_stratum_is_out_of_step() -> None:
     """It cannot be counted anywhere: its connection is to be closed."""
     desk, _ = desk_of(Config(models=MODELS))
@@ -99,6 +102,7 @@ def test_a_frame_of_no_known_stratum_is_out_of_step() -> None:
             handle(desk, stratum=stratum)
 
 
+@pytest.mark.unit
 def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
     """Each exchange ends in one count."""
     desk, counters = desk_of(Config(models=MODELS, sampling=Sampling(body_rate=0.0)))
@@ -108,6 +112,7 @@ def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
     assert counters.slot(1).lost_count(0, Loss.ERROR_STATUS) == 3
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("loss", "config"),
     [
@@ -127,6 +132,7 @@ def test_local_bounds_hold_and_are_counted(loss: Loss, config: Config) -> None:
     assert sum(slot.lost_count(0, other) for other in Loss) == n_lost
 
 
+@pytest.mark.unit
 def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     """The sequence lives in the shared counters, and a tally sums every process's counts."""
     counters = Counters.create(3, 2)
@@ -149,6 +155,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
         assert tally.strata[0].lost == {Loss.DECODE: 1}
 
 
+@pytest.mark.unit
 def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
     """The first that is given counts; without a shared salt the boot takes its place."""
     config = Config(sidecar=Sidecar(source="s"))
@@ -160,6 +167,7 @@ def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
     assert origin_of(Config(), SECRETS, "b", {}).source
 
 
+@pytest.mark.unit
 def test_losses_are_counted_by_model_once_it_is_known() -> None:
     """A path tells the relay, a body the capture process, which moves the count; an unknown model has no row."""
     settled = LiveConfig.of(Config(models=(Model(name="digits"), Model(name="words"))))
@@ -188,6 +196,7 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     assert Loss.PUBLISH not in count.lost
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("adapter", ["", "nowhere:adapter"])
 async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adapter: str) -> None:
     """Its frames are in step: a row that is new is looked up, and counted, also where its model cannot be captured."""
@@ -211,6 +220,7 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
         office._handle(msgspec.structs.replace(meta, stratum=7), memoryview(request), memoryview(response))
 
 
+@pytest.mark.unit
 def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
     """A file that is touched every second must not let more through than the cap says."""
     config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))

@@ -8,7 +8,7 @@ import pytest
 
 from quantdrift.core.process.child import Child
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again(

@@ -13,8 +13,6 @@ from click.testing import CliRunner, Result
 
 from quantdrift.cli.main import main
 
-pytestmark = pytest.mark.unit
-
 
 def _run(*arguments: str) -> Result:
     return CliRunner().invoke(main, list(arguments), env={"QUANTDRIFT_DSN": "", "QUANTDRIFT_DATA": ""})
@@ -32,6 +30,7 @@ def _commands(
 COMMANDS = dict(_commands(main))
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("path", COMMANDS, ids=" ".join)
 def test_every_command_and_option_explains_itself(path: tuple[str, ...]) -> None:
     """Help is there for all, and what starts a process or writes shows an example."""
@@ -61,6 +60,7 @@ def test_every_command_and_option_explains_itself(path: tuple[str, ...]) -> None
         assert "Example" in result.output
 
 
+@pytest.mark.unit
 def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(tmp_path: Path) -> None:
     """No traceback: a sentence for the person who must act."""
     path = tmp_path / "config.toml"
@@ -71,6 +71,7 @@ def test_a_wrong_configuration_ends_with_2_and_says_what_to_do(tmp_path: Path) -
     assert "Traceback" not in result.output
 
 
+@pytest.mark.unit
 def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     """As text for people, as JSON for machines; a reference that is not here is pointed out."""
     path = tmp_path / "config.toml"
@@ -84,6 +85,7 @@ def test_config_check_says_what_it_would_do(tmp_path: Path) -> None:
     assert record["memory_bytes"] > 2**28
 
 
+@pytest.mark.integration
 def test_config_check_notes_that_nothing_listens_at_the_backend(tmp_path: Path) -> None:
     """It may come later, so it is no error; another machine is not asked."""
     path = tmp_path / "config.toml"
@@ -99,6 +101,7 @@ def test_config_check_notes_that_nothing_listens_at_the_backend(tmp_path: Path) 
     assert "nothing accepts" not in _run("config", "check", "--config", str(path)).output
 
 
+@pytest.mark.integration
 def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
     """It tells precision and digest; an exported program that is not pinned is refused with what to pin."""
     from tests.support.shadow.torch_models import exported, pin
@@ -116,6 +119,7 @@ def test_config_check_opens_a_reference_in_pytorch(tmp_path: Path) -> None:
     assert f"float32, sha256 {pin(program).removeprefix('sha256:')}" in checked.output
 
 
+@pytest.mark.unit
 def test_a_long_name_of_a_stratum_breaks_no_column(tmp_path: Path) -> None:
     """Columns are as wide as what stands in them."""
     path = tmp_path / "config.toml"
@@ -131,6 +135,7 @@ def test_a_long_name_of_a_stratum_breaks_no_column(tmp_path: Path) -> None:
         assert line[head.index("replayed") - 1] == " " != line[head.index("replayed")]
 
 
+@pytest.mark.unit
 def test_config_show_prints_what_is_in_force(tmp_path: Path) -> None:
     """Overrides included."""
     path = tmp_path / "config.toml"
@@ -139,6 +144,7 @@ def test_config_show_prints_what_is_in_force(tmp_path: Path) -> None:
     assert shown["sampling"]["rate"] == 0.25
 
 
+@pytest.mark.unit
 def test_a_role_without_its_secret_says_which(tmp_path: Path) -> None:
     """The monitor needs the database; the message names the variable."""
     path = tmp_path / "config.toml"
@@ -149,12 +155,14 @@ def test_a_role_without_its_secret_says_which(tmp_path: Path) -> None:
     assert "is `quantdrift up" in _run("monitor", "--config", str(path), "--data", str(tmp_path)).output
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_is_printed(shell: str) -> None:
     """For the shells that people use."""
     assert "_QUANTDRIFT_COMPLETE" in _run("completion", shell).output
 
 
+@pytest.mark.integration
 def test_the_command_line_loads_only_what_a_role_needs() -> None:
     """Starting any command costs no torch, onnxruntime, SciPy or SQLAlchemy."""
     code = "import sys, quantdrift.cli.main, sidecar.supervisor; print(*sys.modules)"
@@ -165,6 +173,7 @@ def test_the_command_line_loads_only_what_a_role_needs() -> None:
     assert not heavy & {name.split(".")[0] for name in modules}
 
 
+@pytest.mark.integration
 def test_a_role_whose_packages_are_missing_names_what_to_install(tmp_path: Path) -> None:
     """The base install is the sidecar's; each other role says which extra it needs."""
     (tmp_path / "config.toml").write_text("")

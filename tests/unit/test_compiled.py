@@ -14,8 +14,6 @@ import pytest
 from quantdrift.drift.detectors.protocol import DETECTORS
 from quantdrift.drift.evidence.numba_cache import dot, kept_in, user_cache
 
-pytestmark = pytest.mark.unit
-
 SCRIPT = """
 import pickle, sys
 from tests.unit.test_compiled import courses
@@ -36,6 +34,7 @@ def courses() -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.integration
 def test_compiled_code_does_what_its_source_does_in_the_interpreter() -> None:
     """Every detector, in every stage, in a process that compiles nothing: the same to the rounding of a sum."""
     environment = os.environ | {"NUMBA_DISABLE_JIT": "1"}
@@ -46,6 +45,7 @@ def test_compiled_code_does_what_its_source_does_in_the_interpreter() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-15)
 
 
+@pytest.mark.unit
 def test_a_sum_in_lanes_misses_nothing() -> None:
     """Of any length, also one that the lanes do not divide."""
     for n in range(12):
@@ -53,6 +53,7 @@ def test_a_sum_in_lanes_misses_nothing() -> None:
         assert dot(values, values) == (values**2).sum()
 
 
+@pytest.mark.unit
 def test_machine_code_is_kept_by_the_digest_of_its_sources(tmp_path: Path) -> None:
     """In one folder as long as no source changes; where there can be none it is not kept."""
     place = kept_in(tmp_path / "new")
@@ -63,6 +64,7 @@ def test_machine_code_is_kept_by_the_digest_of_its_sources(tmp_path: Path) -> No
     assert kept_in(tmp_path / "file") is None
 
 
+@pytest.mark.unit
 def test_what_an_image_holds_is_used_where_nothing_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +85,7 @@ def test_what_an_image_holds_is_used_where_nothing_can_be_written(
     assert copy.parent.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.unit
 def test_code_that_others_may_have_written_is_not_loaded(tmp_path: Path) -> None:
     """What is kept is loaded as it lies there: a folder that is open to others holds nothing for us."""
     held = kept_in(tmp_path)

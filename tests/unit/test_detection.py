@@ -7,19 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from pycocotools.coco import COCO
 from pycocotools.cocoeval import COCOeval
 from pycocotools.mask import iou
-from torchmetrics.functional.detection import panoptic_quality
 
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.vision.detection import MOST_OBJECTS, DetectionComparator
 from quantdrift.shadow.comparators.vision.matching import overlaps
-
-pytestmark = pytest.mark.unit
 
 Row = tuple[float, ...]
 SEPARATE = Detection(boxes="boxes", scores="scores", classes="labels")
@@ -43,6 +39,7 @@ def _told(found: Divergences, item: int = 0) -> dict[str, Any]:
     return {"flip": found.flip[item], "divergence": found.divergence[item], **detail}
 
 
+@pytest.mark.unit
 def test_a_shifted_box_loses_its_overlap() -> None:
     """A box of 10 by 10 moved by 2: IoU 80/120, so that much less quality, and no flip."""
     found = _compared([(2, 0, 12, 10, 0.75, 1)], [(0, 0, 10, 10, 0.5, 1)])
@@ -54,6 +51,7 @@ def test_a_shifted_box_loses_its_overlap() -> None:
     assert (found["n_candidate"], found["n_reference"]) == (1, 1)
 
 
+@pytest.mark.unit
 def test_missed_invented_and_changed_objects_are_told_apart() -> None:
     """Two equal, one missed, one invented, one of another class: PQ = 2 / (2 + 2 / 2 + 2 / 2)."""
     same = [(0, 0, 10, 10, 0.9, 1), (20, 0, 30, 10, 0.8, 2)]
@@ -68,6 +66,7 @@ def test_missed_invented_and_changed_objects_are_told_apart() -> None:
     assert (found["box_shift"], found["score_shift"]) == (0, 0)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("score", "missed"), [(0.31, 0), (0.29, 0), (0.16, 0), (0.14, 1)])
 def test_a_score_just_below_the_threshold_is_no_missed_object(score: float, missed: int) -> None:
     """A partner needs half the threshold; what is below on both sides is no object."""
@@ -85,6 +84,7 @@ def test_a_score_just_below_the_threshold_is_no_missed_object(score: float, miss
     assert there["borderline"] == int(not missed and score < 0.3)
 
 
+@pytest.mark.unit
 def test_a_faint_double_does_not_take_the_place_of_an_object() -> None:
     """However well it fits: an object that counts comes first."""
     faint = (0, 0, 10, 10, 0.2, 1)
@@ -93,6 +93,7 @@ def test_a_faint_double_does_not_take_the_place_of_an_object() -> None:
     assert found["box_shift"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.unit
 def test_the_best_pairs_are_found_where_the_nearest_are_not() -> None:
     """The nearest pair first would leave two objects alone."""
     reference = [(0, 0, 10, 10, 0.9, 1), (3, 0, 13, 10, 0.9, 1)]
@@ -102,12 +103,14 @@ def test_the_best_pairs_are_found_where_the_nearest_are_not() -> None:
     assert found["divergence"] == pytest.approx(1 - (8 / 12 + 7 / 13) / 2)
 
 
+@pytest.mark.unit
 def test_a_faint_object_of_another_class_is_none() -> None:
     """Nothing changed its class where one side says nothing."""
     found = _compared([(0, 0, 10, 10, 0.2, 2)], [(0, 0, 10, 10, 0.9, 1)])
     assert (found["missed"], found["class_changed"]) == (1, 0)
 
 
+@pytest.mark.unit
 def test_faint_doubles_do_not_part_what_is_equal() -> None:
     """Two pairs across the threshold would cover as many objects as one pair of those that count."""
     rows = [(0, 0, 1, 2, 0.31, 0), (0, 0, 1, 1, 0.2, 0)]
@@ -115,6 +118,7 @@ def test_faint_doubles_do_not_part_what_is_equal() -> None:
     assert (found["divergence"], found["borderline"], found["box_shift"]) == (0, 0, 0)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("order", [1, -1])
 def test_of_equal_partners_that_one_is_taken_whose_other_one_is_of_another_class(order: int) -> None:
     """Whichever comes first: nothing is called missed and invented that may have changed its class."""
@@ -124,12 +128,14 @@ def test_of_equal_partners_that_one_is_taken_whose_other_one_is_of_another_class
     assert (found["missed"], found["invented"], found["class_changed"]) == (0, 0, 1)
 
 
+@pytest.mark.unit
 def test_of_equal_boxes_the_nearest_scores_are_one() -> None:
     """Two on one place, in another order: nothing changed."""
     rows = [(0, 0, 10, 10, 0.9, 1), (0, 0, 10, 10, 0.6, 1)]
     assert _compared(rows[::-1], rows)["score_change"] == 0
 
 
+@pytest.mark.unit
 def test_no_object_on_both_sides_is_no_divergence() -> None:
     """Nor is padding an object: score 0, a negative class, the background, or beyond the count."""
     reference = [
@@ -143,6 +149,7 @@ def test_no_object_on_both_sides_is_no_divergence() -> None:
     assert _compared([], reference)["missed"] == 1
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shape", [(1, 0), (1, 0, 6)])
 def test_an_empty_list_holds_no_objects(shape: tuple[int, ...]) -> None:
     """However it is written, alone or with scores and classes of its own: it is an answer, and all else is missed."""
@@ -157,6 +164,7 @@ def test_an_empty_list_holds_no_objects(shape: tuple[int, ...]) -> None:
     assert (_told(found)["missed"], _told(found)["n_candidate"]) == (1, 0)
 
 
+@pytest.mark.unit
 def test_what_lies_beyond_the_count_is_not_looked_at() -> None:
     """Not even where it is no number."""
     outputs = {
@@ -178,6 +186,7 @@ def test_what_lies_beyond_the_count_is_not_looked_at() -> None:
         comparator.compare({**outputs, "n": np.array([[3]], dtype=np.int32)}, outputs)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("column", "value"),
     [(0, np.nan), (3, np.inf), (1, -np.inf), (4, np.nan), (4, np.inf), (5, np.nan), (5, np.inf)],
@@ -198,6 +207,7 @@ def test_what_is_not_finite_is_an_outcome(column: int, value: float) -> None:
     assert found.reference_finite.tolist() == [True, False]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("box_format", "box"),
     [(BoxFormat.XYXY, (2, 4, 8, 6)), (BoxFormat.XYWH, (2, 4, 6, 2)), (BoxFormat.CXCYWH, (5, 5, 6, 2))],
@@ -213,6 +223,7 @@ def test_every_way_of_writing_a_box_is_the_same_box(box_format: BoxFormat, box: 
     assert (found["divergence"], found["centre_shift"]) == (pytest.approx(3 / 4), 0)  # around the same centre
 
 
+@pytest.mark.unit
 def test_scores_of_classes_tell_the_class() -> None:
     """As probabilities, and as logits with a background."""
     boxes = np.array([[[0, 0, 4, 4], [6, 6, 9, 9]]], dtype=np.float32)
@@ -240,6 +251,7 @@ def test_scores_of_classes_tell_the_class() -> None:
     assert not sigmoid.compare({"b": boxes, "s": logits}, logarithms).candidate_finite.any()
 
 
+@pytest.mark.unit
 def test_columns_may_stand_in_any_order() -> None:
     """As some detectors end: item, class, score, box."""
     columns = (Column.ITEM, Column.CLASS, Column.SCORE, *(Column.BOX,) * 4, Column.OTHER)
@@ -251,6 +263,7 @@ def test_columns_may_stand_in_any_order() -> None:
     assert (told["class_changed"], told["divergence"]) == (1, 1)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
@@ -270,6 +283,7 @@ def test_what_holds_no_objects_is_refused(outputs: dict[str, Any], message: str)
         DetectionComparator(SEPARATE).compare({**good, **outputs}, good)
 
 
+@pytest.mark.unit
 def test_what_was_not_suppressed_is_refused() -> None:
     """Thousands of objects are none."""
     many = {"out": np.tile(np.array([0, 0, 1, 1, 0.9, 1.0]), (1, MOST_OBJECTS + 1, 1))}
@@ -292,6 +306,7 @@ def _scene(seed: int) -> tuple[list[Row], list[Row]]:
     return sides
 
 
+@pytest.mark.unit
 def test_overlaps_are_those_of_the_coco_tools() -> None:
     """Of any boxes with an area."""
     rng = np.random.default_rng(4)
@@ -306,6 +321,7 @@ def test_overlaps_are_those_of_the_coco_tools() -> None:
     np.testing.assert_allclose(overlaps(*sides), theirs, atol=1e-12)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("seed", range(5))
 def test_matches_are_those_of_the_coco_tools(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """Of objects that are far apart, where the order in which pairs are made says nothing."""
@@ -343,9 +359,13 @@ def test_matches_are_those_of_the_coco_tools(seed: int, capsys: pytest.CaptureFi
     assert found["n_candidate"] - found["invented"] - found["class_changed"] == matched
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", range(5))
 def test_the_quality_is_that_of_torchmetrics(seed: int) -> None:
     """Panoptic quality of the boxes drawn as segments, of one class on a background."""
+    import torch
+    from torchmetrics.functional.detection import panoptic_quality
+
     sides = [[(*row[:5], 1.0) for row in side] for side in _scene(seed)]
     drawn = []
     for side in sides:

@@ -9,11 +9,10 @@ from examples.digits.services import VERSION, Ports
 from examples.digits.traffic import SCANNER_HEADER
 from quantdrift.core.config.load import load
 
-pytestmark = pytest.mark.unit
-
 _CONFIG = Path(examples.digits.__file__).parent / "config.toml"
 
 
+@pytest.mark.unit
 def test_the_demos_configuration_speaks_of_what_the_demo_sends() -> None:
     """Names on the wire, in the files and in the configuration are the same."""
     config = load(_CONFIG, environment={})
@@ -30,6 +29,7 @@ def test_the_demos_configuration_speaks_of_what_the_demo_sends() -> None:
     assert stratum.rate == 1.0
 
 
+@pytest.mark.integration
 def test_the_ports_reach_the_configuration_by_the_environment() -> None:
     """Each listener has a free port of its own, and the template stays as it is."""
     ports = Ports.free()

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 pytestmark = [
-    pytest.mark.unit,
+    pytest.mark.integration,
     pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="this C library is another one"),
 ]
 

@@ -14,7 +14,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 
 class _Answers(BaseHTTPRequestHandler):

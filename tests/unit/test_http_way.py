@@ -21,7 +21,7 @@ from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import DENIED, Counters, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 LIMIT = 1 << 20
 EVENT = {

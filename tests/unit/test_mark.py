@@ -16,8 +16,6 @@ from tests.support.sidecar.relay_process import wait
 from tests.support.sidecar.relay_rig import Bench, answer, post
 from tests.unit.test_taps import End, config_of, serving
 
-pytestmark = pytest.mark.unit
-
 STRATA = Sampling(rate=1.0, header_strata=(HeaderStratum(name="a", rate=1.0, headers={"x-kind": "a"}),))
 
 
@@ -28,6 +26,7 @@ def counts(bench: Bench, sampling: Sampling) -> tuple[int, int, int]:
     return offered, len(bench.taken), bench.slot.gauge(Gauge.IGNORED)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("sampling", [Sampling(rate=1.0), STRATA], ids=["one stratum", "strata by header"])
 @pytest.mark.parametrize(
     "line", [b"x-quantdrift-recheck: 1", b"X-Quantdrift-Recheck:", b"x-quantdrift-recheck:0"]
@@ -43,6 +42,7 @@ def test_a_marked_request_over_http1_is_not_captured(sampling: Sampling, line: b
     assert observer.is_idle
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("sampling", [Sampling(rate=1.0), STRATA], ids=["one stratum", "strata by header"])
 def test_a_marked_request_over_http2_is_not_captured(sampling: Sampling) -> None:
     """Nor is it in the counts; the other stream is."""
@@ -56,6 +56,7 @@ def test_a_marked_request_over_http2_is_not_captured(sampling: Sampling) -> None
     assert counts(bench, sampling) == (1, 1, 1)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("name", [MARK, MARK.title()])
 def test_a_marked_request_comes_in_by_no_way(name: str) -> None:
     """Events of loggers, of Envoy and batches all go through one door."""
@@ -66,6 +67,7 @@ def test_a_marked_request_comes_in_by_no_way(name: str) -> None:
     assert counts(bench, sampling) == (1, 0, 1)
 
 
+@pytest.mark.unit
 def test_the_example_of_a_kserve_logger_lets_the_mark_arrive() -> None:
     """A logger forwards the headers that it is told, and no other."""
     told = (Path(__file__).parents[2] / "deploy/kubernetes/kserve/logger.yaml").read_text()
@@ -73,6 +75,7 @@ def test_the_example_of_a_kserve_logger_lets_the_mark_arrive() -> None:
     assert MARK in line
 
 
+@pytest.mark.integration
 def test_a_tap_tells_nothing_of_a_marked_call(tmp_path: Path) -> None:
     """It neither counts nor takes it."""
     path = tmp_path / "tap"

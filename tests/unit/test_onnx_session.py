@@ -21,11 +21,10 @@ from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
 
-pytestmark = pytest.mark.unit
-
 WITHOUT_DEVICE = pytest.mark.skipif(bool(cuda_devices()), reason="this machine has a CUDA device")
 
 
+@pytest.mark.unit
 def test_what_is_asked_for_is_strict_and_bounded(tmp_path: Path) -> None:
     """TF32, FP16, BF16 and INT8 are off by name; memory and cache are as configured."""
     tmp_path.chmod(0o700)
@@ -44,6 +43,7 @@ def test_what_is_asked_for_is_strict_and_bounded(tmp_path: Path) -> None:
     assert not any("cache" in option for option in uncached)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("mode", "hint"), [(0o777, "others may write"), (None, "Make the directory")])
 def test_an_engine_cache_belongs_to_nobody_else(tmp_path: Path, mode: int | None, hint: str) -> None:
     """What is loaded from there is code."""
@@ -55,6 +55,7 @@ def test_an_engine_cache_belongs_to_nobody_else(tmp_path: Path, mode: int | None
         providers(Engine(provider=Provider.TENSORRT, engine_cache=str(cache)))
 
 
+@pytest.mark.unit
 @WITHOUT_DEVICE
 def test_another_provider_will_do_where_that_is_allowed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -70,6 +71,7 @@ def test_another_provider_will_do_where_that_is_allowed(
     ]
 
 
+@pytest.mark.unit
 def test_bound_to_a_device_it_computes_the_same(tmp_path: Path) -> None:
     """In the order of the outputs, whatever the inputs' memory looks like."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
@@ -79,6 +81,7 @@ def test_bound_to_a_device_it_computes_the_same(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, session.run(["logits"], {"x": np.ascontiguousarray(x)})[0])
 
 
+@pytest.mark.unit
 def test_an_error_keeps_nothing_that_was_bound(tmp_path: Path) -> None:
     """Its cause would hold every call that it came through, and with them memory on the device that the next input needs."""
     runtime = OnnxRuntime(saved(linear_model(), tmp_path / "linear.onnx"), provider=Provider.CPU, threads=1)
@@ -103,6 +106,7 @@ except OperatorError as error:
 """
 
 
+@pytest.mark.integration
 @WITHOUT_DEVICE
 @pytest.mark.parametrize(
     ("told", "said"),
@@ -132,6 +136,7 @@ def test_tensorrt_is_started_without_tf32_or_not_at_all(tmp_path: Path, told: st
     assert done.stdout.endswith("CPUExecutionProvider\n") is (told != "1")
 
 
+@pytest.mark.integration
 def test_beside_tensorrt_other_references_are_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whichever is opened first: PyTorch loads the same libraries, and TensorRT would be too late."""
     monkeypatch.delenv(OVERRIDE, raising=False)
@@ -142,6 +147,7 @@ def test_beside_tensorrt_other_references_are_told_too(monkeypatch: pytest.Monke
         assert os.environ.get(OVERRIDE) == said
 
 
+@pytest.mark.unit
 def test_libraries_that_were_loaded_too_early_are_seen(tmp_path: Path) -> None:
     """They have read the variable already."""
     maps = tmp_path / "maps"
@@ -153,6 +159,7 @@ def test_libraries_that_were_loaded_too_early_are_seen(tmp_path: Path) -> None:
     assert loaded_readers(tmp_path / "nowhere") == ()
 
 
+@pytest.mark.unit
 def test_gpu_memory_is_shared_out() -> None:
     """Each ONNX session has an arena of its own; PyTorch has one for the process; servers have none here."""
     onnx, torch = Reference(path="a.onnx"), Reference(runtime=Runtime.TORCH, path="a.pt2")
@@ -169,6 +176,7 @@ def test_gpu_memory_is_shared_out() -> None:
     assert gpu_share(Config(models=models), torch) == 0
 
 
+@pytest.mark.integration
 def test_lengths_that_never_come_again_leave_nothing_behind(tmp_path: Path) -> None:
     """A reference of text meets thousands of lengths: a plan of memory for each, kept for good, took 8 MB here."""
     assert apart(_growth_over_lengths, tmp_path) < 2 * MB

@@ -15,10 +15,11 @@ from quantdrift.shadow.language.scoring import ScoringRequest
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
-from tests.support.shadow.language_models import loaded, opening, remote_opening, scored
+from tests.support.shadow.language_models import loaded, opening, remote_opening
+from tests.support.shadow.score_streams import scored
 from tests.support.shadow.vllm_like import VllmLike, serving
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
 SAID = ({"role": "user", "content": "what drifts?"},)

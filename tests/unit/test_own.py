@@ -26,10 +26,9 @@ from quantdrift.shadow.replay.replay import ReplayResult
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
-from tests.support.shadow.language_models import scored
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
 from tests.support.shadow.openai_exchanges import chat, exchange, prepared
-from tests.support.shadow.score_streams import compared, scores_of, told
+from tests.support.shadow.score_streams import compared, scored, scores_of, told
 from tests.unit.test_generation import SERVED, P
 from tests.unit.test_served import SAID, of_chat
 

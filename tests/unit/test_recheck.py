@@ -28,8 +28,6 @@ from tests.support.shadow.onnx_models import BIAS, WEIGHT, exchange_of, inputs_o
 from tests.support.sidecar.grpc_backend import Doubling, running_grpc
 from tests.support.sidecar.relay_process import wait
 
-pytestmark = pytest.mark.unit
-
 
 class _Replica(BaseHTTPRequestHandler):
     """Answers logits of 0, 1 and 2 for each item, in JSON, and notes what it was asked."""
@@ -115,6 +113,7 @@ class Asking:
         return self.found
 
 
+@pytest.mark.integration
 def test_the_same_answer_is_no_noise_and_the_request_is_marked() -> None:
     """Whoever stands before the replica sees the mark and lets the request pass."""
     with replica() as (url, asked):
@@ -130,6 +129,7 @@ def test_the_same_answer_is_no_noise_and_the_request_is_marked() -> None:
     }
 
 
+@pytest.mark.integration
 def test_another_answer_is_noise() -> None:
     """By the model's own comparator: the first answer is what the second is held against."""
     with replica() as (url, _):
@@ -143,6 +143,7 @@ def test_another_answer_is_noise() -> None:
     assert [(item.divergence or 0.0) > 0 for item in answered.items] == [True, False]
 
 
+@pytest.mark.unit
 def test_over_grpc_the_request_is_marked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """By its metadata."""
     seen: list[dict[str, str]] = []
@@ -164,6 +165,7 @@ def test_over_grpc_the_request_is_marked_too(monkeypatch: pytest.MonkeyPatch) ->
     assert [item.divergence for item in answered.items] == [0.0, 0.0]
 
 
+@pytest.mark.integration
 def test_the_rate_is_kept_and_other_versions_are_not_asked() -> None:
     """Between two requests lies the time that the operator named; a version that is not served there is let be."""
     with replica() as (url, asked):
@@ -178,6 +180,7 @@ def test_the_rate_is_kept_and_other_versions_are_not_asked() -> None:
     assert len(asked) == 2
 
 
+@pytest.mark.integration
 def test_a_replica_that_hangs_or_is_away_holds_nobody_up() -> None:
     """What does not fit into the queue is left out, and what fails is counted."""
     with socket.socket() as silent:
@@ -196,6 +199,7 @@ def test_a_replica_that_hangs_or_is_away_holds_nobody_up() -> None:
     assert outcomes.count("failed") <= 6
 
 
+@pytest.mark.integration
 def test_an_answer_that_cannot_be_compared_is_counted_as_failed() -> None:
     """The candidate gave another output than the replica has."""
     with replica() as (url, _):
@@ -207,6 +211,7 @@ def test_an_answer_that_cannot_be_compared_is_counted_as_failed() -> None:
     assert (answered.outcome, answered.n_items, answered.items) == ("failed", 2, ())
 
 
+@pytest.mark.unit
 def test_a_replica_must_say_which_versions_it_serves() -> None:
     """Another version's answers would be taken for noise, and hide a bad release."""
     config = Config(models=(Model(name="digits", recheck=Recheck(url="http://h:1")),))
@@ -214,6 +219,7 @@ def test_a_replica_must_say_which_versions_it_serves() -> None:
     assert not problems(Config(models=(model_at("http://h:1"),)))
 
 
+@pytest.mark.unit
 def test_generated_text_is_not_asked_for_again() -> None:
     """The protocol tells no scores: every request would fail."""
     model = msgspec.structs.replace(model_at("http://h:1"), task=Task.GENERATION)

@@ -7,18 +7,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from scipy.ndimage import distance_transform_edt
 from sklearn.metrics import jaccard_score
-from torchmetrics.functional.segmentation import mean_iou
 
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.vision.segmentation import SegmentationComparator
 from quantdrift.shadow.replay.rows import items_of
-
-pytestmark = pytest.mark.unit
 
 Map = npt.NDArray[Any]
 
@@ -48,6 +44,7 @@ def _blobs(seed: int, n_classes: int = 5, side: int = 40) -> tuple[Map, Map]:
     return scores + rng.normal(0, 0.3, scores.shape), scores + rng.normal(0, 0.1, scores.shape)
 
 
+@pytest.mark.unit
 def test_a_moved_boundary_costs_overlap() -> None:
     """10 columns of 20, moved by one: IoU 9/10 and 10/11, 20 of 400 pixels changed, the boundary still found."""
     found = _compared(_halves(9), _halves(10))
@@ -60,12 +57,14 @@ def test_a_moved_boundary_costs_overlap() -> None:
     assert _compared(_halves(9), _halves(10), tolerance=0.05)["flip"] == 0
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(("moved", "boundary", "loss"), [(1, 1, 0), (3, 2, 1), (1, 0, 1), (0, 0, 0)])
 def test_a_boundary_is_found_within_its_tolerance(moved: int, boundary: int, loss: float) -> None:
     """A straight one is found whole or not at all."""
     assert _compared(_halves(10 + moved), _halves(10), boundary=boundary)["boundary_loss"] == loss
 
 
+@pytest.mark.unit
 def test_classes_that_come_and_go_are_told() -> None:
     """One that is on one side alone has no overlap."""
     candidate, reference = _halves(10), _halves(10)
@@ -76,6 +75,7 @@ def test_classes_that_come_and_go_are_told() -> None:
     assert (found["worst_class"], found["worst_iou"]) == (4, 0)
 
 
+@pytest.mark.unit
 def test_what_both_sides_ignore_is_not_looked_at() -> None:
     """What one side alone ignores is a change; a negative class is ignored always."""
     reference = _halves(10)
@@ -91,6 +91,7 @@ def test_what_both_sides_ignore_is_not_looked_at() -> None:
     assert (found["flip"], found["divergence"], found["worst_iou"]) == (0, 0, None)
 
 
+@pytest.mark.unit
 def test_an_image_of_one_class_has_no_boundary() -> None:
     """Nor is one missed; another class that fills it is all wrong."""
     zero, one = np.zeros((5, 6), dtype=np.int64), np.ones((5, 6), dtype=np.int64)
@@ -100,6 +101,7 @@ def test_an_image_of_one_class_has_no_boundary() -> None:
     assert _compared(_halves(3), np.zeros((20, 20), dtype=np.int64))["boundary_loss"] == 1
 
 
+@pytest.mark.unit
 def test_every_layout_is_the_same_map() -> None:
     """Scores with the classes first or last, of any width, and class numbers, also as floating point."""
     candidate, reference = _blobs(0)
@@ -119,6 +121,7 @@ def test_every_layout_is_the_same_map() -> None:
     assert _compared(half, other) == _compared(half.argmax(axis=0), other.argmax(axis=0))
 
 
+@pytest.mark.unit
 def test_class_numbers_may_be_half_precision() -> None:
     """Whose range ends below the largest class number that is allowed."""
     numbers = np.array([[[0, 1], [2, 2048]]], dtype=np.float16)
@@ -127,6 +130,7 @@ def test_class_numbers_may_be_half_precision() -> None:
     assert found.flip.tolist() == [0]
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("axis", [1, -1])
 def test_of_equal_scores_the_first_class_has_the_pixel(axis: int) -> None:
     """In either layout."""
@@ -135,6 +139,7 @@ def test_of_equal_scores_the_first_class_has_the_pixel(axis: int) -> None:
     assert found["divergence"] == 0
 
 
+@pytest.mark.unit
 def test_one_channel_is_a_mask() -> None:
     """Logits above 0, probabilities above 0.5."""
     logits = np.array([[-1.0, 0.1], [3.0, -0.2]], dtype=np.float32)
@@ -150,6 +155,7 @@ def test_one_channel_is_a_mask() -> None:
         _compared(logits, mask, OutputKind.PROBABILITIES)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("axis", [1, -1])
 def test_what_is_not_finite_is_an_outcome(axis: int) -> None:
     """Of one pixel; but minus infinity rules a class out, and is finite."""
@@ -173,6 +179,7 @@ def test_what_is_not_finite_is_an_outcome(axis: int) -> None:
     assert not comparator.compare(mask, good[:, 0]).candidate_finite.any()
 
 
+@pytest.mark.unit
 def test_the_record_can_hold_it() -> None:
     """Lists of classes included."""
     candidate, reference = (side[np.newaxis].argmax(axis=1) for side in _blobs(3))
@@ -186,6 +193,7 @@ def test_the_record_can_hold_it() -> None:
     assert math.isclose(detail["changed"], found.detail["changed"][0])
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("shape", [(2, 0), (2, 0, 0), (2, 4, 0, 5), (2, 0, 4, 5)])
 def test_a_map_without_pixels_is_an_outcome(shape: tuple[int, ...]) -> None:
     """However it is written: of the candidate a flip, of the reference nothing."""
@@ -199,6 +207,7 @@ def test_a_map_without_pixels_is_an_outcome(shape: tuple[int, ...]) -> None:
     assert not comparator.compare(*[np.empty(shape, np.float32)] * 2).candidate_finite.any()
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("candidate", "reference", "message"),
     [
@@ -216,9 +225,13 @@ def test_what_is_no_map_is_refused(candidate: Map, reference: Map, message: str)
         comparator.compare(candidate, reference)
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("seed", range(5))
 def test_the_overlap_is_that_of_scikit_learn_and_torchmetrics(seed: int) -> None:
     """On the same maps, over the classes that there are."""
+    import torch
+    from torchmetrics.functional.segmentation import mean_iou
+
     candidate, reference = (side.argmax(axis=0) for side in _blobs(seed))
     found = _compared(candidate, reference)
     present = np.union1d(candidate, reference)
@@ -235,6 +248,7 @@ def test_the_overlap_is_that_of_scikit_learn_and_torchmetrics(seed: int) -> None
     assert ignoring["divergence"] == pytest.approx(1 - each[1:].mean(), abs=1e-12)
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("radius", [0, 1, 2, 5])
 def test_the_boundary_score_is_that_of_distances(seed: int, radius: int) -> None:

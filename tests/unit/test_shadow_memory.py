@@ -18,7 +18,7 @@ from quantdrift.shadow.tensors.codec import fit_inputs
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import WEIGHT, exchange_of, model_of, saved
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 LENGTHS = (1, 17, 300, 2_000, 9_000)
 N_BATCHES = 500

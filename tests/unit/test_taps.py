@@ -30,7 +30,7 @@ from quantdrift.sidecar.tap.client import TapClient
 from quantdrift.sidecar.tap.wire import HEAD, Kind, Rates
 from tests.support.sidecar.relay_process import wait
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 
 def config_of(*names: str, rate: float = 0.0) -> Config:

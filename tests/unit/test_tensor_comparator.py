@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -17,8 +16,6 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.tensor import TensorComparator, steps_apart
 from quantdrift.shadow.replay.rows import items_of
-
-pytestmark = pytest.mark.unit
 
 PAIR = arrays(
     np.float64,
@@ -32,6 +29,7 @@ def _compared(candidate: Any, reference: Any, **options: Any) -> Divergences:
     return TensorComparator(RawTensor(**options)).compare(*sides)
 
 
+@pytest.mark.unit
 def test_figures_are_those_of_numpy_and_scipy() -> None:
     """Relative error and SQNR by their definitions, cosine and the largest error by the libraries'."""
     reference = np.random.default_rng(1).normal(size=(10, 3, 4)).astype(np.float32)
@@ -48,6 +46,7 @@ def test_figures_are_those_of_numpy_and_scipy() -> None:
     assert found.flip.tolist() == [0.0] * 10
 
 
+@pytest.mark.unit
 def test_a_scale_has_its_closed_form() -> None:
     """A tenth more of everything is 20 dB, and the same direction."""
     found = _compared([[1.1, 2.2, -3.3]], [[1.0, 2.0, -3.0]])
@@ -57,6 +56,7 @@ def test_a_scale_has_its_closed_form() -> None:
     assert found.flip[0] == 1
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize(
     ("name", "numpy_type"), [("FP16", np.float16), ("FP32", np.float32), ("FP64", np.float64)]
 )
@@ -72,8 +72,11 @@ def test_a_step_is_what_nextafter_says(name: str, numpy_type: Any) -> None:
     assert steps_apart(np.array([1.0]), np.array([2.0]), name).tolist() == [2.0**bits]
 
 
+@pytest.mark.integration
 def test_steps_of_bfloat16_are_torchs() -> None:
     """Rounded as torch rounds, and as many apart as its bits."""
+    import torch
+
     values = np.random.default_rng(3).normal(size=2000).astype(np.float32) * 100
     values[:3] = [1.00390625, 1.01171875, -1.00390625]  # half way: ties go to even
     rounded = torch.from_numpy(values).to(torch.bfloat16)
@@ -83,6 +86,7 @@ def test_steps_of_bfloat16_are_torchs() -> None:
     np.testing.assert_array_equal(steps_apart(values, above, "BF16"), 1)
 
 
+@pytest.mark.unit
 def test_rounding_to_the_candidates_type_is_no_error_in_its_steps() -> None:
     """FP16 of an FP32 reference; sent as FP32, it must be told."""
     reference = np.random.default_rng(4).normal(size=(5, 8)).astype(np.float32)
@@ -93,6 +97,7 @@ def test_rounding_to_the_candidates_type_is_no_error_in_its_steps() -> None:
     assert _compared(sent, reference, element_type="FP16").detail["max_ulp_error"].tolist() == [0] * 5
 
 
+@pytest.mark.unit
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_an_outcome_and_counted(bad: float) -> None:
     """Of the candidate a flip, of the reference nothing; neighbours are untouched."""
@@ -105,6 +110,7 @@ def test_what_is_not_finite_is_an_outcome_and_counted(bad: float) -> None:
     assert np.isnan(found.detail["max_absolute_error"]).tolist() == [True, True, False]
 
 
+@pytest.mark.unit
 def test_a_mask_on_both_sides_is_no_difference() -> None:
     """Minus infinity at the same place; beside it numbers are compared."""
     found = _compared([[-np.inf, 1.1], [1.0, -np.inf]], [[-np.inf, 1.0], [-np.inf, 1.0]])
@@ -116,6 +122,7 @@ def test_a_mask_on_both_sides_is_no_difference() -> None:
     )
 
 
+@pytest.mark.unit
 def test_a_reference_of_zeros_has_no_scale() -> None:
     """Whatever differs from it is infinitely far, and what is equal is not."""
     found = _compared([[0.0, 1e-9], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]])
@@ -123,6 +130,7 @@ def test_a_reference_of_zeros_has_no_scale() -> None:
     assert found.flip.tolist() == [1, 0]
 
 
+@pytest.mark.unit
 def test_integers_are_compared_exactly() -> None:
     """Identifiers beyond 2^53, signed and unsigned; truth values and smaller ones are numbers."""
     for kind, large in ((np.int64, 2**62), (np.uint64, 2**63 + 1)):
@@ -137,6 +145,7 @@ def test_integers_are_compared_exactly() -> None:
     assert _compared(np.array([[250]], np.uint8), np.array([[1]], np.uint8)).divergence.tolist() == [249]
 
 
+@pytest.mark.unit
 def test_texts_are_equal_or_not() -> None:
     """As bytes or as a runtime gives them."""
     candidate = np.array([[b"a", "ü".encode()], [b"a", b"b"]], dtype=object)
@@ -147,6 +156,7 @@ def test_texts_are_equal_or_not() -> None:
         _compared(candidate, np.ones((2, 2)))
 
 
+@pytest.mark.unit
 def test_of_several_outputs_the_worst_counts() -> None:
     """Each is told; one that is not finite spoils the item."""
     comparator = TensorComparator(RawTensor(outputs=("a", "b")))
@@ -165,6 +175,7 @@ def test_of_several_outputs_the_worst_counts() -> None:
     assert found.detail["by_output"][0] == {"b": pytest.approx(0.2)}
 
 
+@pytest.mark.unit
 def test_the_record_holds_what_is_defined() -> None:
     """As JSON that Postgres takes: an equal output has no SQNR, and counts only what there is."""
     found = _compared([[1.0, 2.0], [np.nan, 2.0]], [[1.0, 2.0], [1.0, 2.0]])
@@ -176,6 +187,7 @@ def test_the_record_holds_what_is_defined() -> None:
     assert details[1] == {"candidate_nan": 1, "candidate_not_finite": True}
 
 
+@pytest.mark.unit
 def test_an_empty_answer_is_an_outcome() -> None:
     """Of the candidate a flip, also where texts were due; other shapes are refused."""
     assert _compared(np.empty((2, 0)), np.ones((2, 3))).flip.tolist() == [1, 1]
@@ -185,6 +197,7 @@ def test_an_empty_answer_is_an_outcome() -> None:
         _compared(np.ones((1, 2)), np.ones((1, 3)))
 
 
+@pytest.mark.unit
 @given(PAIR)
 def test_every_figure_stays_in_its_range(pair: npt.NDArray[np.float64]) -> None:
     """Errors are not negative however large the values; steps and absolute errors are symmetric; equal is 0."""

@@ -27,11 +27,11 @@ from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from tests.support.shadow.language_models import loaded, opening, quantised, remote_opening
-from tests.support.shadow.language_models import scored as scores_of
 from tests.support.shadow.onnx_models import BIAS, WEIGHT
+from tests.support.shadow.score_streams import scored as scores_of
 from tests.support.shadow.vllm_like import VllmLike, serving
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 SAID = ({"role": "user", "content": "what drifts?"},)
 ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))

@@ -20,7 +20,7 @@ from quantdrift.shadow.tensors.arrays import Array
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
 from tests.support.shadow.torch_models import FACTORY, MODEL, exported, opening, weights
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 BUCKETS = (1, 4, 8)
 

@@ -11,7 +11,7 @@ from quantdrift.core.errors import OperatorError
 from tests.support.shadow.onnx_models import WEIGHT, inputs_of, logits_of
 from tests.support.shadow.torch_models import Linear, of_factory
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler, about PyTorch

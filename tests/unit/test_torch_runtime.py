@@ -41,7 +41,7 @@ from tests.support.shadow.torch_models import (
     weights,
 )
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 HERE = "tests.unit.test_torch_runtime"
 TWO = msgspec.structs.replace(

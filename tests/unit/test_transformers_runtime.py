@@ -20,9 +20,10 @@ from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswe
 from quantdrift.shadow.language.scoring import Row, ScoringRequest
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
-from tests.support.shadow.language_models import loaded, opening, scored
+from tests.support.shadow.language_models import loaded, opening
+from tests.support.shadow.score_streams import scored
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.integration
 
 SAID = ({"role": "user", "content": "what drifts?"},)
 

@@ -20,6 +20,7 @@ from quantdrift.storage.monitor.rows import (
     from_us,
     to_us,
 )
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 BEGIN = datetime(2026, 3, 1, 12, tzinfo=UTC)
 BEGIN_US = to_us(BEGIN)
@@ -172,12 +173,7 @@ async def store_catalog(connection: asyncpg.Connection, *, days: int = 1) -> Non
         "insert into policy (id, epoch, definition) overriding system value values (1, 'e1', $1)",
         msgspec.json.encode(POLICY).decode(),
     )
-    for day in range(days):
-        begin = BEGIN.replace(hour=0) + timedelta(days=day)
-        await connection.execute(
-            f"create table if not exists comparison_{begin:%Y%m%d} partition of comparison"
-            f" for values from ('{begin.isoformat()}') to ('{(begin + timedelta(days=1)).isoformat()}')"
-        )
+    await make_partitions(connection, [(BEGIN + timedelta(days=day)).date() for day in range(days)])
 
 
 async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
@@ -194,27 +190,24 @@ async def store_batch(connection: asyncpg.Connection, rows: BatchRows) -> None:
             len(times),
             list(rows.unreferenced),
         )
-        await connection.executemany(
-            "insert into comparison (captured_at, exchange_id, item, batch_id, model_version_id, policy_id,"
-            " slice_ids, n_items, source, header_stratum, body_stratum, pi1, pi2, u1, u2, group_key, flip, topk, js, divergence, margin,"
-            " attributes, features, trace) values ($1, $2, $3, $4, $5, $6, $7, 1, 'pod', 'default', 'default',"
-            " $8, 1.0, 0.0, 0.0, '', $9, $10, $11, $12, $13, '{}', '{}', $14)",
+        await store_comparisons(
+            connection,
             [
-                (
-                    from_us(row.captured_us),
-                    row.exchange_id,
-                    row.item,
-                    batch_id,
-                    row.model_version_id,
-                    row.policy_id,
-                    list(row.slice_ids),
-                    row.pi1,
-                    None if row.flip is None else bool(row.flip),
-                    None if row.topk is None else bool(row.topk),
-                    row.js,
-                    row.divergence,
-                    row.margin,
-                    f"00-{row.exchange_id}-{'1' * 16}-01",
+                Comparison(
+                    captured_at=from_us(row.captured_us),
+                    exchange_id=row.exchange_id,
+                    item=row.item,
+                    batch_id=batch_id,
+                    model_version_id=row.model_version_id,
+                    policy_id=row.policy_id,
+                    slice_ids=row.slice_ids,
+                    pi1=row.pi1,
+                    flip=None if row.flip is None else bool(row.flip),
+                    topk=None if row.topk is None else bool(row.topk),
+                    js=row.js,
+                    divergence=row.divergence,
+                    margin=row.margin,
+                    trace=f"00-{row.exchange_id}-{'1' * 16}-01",
                 )
                 for row in rows.comparisons
             ],

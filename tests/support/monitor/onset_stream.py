@@ -9,6 +9,7 @@ import msgspec
 
 from quantdrift.storage.monitor.rows import from_us
 from tests.support.monitor.fold_stream import BEGIN, BEGIN_US, POLICY, SECOND_US
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 ALL, FAINT, DARK, CLEAR = 1, 2, 3, 4
 VERSION, SUCCESSOR = 1, 2
@@ -16,32 +17,6 @@ NAMES = {ALL: "all", FAINT: "faint", DARK: "dark", CLEAR: "clear"}
 ONSET_S = 400
 CPU = {"runtime": "onnxruntime", "version": "1.31.0", "provider": "CPUExecutionProvider", "device": "cpu"}
 CUDA = {**CPU, "provider": "CUDAExecutionProvider", "device": "NVIDIA H200"}
-_COLUMNS = [
-    *(
-        "captured_at",
-        "exchange_id",
-        "item",
-        "batch_id",
-        "model_version_id",
-        "policy_id",
-        "slice_ids",
-        "n_items",
-    ),
-    *(
-        "source",
-        "header_stratum",
-        "body_stratum",
-        "pi1",
-        "pi2",
-        "u1",
-        "u2",
-        "group_key",
-        "flip",
-        "js",
-        "divergence",
-    ),
-    *("candidate_margin", "reference_margin", "attributes", "features", "trace"),
-]
 
 
 class Draw(Protocol):
@@ -120,11 +95,7 @@ async def store_names(connection: asyncpg.Connection) -> None:
         "insert into policy (id, epoch, definition) overriding system value values (1, 'e1', $1)",
         msgspec.json.encode(POLICY).decode(),
     )
-    day = BEGIN.replace(hour=0)
-    await connection.execute(
-        f"create table if not exists comparison_{day:%Y%m%d} partition of comparison"
-        f" for values from ('{day.isoformat()}') to ('{(day + timedelta(days=1)).isoformat()}')"
-    )
+    await make_partitions(connection, [BEGIN.date()])
 
 
 async def store_successor(connection: asyncpg.Connection) -> None:
@@ -163,26 +134,20 @@ async def store_items(
             len(part),
             msgspec.json.encode(provenance).decode(),
         )
-        await connection.copy_records_to_table(
-            "comparison",
-            columns=_COLUMNS,
-            records=[
-                (
-                    *(from_us(one.at_us), one.exchange, 0, batch, version, 1, list(one.slices), 1, "pod"),
-                    *(
-                        "default",
-                        "default",
-                        1.0,
-                        1.0,
-                        0.0,
-                        0.0,
-                        "",
-                        one.flip,
-                        0.0,
-                        one.divergence,
-                        one.margin,
-                    ),
-                    *(one.margin, "{}", "{}", ""),
+        await store_comparisons(
+            connection,
+            [
+                Comparison(
+                    captured_at=from_us(one.at_us),
+                    exchange_id=one.exchange,
+                    batch_id=batch,
+                    model_version_id=version,
+                    slice_ids=one.slices,
+                    flip=one.flip,
+                    js=0.0,
+                    divergence=one.divergence,
+                    candidate_margin=one.margin,
+                    reference_margin=one.margin,
                 )
                 for one in part
             ],

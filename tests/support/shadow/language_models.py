@@ -10,8 +10,6 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Scores, ScoringRequest, objects
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
 NAME: Final = "small"
@@ -59,11 +57,3 @@ def remote_opening(url: str, **options: Any) -> RuntimeRequest:
     """Return what the runtime is told of a reference at a server."""
     told = Reference(runtime=Runtime.OPENAI, url=url, timeout_s=20.0)
     return RuntimeRequest(model=model_of(told, **options), reference=told)
-
-
-def scored(runtime: ReferenceRuntime, *asked: ScoringRequest) -> list[Scores]:
-    """Return the scores of these answers, asked for together."""
-    empty = objects([""] * len(asked))
-    inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}
-    found: list[Scores] = runtime.run(inputs)["scores"].tolist()
-    return found

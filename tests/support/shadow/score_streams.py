@@ -10,7 +10,8 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, SCORES, Scores, objects
+from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Scores, ScoringRequest, objects
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 
 
 def scores_of(logprobs: Any, served: Sequence[int], k: int = 20, *, ids: bool = True) -> Scores:
@@ -43,3 +44,11 @@ def told(found: Divergences) -> dict[str, Any]:
     """Return what is said of one answer."""
     detail = {name: column.tolist()[0] for name, column in found.detail.items()}
     return {"flip": found.flip.tolist()[0], "divergence": found.divergence.tolist()[0], **detail}
+
+
+def scored(runtime: ReferenceRuntime, *asked: ScoringRequest) -> list[Scores]:
+    """Return the scores of these answers, asked for together."""
+    empty = objects([""] * len(asked))
+    inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}
+    found: list[Scores] = runtime.run(inputs)["scores"].tolist()
+    return found

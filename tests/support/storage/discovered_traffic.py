@@ -13,6 +13,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Metric, Policy, 
 from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
 
 NOW = datetime(2026, 11, 16, 3, 0, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -84,12 +85,7 @@ async def write_traffic(
     """Insert n exchanges of one item each, spread evenly, and their hourly roll-ups; others flip at 0.3 %."""
     rng = np.random.default_rng(seed)
     scanners = rng.choice(list(SHARES), n, p=list(SHARES.values()))
-    for day in range((end - begin).days + 2):
-        first = begin.replace(hour=0, minute=0) + day * DAY
-        await db.execute(
-            f"create table if not exists comparison_{first:%Y%m%d} partition of comparison"
-            f" for values from ('{first.isoformat()}') to ('{(first + DAY).isoformat()}')"
-        )
+    await make_partitions(db, [(begin + day * DAY).date() for day in range((end - begin).days + 2)])
     times = [begin + (end - begin) * (index / n) for index in range(n)]
     batch = await db.fetchval(
         "insert into batch (kind, worker, stored_at, captured_from, captured_to, n_rows)"
@@ -103,58 +99,23 @@ async def write_traffic(
     flipped = rng.random(n) < np.array([flips.get(scanner, 0.003) for scanner in scanners])
     contrast = rng.normal(1.0, 0.3, n)
     rows = [
-        (
-            times[index],
-            uuid.UUID(int=int.from_bytes(rng.bytes(16)), version=4),
-            0,
-            batch,
-            version_id,
-            policy,
-            [everything],
-            1,
-            "pod",
-            "default",
-            "default",
-            1.0,
-            1.0,
-            float(rng.random()),
-            float(rng.random()),
-            "",
-            bool(flipped[index]),
-            float(rng.lognormal(-9, 1)),
-            msgspec.json.encode({"header.x-scanner": str(scanners[index])}).decode(),
-            msgspec.json.encode({"feature.contrast": float(contrast[index])}).decode(),
-            "",
+        Comparison(
+            captured_at=times[index],
+            exchange_id=uuid.UUID(int=int.from_bytes(rng.bytes(16)), version=4),
+            batch_id=batch,
+            model_version_id=version_id,
+            policy_id=policy,
+            slice_ids=(everything,),
+            u1=float(rng.random()),
+            u2=float(rng.random()),
+            flip=bool(flipped[index]),
+            divergence=float(rng.lognormal(-9, 1)),
+            attributes=msgspec.json.encode({"header.x-scanner": str(scanners[index])}).decode(),
+            features=msgspec.json.encode({"feature.contrast": float(contrast[index])}).decode(),
         )
         for index in range(n)
     ]
-    await db.copy_records_to_table(
-        "comparison",
-        columns=[
-            "captured_at",
-            "exchange_id",
-            "item",
-            "batch_id",
-            "model_version_id",
-            "policy_id",
-            "slice_ids",
-            "n_items",
-            "source",
-            "header_stratum",
-            "body_stratum",
-            "pi1",
-            "pi2",
-            "u1",
-            "u2",
-            "group_key",
-            "flip",
-            "divergence",
-            "attributes",
-            "features",
-            "trace",
-        ],
-        records=rows,
-    )
+    await store_comparisons(db, rows)
     await db.execute(
         "insert into rollup_hour (model_version_id, slice_id, hour, n_items, n_groups, weight, weight_sq, flip, topk,"
         " js, divergence, margin, flip_weight, topk_weight, js_weight, divergence_weight, margin_weight, n_infinite, divergence_bins)"

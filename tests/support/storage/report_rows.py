@@ -9,6 +9,8 @@ import asyncpg
 import msgspec
 import numpy as np
 
+from tests.support.storage.comparisons import Comparison, make_partitions, store_comparisons
+
 START = datetime(2026, 11, 16, 9, 0, tzinfo=UTC)
 CAP = 2.0
 MINUTE = timedelta(minutes=1)
@@ -149,11 +151,7 @@ async def write_items(
     db: asyncpg.Connection, items: list[Item], *, version_id: int, all_id: int, slice_ids: list[int]
 ) -> None:
     """Insert comparisons with their batch and policy."""
-    for day in {item.at.date() for item in items}:
-        await db.execute(
-            f'create table if not exists "comparison_{day:%Y%m%d}" partition of comparison'
-            f" for values from ('{day} 00:00+00') to ('{day + timedelta(days=1)} 00:00+00')"
-        )
+    await make_partitions(db, [item.at.date() for item in items])
     policy = await db.fetchval(
         "insert into policy (epoch, definition) values ($1, '{}') returning id", str(version_id)
     )
@@ -166,56 +164,25 @@ async def write_items(
         '{"no_reference": 41}',
         version_id,
     )
-    await db.copy_records_to_table(
-        "comparison",
-        columns=[
-            "captured_at",
-            "exchange_id",
-            "item",
-            "batch_id",
-            "model_version_id",
-            "policy_id",
-            "slice_ids",
-            "n_items",
-            "source",
-            "header_stratum",
-            "body_stratum",
-            "pi1",
-            "pi2",
-            "u1",
-            "u2",
-            "group_key",
-            "flip",
-            "js",
-            "divergence",
-            "attributes",
-            "features",
-            "trace",
-        ],
-        records=[
-            (
-                item.at,
-                item.exchange,
-                item.item,
-                batch,
-                version_id,
-                policy,
-                [all_id, slice_ids[item.part]],
-                item.n_items,
-                "pod-1",
-                "faint" if item.part == 1 else "default",
-                "default",
-                item.pi,
-                1.0,
-                0.0,
-                0.0,
-                "",
-                item.flip,
-                item.js,
-                item.divergence,
-                "{}",
-                "{}",
-                "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+    await store_comparisons(
+        db,
+        [
+            Comparison(
+                captured_at=item.at,
+                exchange_id=item.exchange,
+                item=item.item,
+                batch_id=batch,
+                model_version_id=version_id,
+                policy_id=policy,
+                slice_ids=(all_id, slice_ids[item.part]),
+                n_items=item.n_items,
+                source="pod-1",
+                header_stratum="faint" if item.part == 1 else "default",
+                pi1=item.pi,
+                flip=item.flip,
+                js=item.js,
+                divergence=item.divergence,
+                trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
             )
             for item in items
         ],

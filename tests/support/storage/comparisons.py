@@ -1,0 +1,58 @@
+"""Rows of the table `comparison`, as a shadow worker stores them: the one place in the tests that lists its columns."""
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, date, datetime, time, timedelta
+from uuid import UUID
+
+import asyncpg
+import msgspec
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One row, column by column; what a test does not say is that of an exchange of one item that nobody weighs."""
+
+    captured_at: datetime
+    exchange_id: UUID | str
+    item: int = 0
+    batch_id: int
+    model_version_id: int
+    policy_id: int = 1
+    slice_ids: Sequence[int] = (1,)
+    n_items: int = 1
+    source: str = "pod"
+    header_stratum: str = "default"
+    body_stratum: str = "default"
+    pi1: float = 1.0
+    pi2: float = 1.0
+    u1: float = 0.0
+    u2: float = 0.0
+    group_key: str = ""
+    flip: bool | None = None
+    topk: bool | None = None
+    js: float | None = None
+    divergence: float | None = None
+    margin: float | None = None
+    candidate_margin: float | None = None
+    reference_margin: float | None = None
+    attributes: str = "{}"
+    features: str = "{}"
+    trace: str = ""
+
+
+async def store_comparisons(connection: asyncpg.Connection, rows: Iterable[Comparison]) -> None:
+    """Insert rows; the partitions of their days must be there."""
+    await connection.copy_records_to_table(
+        "comparison",
+        columns=Comparison.__struct_fields__,
+        records=[msgspec.structs.astuple(row) for row in rows],
+    )
+
+
+async def make_partitions(connection: asyncpg.Connection, days: Iterable[date]) -> None:
+    """Make the partitions of these days in UTC where they are missing."""
+    for day in sorted(set(days)):
+        begin = datetime.combine(day, time(), UTC)
+        await connection.execute(
+            f'create table if not exists "comparison_{day:%Y%m%d}" partition of comparison'
+            f" for values from ('{begin.isoformat()}') to ('{(begin + timedelta(days=1)).isoformat()}')"
+        )

@@ -1,0 +1,104 @@
+"""How the tests run: what a unit test must not do, what is made once, and who takes which file."""
+
+import asyncio
+import importlib
+import re
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.support.isolation import ROOT, isolated, reaches
+from tests.support.resident_memory import apart, resident_bytes
+from tests.support.schedule import ORDER, part, rank
+from tests.support.shared import made_once
+
+TESTS = ROOT / "tests"
+
+
+@pytest.mark.integration
+def test_a_socket_a_process_and_torch_are_noted() -> None:
+    """Whoever opens, starts or imports them: also through asyncio, and torch that was imported before."""
+    with isolated() as found:
+        socket.create_server(("127.0.0.1", 0)).close()
+    assert found == ["socket.bind"]
+    with isolated() as found, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", 1), timeout=1)
+    assert "socket.connect" in found
+    with isolated() as found:
+        subprocess.run([sys.executable, "-c", ""], check=True)
+    assert found == [f"subprocess.Popen {sys.executable}"]
+    with isolated() as found:
+        assert apart(resident_bytes) > 0
+    assert found == ["multiprocessing"]
+    before = importlib.import_module("torch")
+    with isolated() as found, pytest.raises(ImportError, match="must not import torch"):
+        importlib.import_module("torch")
+    assert found == ["import torch"]
+    assert importlib.import_module("torch") is before
+
+
+@pytest.mark.unit
+def test_an_event_loop_is_allowed() -> None:
+    """With the sockets it wakes itself up by, which have no address."""
+
+    async def turn() -> None:
+        await asyncio.sleep(0)
+
+    with isolated() as found:
+        asyncio.run(turn())
+    assert found == []
+
+
+@pytest.mark.unit
+def test_no_module_with_unit_tests_imports_torch() -> None:
+    """Not by way of others either: collecting the unit tests costs no second of it."""
+    modules = [
+        path for path in TESTS.glob("*/test_*.py") if re.search(r"mark\.unit\b", path.read_text("utf-8"))
+    ]
+    assert len(modules) > 100
+    assert [way for way in map(reaches, modules) if way] == []
+    assert reaches(TESTS / "vllm_like.py")[-1] == "torch"
+
+
+@pytest.mark.unit
+def test_every_directory_has_its_turn_and_servers_go_together() -> None:
+    """A file goes to one process, the tests with real servers to one together, and what is short comes last."""
+    held = {path.parent.name for path in TESTS.glob("*/test_*.py")}
+    assert held == set(ORDER)
+    assert part("tests/unit/test_alert.py::test_a[b::c]") == "tests/unit/test_alert.py"
+    assert part("tests/servers/test_vllm.py::test_a") == part("tests/servers/test_kserve.py::test_b")
+    turns = [rank(f"tests/{name}/test_a.py::test_a") for name in ("new", "acceptance", "integration", "unit")]
+    assert turns == sorted(turns)
+    assert rank("test_alone.py::test_a") == turns[0]
+
+
+@pytest.mark.unit
+def test_what_several_ask_for_is_made_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Others wait until it is whole; one that failed is made again."""
+    calls: list[Path] = []
+
+    def make(directory: Path) -> Path:
+        calls.append(directory)
+        if len(calls) == 1:
+            raise RuntimeError("the disk is full")
+        (directory / "model").write_text("trained")
+        return directory / "model"
+
+    name = f"suite-{tmp_path_factory.mktemp('once').parent.name}"  # the folder is shared with the other processes
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        made_once(tmp_path_factory, name, make)
+    found: list[str] = []
+    asking = [
+        threading.Thread(target=lambda: found.append(made_once(tmp_path_factory, name, make).read_text()))
+        for _ in range(4)
+    ]
+    for one in asking:
+        one.start()
+    for one in asking:
+        one.join()
+    assert found == ["trained"] * 4
+    assert len(calls) == 2
