@@ -5,15 +5,19 @@ back to watching when every live signal has shown to be inside its budget again.
 is paused until then, so one breach is one alarm.
 """
 
+import itertools
+import math
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple, Self
 
 import msgspec
 import numpy as np
 
 from quantdrift.drift.detectors.protocol import DETECTORS
-from quantdrift.drift.evidence.observations import BoolArray, FloatArray, GroupSequence
+from quantdrift.drift.evidence import header as signal
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, GroupSequence, IntArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.evidence.run import (
     N_ROWS,
@@ -73,10 +77,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
     x: FloatArray
     seen: BoolArray | None = None
 
-    def between(self, start: int, stop: int) -> Self:
-        """Return the part from group `start` on, before `stop`."""
-        seen = None if self.seen is None else self.seen[start:stop]
-        return msgspec.structs.replace(self, x=self.x[start:stop], seen=seen)
+    def at(self, place: slice | IntArray) -> Self:
+        """Return the part in the groups at `place`."""
+        seen = None if self.seen is None else self.seen[place]
+        return msgspec.structs.replace(self, x=self.x[place], seen=seen)
 
 
 class Groups(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,22 +103,63 @@ class Groups(msgspec.Struct, frozen=True, kw_only=True):
     at_us: FloatArray
     series: dict[SignalKey, Series]
 
-    def between(self, start: int, stop: int) -> Self:
-        """Return those from `start` on, before `stop`."""
-        if (start, stop) == (0, len(self.order)):
-            return self
-        span = slice(start, stop)
+    def of(self, parts: Sequence["_Part"]) -> Self:
+        """Return those of the parts, one after another."""
+        first, last = parts[0].start, parts[-1].stop
+        if all(before.stop == after.start for before, after in itertools.pairwise(parts)):
+            place: slice | IntArray = slice(first, last)
+            if (first, last) == (0, len(self.order)):
+                return self
+        else:
+            place = np.concatenate([np.arange(part.start, part.stop) for part in parts])
         return msgspec.structs.replace(
             self,
-            order=self.order[span],
-            mass=self.mass[span],
-            at_us=self.at_us[span],
-            series={key: one.between(start, stop) for key, one in self.series.items()},
+            order=self.order[place],
+            mass=self.mass[place],
+            at_us=self.at_us[place],
+            series={key: one.at(place) for key, one in self.series.items()},
         )
+
+
+class Survey(msgspec.Struct, frozen=True, gc=False):
+    """What the states of a watch say together; worked out for many watches at a time when they are advanced.
+
+    Parameters
+    ----------
+    evidence
+        For paging, of each signal in the order of its keys.
+    total
+        The sum of it.
+    page_mass
+        Calendar mass that the page copies were given since their reset, summed.
+    n_groups
+        Most groups that any signal has seen.
+    policy_id
+        Policy of the last group; 0 before the first.
+    missing
+        Most groups that any baseline lacks.
+    due_us
+        Event time from which on `Detector.tend` has something to do.
+    """
+
+    evidence: tuple[float, ...]
+    total: float
+    page_mass: float
+    n_groups: int
+    policy_id: int
+    missing: int
+    due_us: float
+
+
+@lru_cache(maxsize=1024)
+def _in_order(keys: tuple[SignalKey, ...]) -> list[SignalKey]:
+    return sorted(keys)
 
 
 class SliceWatch:
     """A slice's phase and the states of its signals. `advance` changes it in place.
+
+    Whoever else changes a state calls `touched`.
 
     Parameters
     ----------
@@ -129,10 +174,36 @@ class SliceWatch:
     ) -> None:
         self.phase = phase
         self.states = states if states is not None else {}
+        self._survey: Survey | None = None
+
+    def ordered(self) -> list[tuple[SignalKey, FloatArray]]:
+        """Return the signals with their states, in the order of their keys."""
+        return [(key, self.states[key]) for key in _in_order(tuple(self.states))]
+
+    def survey(self) -> Survey:
+        """Return what the states say together."""
+        if self._survey is None:
+            keys = sorted(self.states)
+            evidence = tuple(DETECTORS[key.kind].evidence(self.states[key]) for key in keys)
+            self._survey = Survey(
+                evidence=evidence,
+                total=sum(evidence),
+                page_mass=sum(DETECTORS[key.kind].page_mass(self.states[key]) for key in keys),
+                n_groups=max((int(self.states[key][signal.N_TOTAL]) for key in keys), default=0),
+                policy_id=max((int(self.states[key][signal.POLICY]) for key in keys), default=0),
+                missing=max((DETECTORS[key.kind].missing(self.states[key]) for key in keys), default=0),
+                due_us=-math.inf,
+            )
+        return self._survey
+
+    def touched(self, survey: Survey | None = None) -> None:
+        """Note that a state has changed, and what the states say now where that is known."""
+        self._survey = survey
 
     def add(self, key: SignalKey, state: FloatArray) -> None:
         """Watch one more signal; where an alarm lasts it too must recover before it resolves."""
         self.states[key] = state
+        self.touched()
         if self.phase is not Phase.WATCHING:
             DETECTORS[key.kind].alarmed(state, page=self.phase is Phase.FIRING)
 
@@ -141,15 +212,15 @@ class SliceWatch:
         self.phase = Phase.WATCHING
         for key, state in self.states.items():
             DETECTORS[key.kind].arm(state, mass=mass, at_us=at_us)
+        self.touched()
 
     def evidence(self) -> float:
         """Return the summed evidence for paging."""
-        return sum(DETECTORS[key.kind].evidence(self.states[key]) for key in sorted(self.states))
+        return self.survey().total
 
     def page_threshold(self, thresholds: Thresholds) -> float:
         """Return what the summed evidence must reach to page now."""
-        mass = sum(DETECTORS[key.kind].page_mass(self.states[key]) for key in sorted(self.states))
-        return max(thresholds.page, thresholds.mass_ratio * mass)
+        return max(thresholds.page, thresholds.mass_ratio * self.survey().page_mass)
 
 
 class Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,8 +259,33 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
 
     The same watches with the same groups give the same bits, in whatever company they are advanced.
     """
+    return advance_joined(watches, *_joined(groups), thresholds)
+
+
+def advance_joined(
+    watches: Sequence[SliceWatch], groups: Groups, ends: IntArray, thresholds: Thresholds
+) -> list[Change]:
+    """Do as `advance` does, with the groups of all watches one after another.
+
+    Parameters
+    ----------
+    watches
+        What is advanced.
+    groups
+        Those of the first watch, then those of the next.
+    ends
+        (watches,) where the groups of each end.
+    thresholds
+        When evidence is an alarm.
+    """
     changes: list[Change] = []
-    pending = [_Part(index, 0, len(given.order)) for index, given in enumerate(groups) if len(given.order)]
+    scratch: dict[str, FloatArray] = {}
+    stops = ends.tolist()
+    pending = [
+        _Part(index, start, stop)
+        for index, (start, stop) in enumerate(zip((0, *stops), stops, strict=False))
+        if start < stop
+    ]
     while pending:
         alike: dict[tuple[SignalKey, ...], list[_Part]] = {}
         for part in pending:
@@ -197,10 +293,45 @@ def advance(watches: Sequence[SliceWatch], groups: Sequence[Groups], thresholds:
         pending = []
         for keys, parts in alike.items():
             for first in range(0, len(parts), SIDE_BY_SIDE):
-                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], sorted(keys))
+                run = _Run(watches, groups, parts[first : first + SIDE_BY_SIDE], _in_order(keys), scratch)
                 pending += run.finish(thresholds, changes)
     changes.sort(key=lambda change: (change.order, change.watch))
     return changes
+
+
+def _joined(groups: Sequence[Groups]) -> tuple[Groups, IntArray]:
+    """Return the groups of several watches one after another, and where those of each end."""
+    n = [len(given.order) for given in groups]
+    widths = {key: one.x.shape[1] for given in groups for key, one in given.series.items()}
+    nothing = np.zeros(0)
+    together = Groups(
+        order=np.concatenate([nothing, *(given.order for given in groups)]),
+        mass=np.concatenate([nothing, *(given.mass for given in groups)]),
+        at_us=np.concatenate([nothing, *(given.at_us for given in groups)]),
+        series={
+            key: _one_after_another([given.series.get(key) for given in groups], n, width)
+            for key, width in widths.items()
+        },
+    )
+    return together, np.cumsum(n, dtype=np.intp)
+
+
+def _one_after_another(series: Sequence[Series | None], n: Sequence[int], width: int) -> Series:
+    """Return one signal's parts in several series of `n` groups; None: not observed."""
+    x = np.concatenate(
+        [np.zeros((steps, width)) if one is None else one.x for one, steps in zip(series, n, strict=True)]
+    )
+    if all(one is not None and one.seen is None for one in series):
+        return Series(x=x)
+    seen = [
+        np.zeros(steps, dtype=np.bool_)
+        if one is None
+        else np.ones(steps, dtype=np.bool_)
+        if one.seen is None
+        else one.seen
+        for one, steps in zip(series, n, strict=True)
+    ]
+    return Series(x=x, seen=np.concatenate(seen))
 
 
 class _Part(NamedTuple):
@@ -211,7 +342,7 @@ class _Part(NamedTuple):
     watch
         Index of the watch.
     start, stop
-        Its groups from `start` on, before `stop`.
+        Its groups from `start` on, before `stop`, in all that are given.
     """
 
     watch: int
@@ -237,43 +368,54 @@ class _Run:
     def __init__(
         self,
         watches: Sequence[SliceWatch],
-        groups: Sequence[Groups],
+        groups: Groups,
         parts: list[_Part],
         keys: list[SignalKey],
+        scratch: dict[str, FloatArray],
     ) -> None:
-        self._watches, self._groups = watches, groups
+        self._watches, self._groups, self._scratch = watches, groups, scratch
         self._parts, self._keys = parts, keys
         self._states = [watches[part.watch].states for part in parts]
-        self._given = [groups[part.watch].between(part.start, part.stop) for part in parts]
-        self._ends = np.cumsum([len(given.order) for given in self._given])
-        mass = np.concatenate([given.mass for given in self._given])
-        at_us = np.concatenate([given.at_us for given in self._given])
+        self._lengths = [part.stop - part.start for part in parts]
+        self._ends: IntArray = np.cumsum(self._lengths, dtype=np.intp)
+        self._given = groups.of(parts)
         self._kinds: list[_Kind] = []
         for kind in DETECTORS:
             if of := [key for key in keys if key.kind == kind]:
-                self._kinds.append(_Kind(of, self._follow(kind, of, mass, at_us)))
+                self._kinds.append(_Kind(of, self._follow(kind, of)))
         # Of all signals together, (5, groups); what recovery sums to is never asked for.
         self._course: FloatArray = sum(
-            (kind.course.sum(axis=1) for kind in self._kinds), start=np.zeros((N_ROWS, len(mass)))
+            (kind.course.sum(axis=1) for kind in self._kinds),
+            start=np.zeros((N_ROWS, len(self._given.mass))),
         )
 
-    def _follow(self, kind: str, keys: list[SignalKey], mass: FloatArray, at_us: FloatArray) -> SequenceRun:
+    def _follow(self, kind: str, keys: list[SignalKey]) -> SequenceRun:
         """Let the signals of one kind follow their groups."""
-        detector, n = DETECTORS[kind], len(keys)
-        states = np.concatenate([states[key] for key in keys for states in self._states])
-        shown = [given.series for given in self._given]
-        series = [
-            all_.get(key) or _nothing(given, detector.width)
-            for key in keys
-            for all_, given in zip(shown, self._given, strict=True)
-        ]
-        trail = GroupSequence(
-            ends=np.concatenate([self._ends + turn * len(mass) for turn in range(n)]),
-            x=np.concatenate([one.x for one in series]),
-            seen=_seen(series),
-            mass=np.concatenate((mass,) * n),
-            at_us=np.concatenate((at_us,) * n),
-        )
+        detector, n, given = DETECTORS[kind], len(keys), self._given
+        steps = len(given.mass)
+        # They are copied to one place for all runs, which the processor's cache knows, and back if the watch goes on.
+        rows = [states[key] for key in keys for states in self._states]
+        room = self._scratch.get(kind)
+        if room is None or len(room) < len(rows) * detector.size:
+            room = self._scratch[kind] = np.empty(len(rows) * detector.size)
+        states = np.concatenate(rows, out=room[: len(rows) * detector.size])
+        series = [given.series.get(key) or _nothing(steps, detector.width) for key in keys]
+        if n == 1:
+            trail = GroupSequence(
+                ends=self._ends,
+                x=series[0].x,
+                seen=_seen(series),
+                mass=given.mass,
+                at_us=given.at_us,
+            )
+        else:
+            trail = GroupSequence(
+                ends=np.concatenate([self._ends + turn * steps for turn in range(n)]),
+                x=np.concatenate([one.x for one in series]),
+                seen=_seen(series),
+                mass=np.concatenate((given.mass,) * n),
+                at_us=np.concatenate((given.at_us,) * n),
+            )
         return detector.follow(states.reshape(-1, detector.size), trail)
 
     def finish(self, thresholds: Thresholds, changes: list[Change]) -> list[_Part]:
@@ -287,16 +429,49 @@ class _Run:
             for key, rows in zip(keys, flow.states.reshape(len(keys), len(self._parts), -1), strict=True):
                 for place, (states, row) in enumerate(zip(self._states, rows, strict=True)):
                     if place not in early:
-                        states[key] = row
+                        states[key][:] = row
+        for part, survey in zip(self._parts, self._surveys(), strict=True):
+            self._watches[part.watch].touched(survey)
         left = []
         for place, stop in stops.items():
             if place in early:
                 part = self._parts[place]
-                run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys)
+                self._watches[part.watch].touched()
+                run = _Run(self._watches, self._groups, [part._replace(stop=stop)], self._keys, self._scratch)
                 left += [*run.finish(thresholds, changes), part._replace(start=stop)]
             else:
                 changes.append(self._change(place, thresholds))
         return left
+
+    def _surveys(self) -> list[Survey]:
+        """Return what the states of each part say together, after the run."""
+        n = len(self._parts)
+        if not self._keys:
+            return [SliceWatch().survey()] * n
+        evidence: dict[SignalKey, list[float]] = {}
+        mass: dict[SignalKey, list[float]] = {}
+        header, missing = np.zeros((2, n)), np.zeros(n, dtype=np.intp)
+        due_us = np.full(n, np.inf)
+        for keys, flow in self._kinds:
+            detector, states = DETECTORS[keys[0].kind], flow.states
+            shape = (len(keys), n)
+            evidence |= zip(keys, detector.evidences(states).reshape(shape).tolist(), strict=True)
+            mass |= zip(keys, states[:, signal.PAGE_MASS].reshape(shape).tolist(), strict=True)
+            columns = states[:, [signal.N_TOTAL, signal.POLICY]].reshape(*shape, 2)
+            np.maximum(header, columns.max(axis=0).T, out=header)
+            np.minimum(due_us, detector.due_us(states).reshape(shape).min(axis=0), out=due_us)
+            np.maximum(missing, detector.missings(states).reshape(shape).max(axis=0), out=missing)
+        return [
+            Survey(of, sum(of), sum(masses), int(n_groups), int(policy_id), lacking, due)
+            for of, masses, n_groups, policy_id, lacking, due in zip(
+                zip(*(evidence[key] for key in self._keys), strict=True),
+                zip(*(mass[key] for key in self._keys), strict=True),
+                *header.tolist(),
+                missing.tolist(),
+                due_us.tolist(),
+                strict=True,
+            )
+        ]
 
     def _stops(self, thresholds: Thresholds) -> dict[int, int]:
         """Return per part in which the phase changes the group that is the first after that, as `_Part` counts."""
@@ -316,9 +491,9 @@ class _Run:
         phases = [self._watches[part.watch].phase for part in self._parts]
         if all(phase is Phase.WATCHING for phase in phases):
             return page | ticket
-        lengths = [part.stop - part.start for part in self._parts]
         watching, firing = (
-            np.repeat([phase is one for phase in phases], lengths) for one in (Phase.WATCHING, Phase.FIRING)
+            np.repeat([phase is one for phase in phases], self._lengths)
+            for one in (Phase.WATCHING, Phase.FIRING)
         )
         least = [kind.course[RECOVERY].min(axis=0) for kind in self._kinds]
         over = np.min(least, axis=0) >= RESOLVED
@@ -326,7 +501,7 @@ class _Run:
 
     def _change(self, place: int, thresholds: Thresholds) -> Change:
         part, last = self._parts[place], int(self._ends[place]) - 1
-        watch, given = self._watches[part.watch], self._given[place]
+        watch, given = self._watches[part.watch], self._given
         page = self._course[PAGE, last] >= max(
             thresholds.page, thresholds.mass_ratio * self._course[PAGE_MASS, last]
         )
@@ -347,25 +522,25 @@ class _Run:
             watch=part.watch,
             before=watch.phase,
             after=after,
-            order=int(given.order[-1]),
-            at_us=int(given.at_us[-1]),
+            order=int(given.order[last]),
+            at_us=int(given.at_us[last]),
             evidence=evidence,
             threshold=float(threshold),
             states={key: state.copy() for key, state in watch.states.items()},
         )
         if after is Phase.WATCHING:
-            watch.stand_down(mass=float(given.mass[-1]), at_us=change.at_us)
+            watch.stand_down(mass=float(given.mass[last]), at_us=change.at_us)
         else:
             watch.phase = after
             for key, state in watch.states.items():
                 DETECTORS[key.kind].alarmed(state, page=after is Phase.FIRING)
+            watch.touched()
         return change
 
 
-def _nothing(given: Groups, width: int) -> Series:
+def _nothing(steps: int, width: int) -> Series:
     """Return a signal's part in groups in which it was not observed."""
-    n = len(given.order)
-    return Series(x=np.zeros((n, width)), seen=np.zeros(n, dtype=np.bool_))
+    return Series(x=np.zeros((steps, width)), seen=np.zeros(steps, dtype=np.bool_))
 
 
 def _seen(series: Sequence[Series]) -> BoolArray:

@@ -24,8 +24,8 @@ def from_us(at_us: int) -> datetime:
     return _EPOCH + at_us * _MICROSECOND
 
 
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A row."""
+class _Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A row; it is in no cycle, and a fold makes and reads too many of them to be searched for some."""
 
 
 class ComparisonRow(_Row, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from quantdrift.drift.detectors.tail.quantile import N_BINS as N_TAIL_BINS
 from quantdrift.drift.detectors.tail.quantile import quantile, shortfall, tail_bin
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.monitor.fold.groups import Columns, Observation
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
 from tests.support.monitor.change_streams import baseline_of, observed
@@ -89,9 +90,14 @@ def test_roll_ups_add_up(seed: int) -> None:
 
     def sums(chosen: list[ComparisonRow]) -> dict[tuple[int, int, int], FloatArray]:
         rollup = Rollup()
-        for row in chosen:
-            for slice_id in row.slice_ids:
-                rollup.add(slice_id, (row,), cap=1.0)
+        if chosen:
+            columns = Columns(
+                [
+                    Observation(order=place, rows=(row,), now_us=0, closed=False)
+                    for place, row in enumerate(chosen)
+                ]
+            )
+            rollup.add(columns, np.ones(len(columns.ends), dtype=np.bool_), cap=np.ones(len(chosen)))
         return {
             (row.model_version_id, row.slice_id, row.hour_us): np.hstack(msgspec.structs.astuple(row)[3:])
             for row in rollup.rows()

@@ -1,7 +1,9 @@
 """Hourly sums of items some of which have no divergence."""
 
+import numpy as np
 import pytest
 
+from quantdrift.monitor.fold.groups import Columns, Observation
 from quantdrift.monitor.fold.rollup import Rollup
 from quantdrift.storage.monitor.rows import ComparisonRow
 
@@ -38,7 +40,9 @@ def test_what_an_item_lacks_weighs_nothing() -> None:
         _row(1, flip=0.0, divergence=0.5),
         _row(2, flip=None, divergence=None),
     )
-    rollup.add(1, (*items, _row(3, flip=0.0, divergence=float("inf"))), cap=2.0)
+    rows = (*items, _row(3, flip=0.0, divergence=float("inf")))
+    columns = Columns([Observation(order=0, rows=rows, now_us=0, closed=False)])
+    rollup.add(columns, np.ones(1, dtype=np.bool_), cap=np.full(4, 2.0))
     (row,) = rollup.rows()
     assert (row.weight, row.n_items, row.n_groups, row.n_infinite) == (4.0, 4, 1, 1)
     assert (row.flip, row.flip_weight) == (1.0, 3.0)

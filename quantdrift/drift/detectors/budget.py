@@ -42,7 +42,7 @@ from quantdrift.drift.evidence.header import (
     X,
 )
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 N_BETS = 14
@@ -138,6 +138,11 @@ class BudgetDetector:
         """Return the evidence of the page copy."""
         return float(state[PAGE].sum()) / N_BETS
 
+    def evidences(self, states: FloatArray) -> FloatArray:
+        """Return the evidence of the page copies, (N,)."""
+        found: FloatArray = states[:, PAGE].sum(axis=1) / N_BETS
+        return found
+
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""
         return float(state[PAGE_MASS])
@@ -149,6 +154,14 @@ class BudgetDetector:
     def missing(self, state: FloatArray) -> int:
         """Return how many groups it lacks until it takes part: none."""
         return 0
+
+    def missings(self, states: FloatArray) -> IntArray:
+        """Return how many groups each lacks, (N,): none."""
+        return np.zeros(len(states), dtype=np.intp)
+
+    def due_us(self, states: FloatArray) -> FloatArray:
+        """Return from when on a window of each has to move on, (N,)."""
+        return np.where(window.full(states, WINDOWS.start), -np.inf, np.inf)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Let the recent window move on, in place."""

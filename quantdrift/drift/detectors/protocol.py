@@ -12,10 +12,11 @@ import numpy as np
 from quantdrift.drift.detectors.budget import BudgetDetector
 from quantdrift.drift.detectors.change.detector import ChangeDetector
 from quantdrift.drift.detectors.tail.detector import TailDetector
+from quantdrift.drift.evidence import group
 from quantdrift.drift.evidence.header import Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.drift.evidence.numba_cache import note_kept
-from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 
@@ -64,6 +65,18 @@ class Detector(Protocol):
 
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence for paging."""
+        ...
+
+    def evidences(self, states: FloatArray) -> FloatArray:
+        """Return `evidence` of each of many states, (N,), to the bit."""
+        ...
+
+    def missings(self, states: FloatArray) -> IntArray:
+        """Return `missing` of each of many states, (N,)."""
+        ...
+
+    def due_us(self, states: FloatArray) -> FloatArray:
+        """Return for each of many states, (N,), the event time before which `tend` changes nothing."""
         ...
 
     def page_mass(self, state: FloatArray) -> float:
@@ -141,5 +154,8 @@ def compile_all() -> None:
             mass=nothing,
             at_us=nothing,
         )
-        detector.follow(np.zeros((1, detector.size)), trail)
+        states = np.zeros((1, detector.size))
+        detector.follow(states, trail)
+        detector.evidences(states)
+    group.compile_all()
     note_kept()

@@ -10,10 +10,17 @@ numbers `vx = sum(v_i x_i) / n` and `v = sum(v_i) / n`, so that `z = vx - v * m`
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
+
+from quantdrift.drift.evidence.margin import N_BINS as N_MARGIN_BINS
+from quantdrift.drift.evidence.numba_cache import compiled
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 ROUNDING = 1e-9
+N_TAIL_BINS = 64  # of a tail's histogram; `quantdrift.drift.detectors.tail.quantile` has their edges
 
 
 class GroupValue(msgspec.Struct, frozen=True):
@@ -65,3 +72,192 @@ def group_value(x: Sequence[float], pi: Sequence[float], c: float, n_offered: in
         vx += v * value
         weight += v
     return GroupValue(vx / n_offered, weight / n_offered)
+
+
+class Items(NamedTuple):
+    """Items by columns, (items,) each; NaN stands for a value that is undefined.
+
+    Parameters
+    ----------
+    flip
+        In [0, 1].
+    divergence
+        Clipped to [0, cap], over the cap.
+    pi
+        Total inclusion probability.
+    pi1
+        That of the first draw.
+    u1, u2
+        The draws.
+    margin_bin
+        Bin of `quantdrift.drift.evidence.margin`.
+    tail_bin
+        Bin of `quantdrift.drift.detectors.tail.quantile`, of the divergence without a cap.
+    """
+
+    flip: FloatArray
+    divergence: FloatArray
+    pi: FloatArray
+    pi1: FloatArray
+    u1: FloatArray
+    u2: FloatArray
+    margin_bin: IntArray
+    tail_bin: IntArray
+
+
+class Members(NamedTuple):
+    """The items of groups, and how these were sampled.
+
+    Parameters
+    ----------
+    item
+        Places of the items, group after group.
+    ends
+        (groups,) where those of each group end.
+    smallest
+        (groups,) c: lower bound of the inclusion probabilities.
+    session
+        (groups,) whether it is a session: all of its items are in, or none, and each counts 1.
+    first, second
+        (groups,) draws below which a session is in.
+    """
+
+    item: IntArray
+    ends: IntArray
+    smallest: FloatArray
+    session: BoolArray
+    first: FloatArray
+    second: FloatArray
+
+
+class Means(NamedTuple):
+    """What groups show of one metric.
+
+    Parameters
+    ----------
+    x
+        (groups, 2) the two numbers of `GroupValue`.
+    seen
+        (groups,) where there are any.
+    refused
+        (groups,) where there are none because a weight is above 1.
+    """
+
+    x: FloatArray
+    seen: BoolArray
+    refused: BoolArray
+
+
+class Shares(NamedTuple):
+    """What groups show to detectors without weights, of items thinned to a constant probability.
+
+    Parameters
+    ----------
+    change
+        (groups, 2 * margin bins) per margin bin the share of the items, then the sum of flips over the items.
+    tail
+        (groups, tail bins) share of the items in each bin of divergence.
+    seen_change, seen_tail
+        (groups,) where there are any.
+    """
+
+    change: FloatArray
+    tail: FloatArray
+    seen_change: BoolArray
+    seen_tail: BoolArray
+
+
+def group_means(column: FloatArray, items: Items, members: Members) -> Means:
+    """Return `group_value` of many groups, the same bits as one by one; `column` of the items is the metric."""
+    n = len(members.ends)
+    found = Means(np.zeros((n, 2)), np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    _means(column, items, members, found)
+    return found
+
+
+def group_shares(items: Items, members: Members) -> Shares:
+    """Return what many groups show to detectors without weights."""
+    n = len(members.ends)
+    found = Shares(
+        np.zeros((n, 2 * N_MARGIN_BINS)),
+        np.zeros((n, N_TAIL_BINS)),
+        np.zeros(n, dtype=np.bool_),
+        np.zeros(n, dtype=np.bool_),
+    )
+    _shares(items, members, found)
+    return found
+
+
+def compile_all() -> None:
+    """Compile what is compiled here."""
+    nothing, nowhere = np.zeros(0), np.zeros(0, dtype=np.intp)
+    items = Items(nothing, nothing, nothing, nothing, nothing, nothing, nowhere, nowhere)
+    members = Members(nowhere, nowhere, nothing, np.zeros(0, dtype=np.bool_), nothing, nothing)
+    group_means(nothing, items, members)
+    group_shares(items, members)
+
+
+@compiled
+def _means(column: FloatArray, items: Items, members: Members, found: Means) -> None:
+    begin = 0
+    for group in range(len(members.ends)):
+        n, vx, weight = 0, 0.0, 0.0
+        for place in range(begin, members.ends[group]):
+            item = members.item[place]
+            if np.isnan(column[item]) or not _in(items, members, group, item):
+                continue
+            v = 1.0 if members.session[group] else members.smallest[group] / items.pi[item]
+            if not 0.0 < v <= 1.0 + ROUNDING:
+                found.refused[group] = True
+            v = min(v, 1.0)
+            n += 1
+            vx += v * column[item]
+            weight += v
+        if n > 0 and not found.refused[group]:
+            found.x[group, 0], found.x[group, 1] = vx / n, weight / n
+            found.seen[group] = True
+        begin = members.ends[group]
+
+
+@compiled
+def _shares(items: Items, members: Members, found: Shares) -> None:
+    begin = 0
+    for group in range(len(members.ends)):
+        end = members.ends[group]
+        n_flips = n_tails = 0
+        for place in range(begin, end):
+            item = members.item[place]
+            if _kept(items, members, group, item):
+                n_flips += not np.isnan(items.flip[item])
+                n_tails += not np.isnan(items.divergence[item])
+        for place in range(begin, end):
+            item = members.item[place]
+            if not _kept(items, members, group, item):
+                continue
+            if not np.isnan(items.flip[item]):
+                margin = items.margin_bin[item]
+                found.change[group, margin] += 1.0 / n_flips
+                found.change[group, N_MARGIN_BINS + margin] += items.flip[item] / n_flips
+            if not np.isnan(items.divergence[item]):
+                found.tail[group, items.tail_bin[item]] += 1.0
+        found.seen_change[group], found.seen_tail[group] = n_flips > 0, n_tails > 0
+        for place in range(N_TAIL_BINS if n_tails > 1 else 0):
+            found.tail[group, place] /= n_tails
+        begin = end
+
+
+@compiled
+def _in(items: Items, members: Members, group: int, item: int) -> bool:
+    """Return whether an item is in; one of a session is if the session is."""
+    drawn = items.u1[item] < members.first[group] and items.u2[item] < members.second[group]
+    return bool(drawn or not members.session[group])
+
+
+@compiled
+def _kept(items: Items, members: Members, group: int, item: int) -> bool:
+    """Return whether a detector without weights sees an item: each of the slice with the same probability."""
+    if members.session[group]:
+        return _in(items, members, group, item)
+    c, pi1 = members.smallest[group], items.pi1[item]
+    rate = min(1.0, c / pi1) if pi1 > 0.0 else 0.0
+    return bool(items.pi[item] >= c * (1.0 - ROUNDING) and items.u2[item] < rate)

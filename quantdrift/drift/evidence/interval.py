@@ -81,23 +81,28 @@ def along(vx: FloatArray, v: FloatArray, seen: BoolArray) -> Estimate | None:
     return estimate(sums)
 
 
-def estimate(sums: FloatArray) -> Estimate | None:
-    """Return the mean and interval of one window, (SUMS,), or None where nothing was observed."""
-    n, w, x, _, a, b, p0, p1, p2 = (float(value) for value in sums)
-    if n == 0:
+def estimate(sums: FloatArray, scale: float = 1.0) -> Estimate | None:
+    """Return the mean and interval of one window, (SUMS,), times `scale`, or None where nothing was observed."""
+    n = sums.item(_N)
+    if n == 0.0:
         return None
+    mean, low, high = _bounds(sums)
+    return Estimate(mean=mean * scale, low=low * scale, high=high * scale, n=int(n))
+
+
+@compiled
+def _bounds(sums: FloatArray) -> tuple[float, float, float]:
+    """Return mean, lower and upper bound of a window that holds something."""
+    a, b, p0, p1, p2 = sums[_A], sums[_B], sums[_P0], sums[_P1], sums[_P2]
     # Reject m where p + q m - p0 m^2 >= 0: below the larger root (too small a mean), above the smaller one.
-    low = _root(p0, 2 * p1 - a, b - p2 - _LOG, 1.0)
-    high = _root(p0, 2 * p1 + a, -b - p2 - _LOG, -1.0)
-    mean = x / w
-    return Estimate(
-        mean=mean,
-        low=min(max(low, 0.0), mean) if low is not None else 0.0,
-        high=max(min(high, 1.0), mean) if high is not None else 1.0,
-        n=int(n),
-    )
-
-
-def _root(p0: float, q: float, p: float, side: float) -> float | None:
-    inside = q * q + 4 * p0 * p
-    return (q + side * math.sqrt(inside)) / (2 * p0) if inside >= 0 else None
+    mean = sums[_X] / sums[_W]
+    low, high = 0.0, 1.0
+    q, p = 2.0 * p1 - a, b - p2 - _LOG
+    inside = q * q + 4.0 * p0 * p
+    if inside >= 0.0:
+        low = min(max((q + math.sqrt(inside)) / (2.0 * p0), 0.0), mean)
+    q, p = 2.0 * p1 + a, -b - p2 - _LOG
+    inside = q * q + 4.0 * p0 * p
+    if inside >= 0.0:
+        high = max(min((q - math.sqrt(inside)) / (2.0 * p0), 1.0), mean)
+    return mean, low, high

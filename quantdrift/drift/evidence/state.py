@@ -6,6 +6,7 @@ CRC-32 of everything else (4 bytes), values (float64).
 
 import struct
 import zlib
+from functools import cache
 
 import numpy as np
 
@@ -18,10 +19,17 @@ _MAGIC = b"QD"
 
 def dump_state(kind: str, state: FloatArray) -> bytes:
     """Return the binary form of `state` of a detector of `kind`."""
+    head, check = _head(kind, len(state))
+    body = np.ascontiguousarray(state, dtype="<f8").data
+    return b"".join((head, zlib.crc32(body, check).to_bytes(4, "little"), body))
+
+
+@cache
+def _head(kind: str, n: int) -> tuple[bytes, int]:
+    """Return what stands before the checksum, and the checksum of it."""
     name = kind.encode("ascii")
-    head = _MAGIC + bytes((VERSION, len(name))) + name + struct.pack("<I", len(state))
-    body = state.astype("<f8").tobytes()
-    return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
+    head = _MAGIC + bytes((VERSION, len(name))) + name + struct.pack("<I", n)
+    return head, zlib.crc32(head)
 
 
 def load_state(kind: str, blob: bytes, size: int) -> FloatArray:

@@ -3,9 +3,11 @@
 The part of a state that holds them is `SIZE` numbers: three windows of the sums of `quantdrift.drift.evidence.interval`.
 """
 
+import numpy as np
+
 from quantdrift.drift.evidence import interval
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray
 
 N_WINDOWS = 3
 OLDER, NEWER, SINCE = range(N_WINDOWS)
@@ -29,6 +31,11 @@ def rotate(state: FloatArray, begin: int) -> None:
         windows[NEWER] = 0.0
 
 
+def full(states: FloatArray, begin: int) -> BoolArray:
+    """Return whether `rotate` moves the window of each of many signals on, (N,)."""
+    return np.asarray(states[:, begin + NEWER * interval.SUMS] >= RECENT_GROUPS)
+
+
 def verdict_changed(part: FloatArray) -> None:
     """Let the window since the last change of verdict begin anew, in place."""
     part.reshape(N_WINDOWS, interval.SUMS)[SINCE] = 0.0
@@ -45,5 +52,4 @@ def since_change(part: FloatArray, scale: float) -> interval.Estimate | None:
 
 
 def _estimate(part: FloatArray, number: int, scale: float) -> interval.Estimate | None:
-    found = interval.estimate(part.reshape(N_WINDOWS, interval.SUMS)[number])
-    return found.scaled(scale) if found else None
+    return interval.estimate(part[number * interval.SUMS : (number + 1) * interval.SUMS], scale)

@@ -37,6 +37,11 @@ class NoiseFloors:
         `monitor.noise_bound`: share of the budget from which on noise is too much.
     rows
         As the record has them.
+
+    Attributes
+    ----------
+    generation
+        Grows with every change of what `added` returns.
     """
 
     def __init__(self, bound: float, rows: Iterable[FloorRow]) -> None:
@@ -44,6 +49,7 @@ class NoiseFloors:
         self._rows: dict[_Key, FloorRow] = {_key(row): row for row in rows}
         self._dirty: set[_Key] = set()
         self._changes: list[NoiseChangeRow] = []
+        self.generation = 0
 
     def see(
         self,
@@ -142,6 +148,7 @@ class NoiseFloors:
         )
         self._rows[key] = after
         self._dirty.add(key)
+        self.generation += before is None or after.added != before.added
         if after.exceeds is not (before is not None and before.exceeds):
             self._changes.append(
                 NoiseChangeRow(

@@ -1,11 +1,10 @@
 """What a batch adds to the hourly and daily sums."""
 
-import math
-from collections.abc import Sequence
-
 import numpy as np
 
-from quantdrift.storage.monitor.rows import ComparisonRow, RollupRow
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
+from quantdrift.monitor.fold.groups import Columns, changes
+from quantdrift.storage.monitor.rows import RollupRow
 
 HOUR_US = 3_600_000_000
 DIVERGENCE_BINS = 64
@@ -13,61 +12,107 @@ _EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
 _MEANS = ("flip", "topk", "js", "divergence", "margin")
 
 
-class _Sums:
-    def __init__(self) -> None:
-        self.n_items = self.n_groups = self.n_infinite = 0
-        self.weight = self.weight_sq = 0.0
-        self.means = dict.fromkeys(_MEANS, 0.0)
-        self.weights = dict.fromkeys(_MEANS, 0.0)
-        self.divergence_bins = [0.0] * DIVERGENCE_BINS
+_N_ITEMS, _N_GROUPS, _N_INFINITE, _WEIGHT, _WEIGHT_SQ = range(5)
+_MEAN = 5
+_OF_MEAN = _MEAN + len(_MEANS)
+_BINS = _OF_MEAN + len(_MEANS)
+_SIZE = _BINS + DIVERGENCE_BINS
+_MEMBER = [_N_INFINITE, *range(_MEAN, _BINS)]  # what members add beside their bin
 
 
 class Rollup:
     """Sums of one fold, per candidate version, slice and hour of capture."""
 
     def __init__(self) -> None:
-        self._sums: dict[tuple[int, int, int], _Sums] = {}
+        self._rows: dict[tuple[int, int, int], int] = {}
+        self._sums = np.zeros((16, _SIZE))
 
-    def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float) -> None:
-        """Add one group: the items of one exchange that lie in a slice.
+    def add(self, columns: Columns, which: BoolArray, cap: FloatArray) -> None:
+        """Add groups: the items of one exchange that lie in a slice.
 
-        The group has weight 1 / pi and each item an equal part of it; a metric that an item lacks adds nothing, and
-        nothing to that metric's weight.
+        A group has weight 1 / pi of its first item and each item an equal part of it; a metric that an item lacks adds
+        nothing, and nothing to that metric's weight.
+
+        Parameters
+        ----------
+        columns
+            The items.
+        which
+            (groups,) those to be added; an hour of a slice takes them in their order.
+        cap
+            (items,) of the divergence.
         """
-        first = items[0]
-        hour_us = first.captured_us - first.captured_us % HOUR_US
-        sums = self._sums.setdefault((first.model_version_id, slice_id, hour_us), _Sums())
-        weight = 1.0 / first.pi
-        sums.n_items += len(items)
-        sums.n_groups += 1
-        sums.weight += weight
-        sums.weight_sq += weight * weight
-        share = weight / len(items)
-        for row in items:
-            for metric in _MEANS:
-                value = getattr(row, metric)
-                if value is not None:
-                    sums.weights[metric] += share
-                    sums.means[metric] += share * (min(value, cap) if metric == "divergence" else value)
-            if row.divergence is not None:
-                sums.n_infinite += math.isinf(row.divergence)
-                sums.divergence_bins[int(np.searchsorted(_EDGES, row.divergence, side="right"))] += share
+        item, ends = columns.groups(which)
+        if not len(ends):
+            return
+        n = np.diff(ends, prepend=0)
+        first = item[ends - n]
+        captured_us = columns.captured_us[first]
+        version = np.array([columns.rows[place].model_version_id for place in first.tolist()])
+        row = self._row(version, columns.slice_id[which], captured_us - captured_us % HOUR_US)
+        weight = 1.0 / (columns.column("pi1") * columns.column("pi2"))[first]
+        _add(self._sums, row, _N_ITEMS, n.astype(np.float64))
+        _add(self._sums, row, _N_GROUPS, np.ones(len(row)))
+        _add(self._sums, row, _WEIGHT, weight)
+        _add(self._sums, row, _WEIGHT_SQ, weight * weight)
+        share, row = np.repeat(weight / n, n), np.repeat(row, n)
+        divergence = columns.column("divergence")
+        values = np.stack([columns.column(metric) for metric in _MEANS], axis=1)
+        capped = _MEANS.index("divergence")
+        values[:, capped] = np.minimum(divergence, cap)
+        present = columns.present(_MEANS)
+        values[~present] = 0.0
+        added = np.concatenate(
+            (np.isinf(divergence)[item, None], share[:, None] * values[item], share[:, None] * present[item]),
+            axis=1,
+        )
+        flat = (row[:, None] * _SIZE + _MEMBER).ravel()
+        np.add.at(self._sums.reshape(-1), flat, added.ravel())
+        has = present[item, capped]
+        bins = np.searchsorted(_EDGES, divergence, side="right")[item]
+        np.add.at(self._sums.reshape(-1), (row * _SIZE + _BINS + bins)[has], share[has])
 
     def rows(self) -> list[RollupRow]:
         """Return the sums, ordered by their key."""
+        keys = sorted(self._rows)
+        sums = self._sums[[self._rows[key] for key in keys]].tolist()
         return [
             RollupRow(
                 model_version_id=version,
                 slice_id=slice_id,
                 hour_us=hour_us,
-                n_items=sums.n_items,
-                n_groups=sums.n_groups,
-                weight=sums.weight,
-                weight_sq=sums.weight_sq,
-                n_infinite=sums.n_infinite,
-                divergence_bins=tuple(sums.divergence_bins),
-                **sums.means,
-                **{f"{metric}_weight": weight for metric, weight in sums.weights.items()},
+                n_items=int(row[_N_ITEMS]),
+                n_groups=int(row[_N_GROUPS]),
+                weight=row[_WEIGHT],
+                weight_sq=row[_WEIGHT_SQ],
+                flip=row[_MEAN],
+                topk=row[_MEAN + 1],
+                js=row[_MEAN + 2],
+                divergence=row[_MEAN + 3],
+                margin=row[_MEAN + 4],
+                flip_weight=row[_OF_MEAN],
+                topk_weight=row[_OF_MEAN + 1],
+                js_weight=row[_OF_MEAN + 2],
+                divergence_weight=row[_OF_MEAN + 3],
+                margin_weight=row[_OF_MEAN + 4],
+                n_infinite=int(row[_N_INFINITE]),
+                divergence_bins=tuple(row[_BINS:]),
             )
-            for (version, slice_id, hour_us), sums in sorted(self._sums.items())
+            for (version, slice_id, hour_us), row in zip(keys, sums, strict=True)
         ]
+
+    def _row(self, version: IntArray, slice_id: IntArray, hour_us: IntArray) -> IntArray:
+        """Return the rows of `_sums` of groups."""
+        starts = changes(version, slice_id, hour_us)
+        keys = zip(version[starts].tolist(), slice_id[starts].tolist(), hour_us[starts].tolist(), strict=True)
+        rows = [self._rows.setdefault(key, len(self._rows)) for key in keys]
+        if len(self._rows) > len(self._sums):
+            more = np.zeros((2 * len(self._rows), _SIZE))
+            more[: len(self._sums)] = self._sums
+            self._sums = more
+        return np.repeat(np.array(rows), np.diff(starts, append=len(version)))
+
+
+def _add(sums: FloatArray, row: IntArray, column: int, values: FloatArray) -> None:
+    """Add to a column, value after value."""
+    np.add.at(sums.reshape(-1), row * _SIZE + column, values)

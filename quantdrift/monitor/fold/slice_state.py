@@ -1,6 +1,6 @@
 """One slice of one candidate version, as the fold holds it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import msgspec
@@ -27,43 +27,105 @@ class SliceState:
         Phase and detector states.
     verdict
         The row in the store, as it stands or will stand.
+    thresholds
+        When evidence is an alarm.
 
     Attributes
     ----------
+    said, reason
+        The verdict and why.
     last_us
         Capture time of its last comparison, at most that of storing it; the row follows.
     noise
         Per signal the part of the mean it tests against that was added for noise, over the cap.
+    judged_by
+        What its last verdict rested on, where nothing was compared since; else what an earlier one did, or None.
+    checked
+        The `FoldState.generation` for which its budgets were last seen to be those of today; -1 for none.
+    sampled_under
+        Policy that all of its signals were last sampled under; -1 where they differ, or it is not known.
     """
 
-    def __init__(self, watch: SliceWatch, verdict: VerdictRow) -> None:
+    def __init__(self, watch: SliceWatch, verdict: VerdictRow, thresholds: Thresholds) -> None:
         self.noise: dict[SignalKey, float] = {}
         self.watch = watch
-        self.verdict = verdict
+        self.key: Key = (verdict.model_version_id, verdict.slice_id)
+        self.said, self.reason = verdict.verdict, verdict.reason
         self.last_us = verdict.last_us
+        self.checked = self.sampled_under = -1
+        self.judged_by: object = None
+        self._thresholds = thresholds
+        self._row = verdict
+        self._since_us, self._updated_us = verdict.since_us, verdict.updated_us
+        self._fold_seq = verdict.fold_seq
+        self._stale = self._unweighed = False
+
+    @property
+    def verdict(self) -> VerdictRow:
+        """The row; what it shows of the states is worked out here, and so only as often as it is wanted.
+
+        Whoever changes a state without saying something of it asks for the row before.
+        """
+        if self._stale:
+            self._stale = False
+            row, survey = self._row, self.watch.survey()
+            evidence, threshold = row.evidence, row.threshold
+            if self._unweighed:
+                self._unweighed = False
+                evidence, threshold = survey.total, self.watch.page_threshold(self._thresholds)
+            self._row = VerdictRow(
+                model_version_id=self.key[0],
+                slice_id=self.key[1],
+                verdict=self.said,
+                reason=self.reason,
+                since_us=self._since_us,
+                n_groups=survey.n_groups,
+                evidence=evidence,
+                threshold=threshold,
+                estimate=self.estimates(),
+                last_us=self.last_us,
+                updated_us=self._updated_us,
+                fold_seq=self._fold_seq,
+            )
+        return self._row
 
     @property
     def n_groups(self) -> int:
         """Exchanges compared so far."""
-        return max((int(state[fields.N_TOTAL]) for state in self.watch.states.values()), default=0)
+        return self.watch.survey().n_groups
 
     @property
     def policy_id(self) -> int:
         """Policy of its last exchange; 0 before the first."""
-        return max((int(state[fields.POLICY]) for state in self.watch.states.values()), default=0)
+        return self.watch.survey().policy_id
+
+    def say(self, verdict: Verdict, reason: str, *, at_us: int, fold_seq: int) -> None:
+        """Say `verdict` of it, and all that its states show now.
+
+        An alarm resets the evidence: until it is over, what it was then says more than nothing.
+        """
+        if not verdict is Verdict.FIRING is self.said:
+            self._unweighed = True
+        if verdict is not self.said:
+            self._since_us = at_us
+        self.said, self.reason, self._updated_us, self._fold_seq = verdict, reason, at_us, fold_seq
+        self._stale = True
+
+    def alert(self, verdict: Verdict, reason: str, *, at_us: int, evidence: float, threshold: float) -> None:
+        """Say what an alarm says, or the end of one; the rest of the row stays."""
+        self._row = msgspec.structs.replace(
+            self.verdict,
+            verdict=verdict,
+            reason=reason,
+            since_us=at_us,
+            evidence=evidence,
+            threshold=threshold,
+        )
+        self.said, self.reason, self._since_us = verdict, reason, at_us
 
     def state(self, metric: Metric) -> FloatArray | None:
         """Return the state of a metric's budget detector, or None where it was never observed."""
         return self.watch.states.get(SignalKey(metric.value, BUDGET.kind))
-
-    def weight(self, verdict: Verdict, thresholds: Thresholds) -> tuple[float, float]:
-        """Return the evidence that is shown with a verdict, and what it must reach to page.
-
-        An alarm resets the evidence: until it is over, what it was then says more than nothing.
-        """
-        if verdict is Verdict.FIRING is self.verdict.verdict:
-            return self.verdict.evidence, self.verdict.threshold
-        return self.watch.evidence(), self.watch.page_threshold(thresholds)
 
     def loudest(self) -> SignalKey:
         """Return the signal with the most evidence."""
@@ -81,28 +143,23 @@ class SliceState:
         What a baseline still lacks stands beside it, in exchanges: `change_missing`, `tail_missing`.
         """
         found: dict[str, dict[str, float]] = {}
-        for signal, state in sorted(self.watch.states.items()):
+        learned = self.watch.survey().missing == 0
+        for signal, state in self.watch.ordered():
             if signal.kind != BUDGET.kind:
-                if missing := DETECTORS[signal.kind].missing(state):
+                if not learned and (missing := DETECTORS[signal.kind].missing(state)):
                     found.setdefault(signal.metric, {})[f"{signal.kind}_missing"] = missing
                 continue
-            noise = self.noise.get(signal, 0.0)
-            shown = {"budget": float((state[fields.M] - noise) * state[fields.SCALE])}
+            noise, scale = self.noise.get(signal, 0.0), state.item(fields.SCALE)
+            shown = found.setdefault(signal.metric, {})
+            shown["budget"] = (state.item(fields.M) - noise) * scale
             if noise:
-                shown["noise"] = float(noise * state[fields.SCALE])
-            recent, since = BUDGET.recent(state), BUDGET.since_change(state)
-            if recent:
-                shown |= {"mean": recent.mean, "low": recent.low, "high": recent.high, "n": recent.n}
-            if since and self.watch.phase is not Phase.WATCHING:
+                shown["noise"] = noise * scale
+            if recent := BUDGET.recent(state):
+                shown["mean"], shown["low"], shown["high"] = recent.mean, recent.low, recent.high
+                shown["n"] = recent.n
+            if self.watch.phase is not Phase.WATCHING and (since := BUDGET.since_change(state)):
                 shown["severity"] = since.low
-            found[signal.metric] = found.get(signal.metric, {}) | shown
         return found
-
-    @property
-    def missing(self) -> int:
-        """How many exchanges its baselines lack until all of them are learned; 0 where they are."""
-        states = self.watch.states.items()
-        return max((DETECTORS[signal.kind].missing(state) for signal, state in states), default=0)
 
     def silent(self, now_us: int) -> list[SignalKey]:
         """Return the signals that have seen nothing for 30 days."""
@@ -118,11 +175,12 @@ class SliceState:
 
     def seen(self, at_us: int) -> None:
         """Note that a version without a reference still serves."""
+        self._row = msgspec.structs.replace(self.verdict, last_us=at_us)
         self.last_us = at_us
-        self.verdict = msgspec.structs.replace(self.verdict, last_us=at_us)
 
     def retire(self, signals: Sequence[SignalKey], now_us: int, fold_seq: int) -> list[DetectorRow]:
         """Watch `signals` no more and return their last rows: retired now, or when they had been silent for 30 days."""
+        self._row = self.verdict  # as its states show it now
         rows = [
             msgspec.structs.replace(
                 row, retired_us=min(row.last_us + RETIRED_AFTER_US, now_us), fold_seq=fold_seq, evidence=0.0
@@ -133,33 +191,37 @@ class SliceState:
         for signal in signals:
             del self.watch.states[signal]
             self.noise.pop(signal, None)
+        self.watch.touched()
         return rows
 
-    def rows(self) -> Iterator[DetectorRow]:
-        """Yield its detectors as they are stored."""
-        for signal, state in sorted(self.watch.states.items()):
-            last_us = int(state[fields.LAST_AT])
-            yield DetectorRow(
-                model_version_id=self.verdict.model_version_id,
-                slice_id=self.verdict.slice_id,
+    def rows(self) -> list[DetectorRow]:
+        """Return its detectors as they are stored, by metric and kind."""
+        version_id, slice_id = self.key
+        evidence, noise, fold_seq = self.watch.survey().evidence, self.noise, self._fold_seq
+        return [
+            DetectorRow(
+                model_version_id=version_id,
+                slice_id=slice_id,
                 metric=signal.metric,
                 kind=signal.kind,
                 state=dump_state(signal.kind, state),
-                budget=float(state[fields.M]),
-                n_groups=int(state[fields.N]),
-                evidence=DETECTORS[signal.kind].evidence(state),
-                fold_seq=self.verdict.fold_seq,
-                created_us=int(state[fields.CREATED_AT]),
-                last_us=last_us,
+                budget=state.item(fields.M),
+                n_groups=int(state.item(fields.N)),
+                evidence=weight,
+                fold_seq=fold_seq,
+                created_us=int(state.item(fields.CREATED_AT)),
+                last_us=int(state.item(fields.LAST_AT)),
                 retired_us=None,
-                noise=self.noise.get(signal, 0.0),
+                noise=noise.get(signal, 0.0) if noise else 0.0,
             )
+            for (signal, state), weight in zip(self.watch.ordered(), evidence, strict=True)
+        ]
 
 
-def new_entry(
-    key: Key, *, reason: str, at_us: int, last_us: int, threshold: float, fold_seq: int
+def new_slice(
+    key: Key, *, reason: str, at_us: int, last_us: int, thresholds: Thresholds, fold_seq: int
 ) -> SliceState:
-    """Return an entry that nothing is known of yet: `unknown`."""
+    """Return a slice that nothing is known of yet: `unknown`."""
     verdict = VerdictRow(
         model_version_id=key[0],
         slice_id=key[1],
@@ -168,10 +230,10 @@ def new_entry(
         since_us=at_us,
         n_groups=0,
         evidence=0.0,
-        threshold=threshold,
+        threshold=thresholds.page,
         estimate={},
         last_us=last_us,
         updated_us=at_us,
         fold_seq=fold_seq,
     )
-    return SliceState(SliceWatch(), verdict)
+    return SliceState(SliceWatch(), verdict, thresholds)

@@ -2,8 +2,6 @@
 
 import math
 
-import msgspec
-
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS
 from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
@@ -23,7 +21,7 @@ class Transitions:
 
     Parameters
     ----------
-    roster
+    state
         What is watched.
     appraisal
         What else is known of it.
@@ -38,8 +36,8 @@ class Transitions:
         Changes of verdict that are.
     """
 
-    def __init__(self, roster: FoldState, appraisal: Verdicts) -> None:
-        self._roster = roster
+    def __init__(self, state: FoldState, appraisal: Verdicts) -> None:
+        self._state = state
         self._appraisal = appraisal
         self.fold_seq = 0
         self.dirty: set[Key] = set()
@@ -47,53 +45,44 @@ class Transitions:
 
     def settle(self, key: Key, *, touched: bool) -> None:
         """Judge a slice again; an alert of a version that another one has replaced ends."""
-        entry = self._entries[key]
+        entry = self._state.slices[key]
         if not entry.watch.states:
             return
+        if not touched:
+            basis = self._appraisal.basis(entry, self._state.now_us)
+            if basis == entry.judged_by:
+                return
+            entry.judged_by = basis
         if entry.watch.phase is not Phase.WATCHING and self._appraisal.superseded(key):
             self.end(key, SUPERSEDED)
         self._say(key, *self._judge(entry, entry.watch.phase), touched=touched)
 
     def _say(self, key: Key, verdict: Verdict, reason: str, *, touched: bool) -> None:
         """Note the verdict; where it changed between `ok` and `unknown`, as a transition."""
-        entry = self._entries[key]
-        before = entry.verdict
-        changed = verdict is not before.verdict
+        entry = self._state.slices[key]
+        changed = verdict is not entry.said
         if changed:
             self.transitions.append(
                 TransitionRow(
                     model_version_id=key[0],
                     slice_id=key[1],
-                    from_verdict=before.verdict,
+                    from_verdict=entry.said,
                     to_verdict=verdict,
-                    at_us=self._roster.now_us,
+                    at_us=self._state.now_us,
                     fold_seq=self.fold_seq,
                     episode=Episode.NONE,
                     metric=Metric(entry.loudest().metric),
-                    onset_us=self._roster.now_us,
+                    onset_us=self._state.now_us,
                     details={"reason": reason},
                 )
             )
-        if touched or changed or reason != before.reason:
-            evidence, threshold = entry.weight(verdict, self._appraisal.thresholds)
-            entry.verdict = msgspec.structs.replace(
-                before,
-                verdict=verdict,
-                reason=reason,
-                since_us=self._roster.now_us if changed else before.since_us,
-                n_groups=entry.n_groups,
-                evidence=evidence,
-                threshold=threshold,
-                estimate=entry.estimates(),
-                last_us=entry.last_us,
-                updated_us=self._roster.now_us,
-                fold_seq=self.fold_seq,
-            )
+        if touched or changed or reason != entry.reason:
+            entry.say(verdict, reason, at_us=self._state.now_us, fold_seq=self.fold_seq)
             self.dirty.add(key)
 
     def alert(self, key: Key, change: Change) -> None:
         """Tell of an alarm or of its end."""
-        entry = self._entries[key]
+        entry = self._state.slices[key]
         verdict, reason = self._judge(entry, change.after)
         signals = sorted(change.evidence)
         if change.after is Phase.WATCHING:
@@ -133,15 +122,15 @@ class Transitions:
         evidence: float,
         threshold: float,
     ) -> None:
-        entry, metric = self._entries[key], Metric(signal.metric)
+        entry, metric = self._state.slices[key], Metric(signal.metric)
         against = SignalKey(signal.metric, BUDGET.kind)
         accepted, noise = states.get(against), entry.noise.get(against, 0.0)
         version = self._appraisal.catalog.versions[key[0]]
         row = tell(
-            task=self._roster.task(version.model),
+            task=self._state.task(version.model),
             version=version,
             place=self._appraisal.catalog.slices[key[1]],
-            change=(entry.verdict.verdict, verdict),
+            change=(entry.said, verdict),
             reason=reason,
             metric=metric,
             kind=signal.kind,
@@ -152,24 +141,17 @@ class Transitions:
             moved=moved,
             evidence=evidence,
             threshold=threshold,
-            aggregate=self._appraisal.aggregate(self._entries, key[0], metric, self._roster.now_us),
+            aggregate=self._appraisal.aggregate(self._state.slices, key[0], metric, self._state.now_us),
             episode=episode,
             at_us=at_us,
             fold_seq=self.fold_seq,
         )
         self.transitions.append(row)
-        entry.verdict = msgspec.structs.replace(
-            entry.verdict,
-            verdict=verdict,
-            reason=reason,
-            since_us=at_us,
-            evidence=evidence,
-            threshold=threshold,
-        )
+        entry.alert(verdict, reason, at_us=at_us, evidence=evidence, threshold=threshold)
 
     def end(self, key: Key, reason: str) -> None:
         """Call what is compared no more `unknown`, also where it alerts: nothing has shown it to be well."""
-        entry = self._entries[key]
+        entry = self._state.slices[key]
         if entry.watch.phase is Phase.WATCHING:
             self._say(key, Verdict.UNKNOWN, reason, touched=False)
             return
@@ -179,7 +161,7 @@ class Transitions:
             key,
             Verdict.UNKNOWN,
             reason,
-            at_us=self._roster.now_us,
+            at_us=self._state.now_us,
             episode=Episode.CLOSE,
             signal=signal,
             states=watch.states,
@@ -187,12 +169,8 @@ class Transitions:
             evidence=0.0,
             threshold=RESOLVED,
         )
-        watch.stand_down(mass=self._roster.clock.mass, at_us=self._roster.now_us)
+        watch.stand_down(mass=self._state.clock.mass, at_us=self._state.now_us)
         self._say(key, Verdict.UNKNOWN, reason, touched=True)
 
     def _judge(self, entry: SliceState, phase: Phase) -> tuple[Verdict, str]:
-        return self._appraisal.verdict(entry, phase, self._roster.now_us)
-
-    @property
-    def _entries(self) -> dict[Key, SliceState]:
-        return self._roster.entries
+        return self._appraisal.verdict(entry, phase, self._state.now_us)

@@ -1,6 +1,6 @@
-"""From evidence, counts and time to a verdict with its reason.
+"""What is known of a slice beside its evidence, and the verdict that follows.
 
-What is known of a slice beside its evidence, and the verdict that follows.
+From evidence, counts and time to a verdict with its reason.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from quantdrift.core.slices import ALL
 from quantdrift.drift.evidence.clock import MICROSECONDS
 from quantdrift.drift.evidence.header import SCALE, M
 from quantdrift.drift.evidence.interval import Estimate
-from quantdrift.drift.watch import Phase, Thresholds
+from quantdrift.drift.watch import Phase, Survey, Thresholds
 from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.monitor.fold.loss import LossCounts, RecentCounts
 from quantdrift.monitor.fold.noise import NoiseFloors
@@ -130,6 +130,8 @@ def _round(n: int) -> int:
     return int(float(f"{n:.2g}"))
 
 
+# Of its states, of loss, whether its version was replaced, why noise is too much, whether it has been silent for long.
+Basis = tuple[Survey, RecentCounts, bool, str, bool]
 _NOTHING = RecentCounts(offered=0, taken=0, lost=0)
 
 
@@ -139,7 +141,9 @@ class Verdicts:
     Parameters
     ----------
     monitor
-        Limits and thresholds.
+        Limits.
+    thresholds
+        When evidence is an alarm.
     ledger, rates, succession, noise
         What is known of loss, of sampling, of the versions and of their noise.
 
@@ -147,22 +151,20 @@ class Verdicts:
     ----------
     catalog
         What the numbers stand for.
-    thresholds
-        When evidence is an alarm.
     """
 
     def __init__(
         self,
         monitor: Monitor,
+        *,
+        thresholds: Thresholds,
         ledger: LossCounts,
         rates: Rates,
         succession: VersionActivity,
         noise: NoiseFloors,
     ) -> None:
         self.catalog = Catalog(versions={}, slices={}, policies={})
-        self.thresholds = Thresholds(
-            page=1.0 / monitor.pages_per_30_days, ticket=1.0 / monitor.tickets_per_30_days
-        )
+        self._thresholds = thresholds
         self._limits = VerdictLimits(
             min_groups=monitor.min_groups,
             max_loss_ratio=monitor.max_loss_ratio,
@@ -172,28 +174,58 @@ class Verdicts:
         self._rates = rates
         self._succession = succession
         self._noise = noise
+        self._of_version: dict[int, tuple[bool, str]] = {}
+        self._counts: dict[tuple[tuple[str, ...], str], RecentCounts] = {}
+
+    def look(self) -> None:
+        """Look at the versions and the tallies again: what was known of them may have changed."""
+        self._of_version, self._counts = {}, {}
 
     def superseded(self, key: Key) -> bool:
         """Return whether another version has replaced that of `key`."""
-        return self._succession.superseded(key[0], self.catalog)
+        return self._known(key[0])[0]
+
+    def _known(self, version_id: int) -> tuple[bool, str]:
+        """Return whether a version has been replaced, and why its noise is too much to say anything."""
+        found = self._of_version.get(version_id)
+        if found is None:
+            found = self._of_version[version_id] = (
+                self._succession.superseded(version_id, self.catalog),
+                self._noise.too_much(version_id),
+            )
+        return found
+
+    def _recent(self, strata: tuple[str, ...], model: str) -> RecentCounts:
+        found = self._counts.get((strata, model))
+        if found is None:
+            found = self._counts[strata, model] = self._ledger.recent(strata, model)
+        return found
+
+    def basis(self, entry: SliceState, now_us: int) -> Basis:
+        """Return what a verdict on a slice rests on; while that is the same, so is the verdict."""
+        version_id, slice_id = entry.key
+        survey = entry.watch.survey()
+        counts = _NOTHING
+        if survey.policy_id in self.catalog.policies:
+            rates = self._rates.of(self.catalog, slice_id, survey.policy_id)
+            counts = self._recent(rates.strata, self.catalog.versions[version_id].model)
+        superseded, noise = self._known(version_id)
+        silent_s = (now_us - entry.last_us) / MICROSECONDS
+        return survey, counts, superseded, noise, silent_s > self._limits.stale_after_s
 
     def verdict(self, entry: SliceState, phase: Phase, now_us: int) -> tuple[Verdict, str]:
         """Return what is said of a slice in `phase`, and why."""
-        counts, policy_id = _NOTHING, entry.policy_id
-        if policy_id in self.catalog.policies:
-            rates = self._rates.of(self.catalog, entry.verdict.slice_id, policy_id)
-            model = self.catalog.versions[entry.verdict.model_version_id].model
-            counts = self._ledger.recent(rates.strata, model)
+        survey, counts, superseded, noise, _ = self.basis(entry, now_us)
         standing = SliceStatus(
             phase=phase,
-            evidence_ratio=entry.watch.evidence() / entry.watch.page_threshold(self.thresholds),
-            n_groups=entry.n_groups,
+            evidence_ratio=survey.total / entry.watch.page_threshold(self._thresholds),
+            n_groups=survey.n_groups,
             silent_s=(now_us - entry.last_us) / MICROSECONDS,
             counts=counts,
-            superseded=self._succession.superseded(entry.verdict.model_version_id, self.catalog),
-            n_missing=entry.missing,
-            noise=self._noise.too_much(entry.verdict.model_version_id),
-            alarm=entry.verdict.reason if entry.verdict.verdict is ALERTS.get(phase) else "",
+            superseded=superseded,
+            n_missing=survey.missing,
+            noise=noise,
+            alarm=entry.reason if entry.said is ALERTS.get(phase) else "",
         )
         return judge(standing, self._limits)
 

@@ -31,7 +31,7 @@ class VersionActivity:
         self._last_us = {}
         for entry in entries:
             if entry.watch.states:
-                self.seen(entry.verdict.model_version_id, entry.last_us)
+                self.seen(entry.key[0], entry.last_us)
 
     def seen(self, version_id: int, at_us: int) -> None:
         """Note a comparison of a version."""

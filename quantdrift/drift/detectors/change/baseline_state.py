@@ -14,7 +14,7 @@ from quantdrift.drift.evidence.clock import DAY_US
 from quantdrift.drift.evidence.header import ALERTING, HEADER, LAST_AT
 from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled
-from quantdrift.drift.evidence.observations import FloatArray, IntArray
+from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 STAGE, TAU, DELTA, SINCE_AT, ONSET_AT = range(HEADER, HEADER + 5)
 LEARNING, LIVING, FIXED = 0.0, 1.0, 2.0  # what `STAGE` holds
@@ -145,6 +145,18 @@ def promising(state: FloatArray) -> bool:
     """Return whether there is enough but for rounding: a quick look before `read`, which is asked for the answer."""
     enough = state.item(_LIVE + GROUPS) >= READY_GROUPS
     return enough and bool(state[_LIVE + TOTAL_AT : _LIVE + TOTAL_AT + N_BINS].sum() >= READY_EVENTS - 0.5)
+
+
+def may_be_ready(states: FloatArray) -> BoolArray:
+    """Return whether each of many learns and has groups enough, (N,): only then anything can be `promising`."""
+    learning = (states[:, STAGE] == LEARNING) & (states[:, ALERTING] == 0.0)
+    return np.asarray(learning & (states[:, _LIVE + GROUPS] >= READY_GROUPS))
+
+
+def kept_until_us(states: FloatArray) -> FloatArray:
+    """Return the event time of each of many, (N,), before which `snapshot` changes nothing; infinite where nothing is kept."""
+    kept = (states[:, STAGE] == LIVING) & (states[:, ALERTING] == 0.0)
+    return np.where(kept, states[:, _KEPT_AT].max(axis=1) + DAY_US, np.inf)
 
 
 def snapshot(state: FloatArray, *, at_us: int) -> None:

@@ -50,6 +50,7 @@ from quantdrift.drift.detectors.change.run import (
     TICKET,
     WINDOWS,
     evidence,
+    evidences,
     follow,
 )
 from quantdrift.drift.evidence import header, interval, onset, window
@@ -68,7 +69,7 @@ from quantdrift.drift.evidence.header import (
     X,
 )
 from quantdrift.drift.evidence.margin import N_BINS
-from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 OWN_RATIO = 100.0  # evidence per mass from which a signal has moved itself, not only its slice's others
@@ -190,6 +191,18 @@ class ChangeDetector:
         row = baseline_state.rows_of(state)[baseline_state.LIVE]
         return max(missing(int(row[baseline_state.GROUPS]), float(row[baseline_state.TOTAL].sum())), 1)
 
+    def missings(self, states: FloatArray) -> IntArray:
+        """Return how many groups each lacks, (N,)."""
+        found = np.zeros(len(states), dtype=np.intp)
+        for place in np.flatnonzero(states[:, baseline_state.STAGE] == baseline_state.LEARNING).tolist():
+            found[place] = self.missing(states[place])
+        return found
+
+    def due_us(self, states: FloatArray) -> FloatArray:
+        """Return from when on each has a window to move on, a baseline that may be ready, or one to keep, (N,)."""
+        soon = window.full(states, WINDOWS.start) | baseline_state.may_be_ready(states)
+        return np.where(soon, -np.inf, baseline_state.kept_until_us(states))
+
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
         window.rotate(state, WINDOWS.start)
@@ -228,6 +241,10 @@ class ChangeDetector:
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
         return evidence(state) if self.live(state) else 0.0
+
+    def evidences(self, states: FloatArray) -> FloatArray:
+        """Return the evidence of the page copies, (N,)."""
+        return evidences(states)
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""

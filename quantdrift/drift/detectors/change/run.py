@@ -146,6 +146,22 @@ def evidence(state: FloatArray) -> float:
     return _evidence(state, weight)
 
 
+def evidences(states: FloatArray) -> FloatArray:
+    """Return the evidence of the page copies of many signals, (N,); 0 for one that still learns."""
+    found = np.zeros(len(states))
+    _evidences(states, found)
+    return found
+
+
+@compiled
+def _evidences(states: FloatArray, found: FloatArray) -> None:
+    weight = np.empty(bets.N_BETS)
+    for row in range(len(states)):
+        if states[row, baseline_state.STAGE] != baseline_state.LEARNING:
+            bets.weigh(states[row], weight)
+            found[row] = _evidence(states[row], weight)
+
+
 @compiled
 def _reflect(state: FloatArray, cells: FloatArray) -> None:
     """Take a group into the mirror image, in place: the strata that must recover together, each over its own room."""

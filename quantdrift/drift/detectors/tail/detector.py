@@ -76,7 +76,7 @@ from quantdrift.drift.evidence.header import (
     W,
 )
 from quantdrift.drift.evidence.numba_cache import compiled, dot
-from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, ObservationBlock
+from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 SHOWN = 0.99  # the quantile that a single number shows
@@ -119,6 +119,18 @@ class TailDetector:
     def missing(self, state: FloatArray) -> int:
         """Return how many groups its baseline lacks."""
         return 0 if state[LIVE] else max(READY - int(state[BASE][0]), 0)
+
+    def missings(self, states: FloatArray) -> IntArray:
+        """Return how many groups each baseline lacks, (N,)."""
+        lacking = np.maximum(READY - states[:, BASE.start].astype(np.intp), 0)
+        return np.where(states[:, LIVE] != 0.0, 0, lacking)
+
+    def due_us(self, states: FloatArray) -> FloatArray:
+        """Return from when on each baseline is complete, or a snapshot of it is due, (N,)."""
+        complete = states[:, BASE.start] >= READY
+        learning = np.where(complete, -np.inf, np.inf)
+        due = np.where(states[:, LIVE] != 0.0, states[:, NEWER.start + 1] + DAY_US, learning)
+        return np.where(states[:, ALERTING] != 0.0, np.inf, due)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
         """Between batches: take part when the baseline is complete, and keep a snapshot a day, in place."""
@@ -225,6 +237,11 @@ class TailDetector:
     def evidence(self, state: FloatArray) -> float:
         """Return the evidence of the page copy."""
         return float(state[PAGE].sum())
+
+    def evidences(self, states: FloatArray) -> FloatArray:
+        """Return the evidence of the page copies, (N,)."""
+        found: FloatArray = states[:, PAGE].sum(axis=1)
+        return found
 
     def page_mass(self, state: FloatArray) -> float:
         """Return the calendar mass that the page copy was given since its reset."""

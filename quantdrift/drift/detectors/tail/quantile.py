@@ -20,10 +20,11 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from quantdrift.drift.evidence.group import N_TAIL_BINS
 from quantdrift.drift.evidence.interval import ALPHA, Estimate
 from quantdrift.drift.evidence.observations import FloatArray
 
-N_BINS = 64
+N_BINS = N_TAIL_BINS
 SMALLEST, LARGEST = 1e-4, 10.0  # of the metric's unit
 EDGES: FloatArray = np.geomspace(SMALLEST, LARGEST, N_BINS - 1)
 _EDGES = EDGES.tolist()

@@ -1,0 +1,168 @@
+"""The fold as one would write it down first: one group of one slice after the other, and every row made at once.
+
+What the shipped fold does with arrays over a batch, and only as often as it is asked for, must give the same bits.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from quantdrift.core.config.schema import Config
+from quantdrift.drift.evidence.header import POLICY
+from quantdrift.drift.evidence.observations import FloatArray
+from quantdrift.drift.watch import Change, Groups, Series, SignalKey, advance
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.monitor.fold.groups import exchanges, shown, slices_of
+from quantdrift.monitor.fold.rollup import DIVERGENCE_BINS, HOUR_US
+from quantdrift.monitor.fold.slice_state import Key
+from quantdrift.storage.monitor.rows import BatchRows, ComparisonRow, Outcome, RollupRow, Snapshot
+
+EDGES = np.geomspace(1e-6, 10.0, DIVERGENCE_BINS + 1)[1:-1]
+MEANS = ("flip", "topk", "js", "divergence", "margin")
+
+
+class PlainRollup:
+    """Sums of one fold, item after item."""
+
+    def __init__(self) -> None:
+        self._sums: dict[tuple[int, int, int], dict[str, float]] = {}
+        self._bins: dict[tuple[int, int, int], list[float]] = {}
+
+    def add(self, slice_id: int, items: Sequence[ComparisonRow], cap: float) -> None:
+        """Add one group."""
+        first = items[0]
+        key = (first.model_version_id, slice_id, first.captured_us - first.captured_us % HOUR_US)
+        names = ("n_items", "n_groups", "weight", "weight_sq", "n_infinite", *MEANS)
+        sums = self._sums.setdefault(key, dict.fromkeys((*names, *(f"{name}_weight" for name in MEANS)), 0.0))
+        bins = self._bins.setdefault(key, [0.0] * DIVERGENCE_BINS)
+        weight = 1.0 / first.pi
+        sums["n_items"] += len(items)
+        sums["n_groups"] += 1
+        sums["weight"] += weight
+        sums["weight_sq"] += weight * weight
+        share = weight / len(items)
+        for row in items:
+            for metric in MEANS:
+                value = getattr(row, metric)
+                if value is not None:
+                    sums[f"{metric}_weight"] += share
+                    sums[metric] += share * (min(value, cap) if metric == "divergence" else value)
+            if row.divergence is not None:
+                sums["n_infinite"] += math.isinf(row.divergence)
+                bins[int(np.searchsorted(EDGES, row.divergence, side="right"))] += share
+
+    def rows(self) -> list[RollupRow]:
+        """Return the sums, ordered by their key."""
+        counts = ("n_items", "n_groups", "n_infinite")
+        kind: type[Any] = RollupRow
+        return [
+            kind(
+                model_version_id=key[0],
+                slice_id=key[1],
+                hour_us=key[2],
+                divergence_bins=tuple(self._bins[key]),
+                **{name: int(value) if name in counts else value for name, value in sums.items()},
+            )
+            for key, sums in sorted(self._sums.items())
+        ]
+
+
+class PlainFold(Fold):
+    """The fold, group by group."""
+
+    def __init__(self, config: Config, snapshot: Snapshot) -> None:
+        super().__init__(config, snapshot)
+        self.plain_rollup = PlainRollup()
+
+    def batch(self, rows: BatchRows) -> None:
+        """Fold one batch, and make the rows of what it touched at once, from each state by itself."""
+        super().batch(rows)
+        for key in self._chronicle.dirty:
+            assert self._state.slices[key].verdict.slice_id == key[1]
+
+    def take(self) -> Outcome:
+        """Return what is to be written."""
+        for key in self._chronicle.dirty:
+            self._state.slices[key].watch.touched()  # what is worked out for many at a time is not used
+        rollups, self.plain_rollup = self.plain_rollup.rows(), PlainRollup()
+        outcome = super().take()
+        assert not outcome.rollups
+        return Outcome(
+            **{name: getattr(outcome, name) for name in Outcome.__struct_fields__ if name != "rollups"},
+            rollups=tuple(rollups),
+        )
+
+    def _compare(self, rows: BatchRows) -> tuple[list[Key], list[tuple[Key, Change]]]:
+        collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]] = {}
+        order = 0
+        for exchange in exchanges(rows.comparisons):
+            order, first = exchange.order, exchange.rows[0]
+            self._see(min(first.captured_us, rows.stored_us))
+            version = self.catalog.versions[first.model_version_id]
+            if not version.reference_digest:
+                continue
+            cap = self._state.budget(version.model).cap
+            for slice_id, items in slices_of(exchange.rows).items():
+                self.plain_rollup.add(slice_id, items, cap)
+            if first.group_key:
+                self._sessions.add(exchange.rows, self._state.now_us)
+            else:
+                self._group(exchange.rows, order, collected)
+        if self._state.clock.at_us is not None:
+            for place, closed in enumerate(self._sessions.due(self._state.now_us), start=order + 1):
+                self._group(closed, place, collected)
+        keys = sorted(collected)
+        watches = [self._state.slices[key].watch for key in keys]
+        groups = [_groups(collected[key]) for key in keys]
+        changes = advance(watches, groups, self._state.thresholds)
+        for watch in watches:
+            watch.touched()
+        return keys, [(keys[change.watch], change) for change in changes]
+
+    def _group(
+        self,
+        rows: Sequence[ComparisonRow],
+        order: int,
+        collected: dict[Key, list[tuple[int, float, int, dict[SignalKey, FloatArray]]]],
+    ) -> None:
+        first, state = rows[0], self._state
+        budget = state.budget(self.catalog.versions[first.model_version_id].model)
+        captured_us = min(max(row.captured_us for row in rows), state.now_us)
+        for slice_id, items in slices_of(rows).items():
+            rates = self._rates.of(self.catalog, slice_id, first.policy_id)
+            if self._ignores(slice_id):
+                continue
+            values = shown(slice_id, items, rates, budget)
+            if not values:
+                continue
+            key = (first.model_version_id, slice_id)
+            if key not in self._state.slices:
+                self._enter(key, "", state.now_us, captured_us)
+            entry = self._state.slices[key]
+            entry.last_us = max(entry.last_us, captured_us)
+            state.succession.seen(key[0], captured_us)
+            weighted = rates.weighted and not first.group_key
+            state.observed(
+                key, sorted(values), weighted=weighted, fold_seq=self._fold_seq, catalog=self.catalog
+            )
+            for signal in values:
+                entry.watch.states[signal][POLICY] = first.policy_id
+            collected.setdefault(key, []).append((order, state.clock.mass, state.now_us, values))
+
+
+def _groups(collected: Sequence[tuple[int, float, int, dict[SignalKey, FloatArray]]]) -> Groups:
+    signals = {signal: len(value) for *_, values in collected for signal, value in values.items()}
+    return Groups(
+        order=np.array([one[0] for one in collected], dtype=np.float64),
+        mass=np.array([one[1] for one in collected], dtype=np.float64),
+        at_us=np.array([one[2] for one in collected], dtype=np.float64),
+        series={
+            signal: Series(
+                x=np.array([values.get(signal, np.zeros(width)) for *_, values in collected]),
+                seen=np.array([signal in values for *_, values in collected]),
+            )
+            for signal, width in signals.items()
+        },
+    )

@@ -1,0 +1,60 @@
+"""The shipped fold, with its arrays over a batch, gives the bits of one that takes group after group."""
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from quantdrift.core.records import Verdict
+from quantdrift.monitor.fold.fold import Fold
+from quantdrift.storage.monitor.rows import BatchRows, Outcome, Position, Snapshot, Source
+from tests.support.monitor.mixed_stream import CATALOG, CONFIG, mixed
+from tests.support.monitor.plain_fold import PlainFold
+
+pytestmark = pytest.mark.unit
+
+STREAM = mixed(300)
+
+
+def folded(kind: type[Fold], stream: list[BatchRows], every: int) -> list[Outcome]:
+    """Return what a fold writes after each `every` batches."""
+    fold = kind(CONFIG, Snapshot(position=Position()))
+    fold.learn(CATALOG)
+    outcomes = []
+    for number, rows in enumerate(stream, start=1):
+        fold.batch(rows)
+        if number % every == 0:
+            outcomes.append(fold.take())
+    return [*outcomes, fold.take()]
+
+
+def bits(outcome: Outcome) -> bytes:
+    """Return every row of it, floats to the bit; also of those that are no numbers."""
+    return msgspec.msgpack.encode(msgspec.to_builtins(outcome, builtin_types=(bytes,)))
+
+
+@pytest.mark.parametrize("every", [1, 64])
+def test_a_batch_at_a_time_is_the_same_to_the_bit_as_group_after_group(every: int) -> None:
+    """States, verdicts, transitions, roll-ups, baselines, sessions and noise; written out after each batch, or rarely."""
+    ours, plain = folded(Fold, STREAM, every), folded(PlainFold, STREAM, every)
+    for number, (one, other) in enumerate(zip(ours, plain, strict=True)):
+        for name in Outcome.__struct_fields__:
+            assert bits(getattr(one, name)) == bits(getattr(other, name)), (name, number)
+
+
+def test_the_stream_shows_all_that_it_is_there_for() -> None:
+    """Without these the comparison would say less than it seems to."""
+    outcomes = folded(Fold, STREAM, 1)
+    verdicts = Counter(row.to_verdict for one in outcomes for row in one.transitions)
+    assert {Verdict.FIRING, Verdict.OK, Verdict.UNKNOWN} <= verdicts.keys()
+    reasons = {
+        str(row.details.get("reason", "")).split(":")[0] for one in outcomes for row in one.transitions
+    }
+    assert {"loss", "superseded", "undecided"} <= reasons
+    assert {Source.INHERITED} <= {row.source for one in outcomes for row in one.learned}
+    assert any(one.closed for one in outcomes)
+    assert any(row.retired_us for one in outcomes for row in one.detectors)
+    assert any(row.noise for one in outcomes for row in one.detectors)
+    assert any(
+        "low" in values for one in outcomes for row in one.verdicts for values in row.estimate.values()
+    )
