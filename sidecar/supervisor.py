@@ -34,7 +34,7 @@ from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
 from quantdrift.sidecar.state.config import FileWatch, LiveConfig, follow, settle
 from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
-from quantdrift.sidecar.state.pause import PauseSwitch
+from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
