@@ -1,10 +1,12 @@
 # Two commands do everything: `make demo` and `make test`. Both set the environment up first.
+# TORCH_INDEX=URL: a package index that pip looks at as well. With PyTorch's own index for the CPU no CUDA library is installed.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 JOBS   ?= logical
 COLOUR := $(if $(MAKE_TERMOUT),--color=yes)
+TORCH_INDEX ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo check test test-servers coverage lint format docs bench clean
@@ -12,11 +14,14 @@ COLOUR := $(if $(MAKE_TERMOUT),--color=yes)
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
-setup: $(STAMP) ## Create .venv and install everything into it
+setup: $(STAMP) ## Create .venv and install everything into it; TORCH_INDEX=URL for torch without CUDA
 
 $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@test -n "$(TORCH_INDEX)" || command -v nvidia-smi >/dev/null || \
+	  echo 'No GPU here. `make setup TORCH_INDEX=URL` avoids 3 GB of CUDA libraries: see README.md, "Without a GPU".'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[dev]'
 	$(BIN)/python -c 'from quantdrift.drift.detectors.protocol import compile_all; compile_all()'
 	@touch $@
 
@@ -42,7 +47,7 @@ test: setup ## Run the linters and every test
 test-servers: setup ## Run the tests with every real server, the large ones too (5 GB; Java for TorchServe)
 	TEST_SERVERS=all $(BIN)/python -m pytest -m servers tests/servers
 
-coverage: setup ## Tell by branch what the tests reach
+coverage: setup ## Run the tests and report coverage by branch
 	$(BIN)/python -m pytest -n $(JOBS) --cov --cov-report=term:skip-covered $(TESTS)
 
 lint: setup ## Check style, types and the import layers
@@ -51,11 +56,11 @@ lint: setup ## Check style, types and the import layers
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## Format the code and mend what can be mended
+format: setup ## Format the code and fix what can be fixed automatically
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-docs: setup ## Write the generated pages anew
+docs: setup ## Regenerate the generated pages of docs/reference
 	$(BIN)/python docs/generate.py
 
 bench: setup ## Run every benchmark in its quick form

@@ -119,15 +119,23 @@ def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
     Raises
     ------
     OperatorError
-        It cannot be loaded, is no reference, or is not the one that is pinned.
+        It cannot be loaded, is no reference, is not the one that is pinned, or PyTorch is not installed.
     RetryError
         The server that holds it is away, or not ready.
     """
     if opening.provider is Provider.TENSORRT and not opening.reference.url:
         refuse_tf32()  # before PyTorch, which may stand beside it, loads the libraries that are told so
-    runtime: ReferenceRuntime = importlib.import_module(_MODULES[opening.reference.runtime]).open_reference(
-        opening
-    )
+    name = opening.reference.runtime
+    try:
+        module = importlib.import_module(_MODULES[name])
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise OperatorError(
+            f"runtime `{name}` needs PyTorch, which the extra `cpu` does not install: pip install torch (on a machine without a "
+            "GPU its build for the CPU), or use the extra `shadow` in place of `cpu`"
+        ) from error
+    runtime: ReferenceRuntime = module.open_reference(opening)
     return runtime
 
 
