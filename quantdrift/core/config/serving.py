@@ -52,9 +52,6 @@ class Stream(Section, frozen=True, kw_only=True):
     replicas: Annotated[
         int, about("Copies in the NATS cluster. 3 survives the loss of a server.", ge=1, le=5)
     ] = 1
-    publish_timeout_s: Annotated[
-        float, about("How long a sidecar waits for an acknowledgement before it tries once more.", "s", gt=0)
-    ] = 5.0
 
     @property
     def address(self) -> str:
@@ -100,10 +97,6 @@ class Storage(Section, frozen=True, kw_only=True):
     statement_timeout_s: Annotated[
         float, about("Longest statement before Postgres cancels it.", "s", gt=0)
     ] = 30.0
-    partitions_ahead_days: Annotated[
-        int,
-        about("Daily partitions made in advance: how long the monitor may be away.", "days", ge=2, le=90),
-    ] = 14
     retention_days: Annotated[
         int,
         about("Comparisons, batches and tallies older than this are dropped; roll-ups stay.", "days", ge=2),
