@@ -133,7 +133,7 @@ async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp
     config = Config(
         models=(Model(name="m"),),
         stream=Stream(url=server.url),
-        sidecar=Sidecar(queue_bytes=50_000, max_exchange_bytes=10_000),
+        sidecar=Sidecar(max_held_bytes=2 * 50_000, max_exchange_bytes=10_000),
         sampling=Sampling(max_exchanges_per_s=1e6),
     )
     slot = Counters.create(1, 1).slot(0)

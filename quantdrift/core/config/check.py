@@ -89,10 +89,8 @@ def _sidecar(config: Config) -> Iterator[str]:
         yield "intake.kserve_logger is on, and intake.listen names no address for it"
     if sidecar.drain_delay_s >= sidecar.grace_s:
         yield "sidecar.drain_delay_s must be below sidecar.grace_s: nothing would be left to finish in"
-    if sidecar.max_exchange_bytes > sidecar.max_held_bytes:
-        yield "sidecar.max_exchange_bytes must not be above sidecar.max_held_bytes"
     if sidecar.max_exchange_bytes > min(sidecar.handoff_bytes, sidecar.queue_bytes):
-        yield "sidecar.max_exchange_bytes must fit into sidecar.handoff_bytes and sidecar.queue_bytes"
+        yield "sidecar.max_exchange_bytes must be at most half of sidecar.max_held_bytes"
     if missing := set(config.capture.hmac) - _attributes(config):
         yield f"capture.hmac names {', '.join(sorted(missing))}, which is not recorded"
 
@@ -125,7 +123,7 @@ def _sampling(config: Config) -> Iterator[str]:
 def _header_strata(config: Config) -> Iterator[str]:
     for stratum in config.sampling.header_strata:
         for name, value in stratum.headers.items():
-            if why := unlike(name, value, config.capture.max_value_bytes):
+            if why := unlike(name, value):
                 yield f"sampling.header_strata `{stratum.name}`: {name} = {value[:64]!r}: {why}"
     if len(config.sampling.header_strata) > MOST_STRATA:
         yield f"sampling.header_strata: at most {MOST_STRATA}"

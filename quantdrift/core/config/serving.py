@@ -5,7 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
+from quantdrift.core.config.section import GIB, MIB, Section, about
 from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol
 
 
@@ -130,17 +130,12 @@ class Sidecar(Section, frozen=True, kw_only=True):
         int,
         about("Relay processes on one listening socket. One per core that serving can spare.", ge=1, le=32),
     ] = 1
-    backlog: Annotated[int, about("Connections the kernel may hold before they are accepted.", ge=16)] = 1024
     drain_delay_s: Annotated[
         float, about("After SIGTERM the port stays open so long: endpoint removal takes time.", "s", ge=0)
     ] = 5.0
     grace_s: Annotated[
         float, about("From SIGTERM to the end. Keep it below the pod's termination grace period.", "s", gt=0)
     ] = 25.0
-    max_header_bytes: Annotated[
-        int,
-        about("Longest message head that is still observed; longer ones pass unobserved.", "bytes", ge=1024),
-    ] = 64 * KIB
     max_connections: Annotated[
         int,
         about(
@@ -152,14 +147,14 @@ class Sidecar(Section, frozen=True, kw_only=True):
         int, about("Largest request and response, together, that is held for capture.", "bytes", ge=1024)
     ] = 16 * MIB
     max_held_bytes: Annotated[
-        int, about("Most that one relay worker holds for unfinished exchanges.", "bytes", ge=1024)
+        int,
+        about(
+            "Memory of one relay worker for unfinished exchanges. Half as much again may wait between it and the capture "
+            "process, and half as much in the capture process. At least twice max_exchange_bytes.",
+            "bytes",
+            ge=1024,
+        ),
     ] = 128 * MIB
-    handoff_bytes: Annotated[
-        int, about("Most that waits between a relay worker and the capture process.", "bytes", ge=1024)
-    ] = 64 * MIB
-    queue_bytes: Annotated[
-        int, about("Most that waits in the capture process for the stream to acknowledge.", "bytes", ge=1024)
-    ] = 64 * MIB
     pause_file: Annotated[
         str,
         about(
@@ -168,6 +163,19 @@ class Sidecar(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     tally_interval_s: Annotated[float, about("How often exact counts are published.", "s", gt=0)] = 10.0
+
+    @property
+    def handoff_bytes(self) -> int:
+        """Most that waits between a relay worker, or the intake, and the capture process.
+
+        An exchange waits there for less time than it takes to complete, so half of `max_held_bytes` is enough.
+        """
+        return self.max_held_bytes // 2
+
+    @property
+    def queue_bytes(self) -> int:
+        """Most that waits in the capture process for the stream to acknowledge: as much as can come in at once."""
+        return self.max_held_bytes // 2
 
 
 class Capture(Section, frozen=True, kw_only=True):
@@ -192,9 +200,6 @@ class Capture(Section, frozen=True, kw_only=True):
     hmac_key_file: Annotated[
         str, about("Key of that hash. Empty: QUANTDRIFT_HMAC_KEY. Needed as soon as `hmac` names anything.")
     ] = ""
-    max_value_bytes: Annotated[
-        int, about("Attribute values are cut to this length.", "bytes", ge=8, le=4096)
-    ] = 256
 
 
 class Intake(Section, frozen=True, kw_only=True):
@@ -258,12 +263,6 @@ class Sampling(Section, frozen=True, kw_only=True):
             "Header whose value decides: one user is taken whole or not at all, and is one observation. Empty: every request anew."
         ),
     ] = ""
-    epoch_s: Annotated[
-        float,
-        about(
-            "The salt changes this often, so that a sticky sample is no fixed panel.", "s", ge=60, le=86400
-        ),
-    ] = 86400.0
     paused: Annotated[bool, about("Take nothing. Counting goes on.")] = False
     central: Annotated[
         bool,

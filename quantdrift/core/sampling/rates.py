@@ -11,6 +11,9 @@ import msgspec
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 
+EPOCH_S = 86_400.0
+"""How often the salt changes, so that a sticky sample is no fixed panel. Shorter, a user's sessions would be torn apart."""
+
 
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
     """Return the policy in force at `now_s`.
@@ -22,7 +25,7 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
     now_s
         Seconds since 1970, UTC.
     """
-    return policy_of(sampling, f"{int(now_s // sampling.epoch_s):x}-{digest(sampling)}")
+    return policy_of(sampling, f"{int(now_s // EPOCH_S):x}-{digest(sampling)}")
 
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:
