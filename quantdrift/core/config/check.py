@@ -28,7 +28,6 @@ def problems(config: Config) -> list[str]:
         *_sidecar(config),
         *_sampling(config),
         *_header_strata(config),
-        *_policy(config),
         *_models(config),
         *_slices(config),
     ]
@@ -134,11 +133,6 @@ def _header_strata(config: Config) -> Iterator[str]:
         yield f"sampling.header_strata: {', '.join(sorted(hashed))} is hashed by capture.hmac and cannot be matched"
 
 
-def _policy(config: Config) -> Iterator[str]:
-    if config.monitor.policy_valid_s < 2 * config.monitor.policy_s:
-        yield "monitor.policy_valid_s must be at least twice monitor.policy_s, or policies lapse between two looks"
-
-
 def _models(config: Config) -> Iterator[str]:
     for name, count in Counter(model.name for model in config.models).items():
         if count > 1:
@@ -166,10 +160,6 @@ def _models(config: Config) -> Iterator[str]:
         yield from _infinite(model)
         yield from misfits(model)
         yield from unfit(model)
-    if config.clusters.least_vectors > config.clusters.most_vectors:
-        yield "clusters.least_vectors must not be above clusters.most_vectors"
-    if config.clusters.n_clusters > config.clusters.most_ids:
-        yield "clusters.n_clusters must not be above clusters.most_ids"
 
 
 def _own_answers(config: Config, model: Model) -> Iterator[str]:

@@ -15,6 +15,12 @@ EPOCH_S = 86_400.0
 """How often the salt changes, so that a sticky sample is no fixed panel. Shorter, a user's sessions would be torn apart."""
 
 
+POLICY_S = 300.0
+"""How often the monitor works out a sampling policy: sooner, the rates that it follows would be noise."""
+POLICY_VALID_S = 900.0
+"""How long sidecars follow a policy that nobody confirms: three times `POLICY_S`, so that a leader may change meanwhile."""
+
+
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
     """Return the policy in force at `now_s`.
 
