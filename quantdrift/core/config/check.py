@@ -210,8 +210,6 @@ def _task(model: Model) -> Iterator[str]:
         or list(quantiles) != sorted(set(quantiles))
     ):
         yield f"models `{model.name}`: regression.quantiles are two or more between 0 and 1, rising"
-    if model.vectors.reservoir < 10 * model.vectors.neighbours:
-        yield f"models `{model.name}`: vectors.reservoir must be at least ten times vectors.neighbours"
     if model.tensor.outputs and model.output:
         yield f"models `{model.name}`: output and tensor.outputs exclude each other"
     if len(set(model.tensor.outputs)) < len(model.tensor.outputs):
