@@ -191,7 +191,6 @@ async def _measure(
             provider=provider,
             batch_items=size,
             nice=0,
-            fetch_bytes=16_000_000,
         )
         with bare(config) as alone:
             async with running(config, servers) as worker:

@@ -1,4 +1,4 @@
-"""Where a copy of a candidate is that tells what the candidate did not."""
+"""Options of a copy of the candidate, which scores answers that came without log-probabilities."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""Write the configuration down: the annotated default file, and the reference page."""
+"""Text of the annotated `config.toml` and of the configuration reference page, from the options' own descriptions."""
 
 import textwrap
 import typing
@@ -146,6 +146,9 @@ def reference_markdown() -> str:
         "One TOML file serves every role (`--config`, default `config.toml`). Each option is overridden by the",
         "environment variable `QUANTDRIFT__SECTION__OPTION`; lists and tables are given there as JSON. Relative file",
         "names are relative to the configuration file. Unknown keys are refused.",
+        "",
+        "[config.toml](../../config.toml) begins with the ten options that everybody sets, as a configuration to copy.",
+        "What no operator can decide is a constant: [decision 0037](../decisions/0037-options-and-constants.md).",
         "",
         "Secrets come from the environment or from files, per role: `QUANTDRIFT_DSN` (never read by a sidecar),",
         "`QUANTDRIFT_HMAC_KEY` and `QUANTDRIFT_SAMPLING_SALT` (read only by a sidecar; give all sidecars the same salt",

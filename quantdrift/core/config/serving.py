@@ -1,4 +1,4 @@
-"""The options of what runs beside a model, and of the way to the record."""
+"""Options of NATS, Postgres, the sidecar, capture, the intake and sampling."""
 
 import re
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""The options of a model's kind of output: one table for each task, `[models.<task>]`."""
+"""Options of each task, in a table `[models.<task>]` of its own."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""The options of tasks on images: how an output is read, and what counts as another decision."""
+"""Options of object detection and segmentation: how to read an output, and what counts as another decision."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,7 +7,7 @@ from quantdrift.core.config.section import Section, about
 
 
 class BoxFormat(StrEnum):
-    """What the four numbers of a box are."""
+    """Meaning of the four numbers of a box."""
 
     XYXY = "xyxy"  # two opposite corners, the smaller coordinates first
     XYWH = "xywh"  # the corner with the smallest coordinates, width, height
@@ -15,7 +15,7 @@ class BoxFormat(StrEnum):
 
 
 class Activation(StrEnum):
-    """What makes probabilities of the scores."""
+    """Function that turns scores into probabilities."""
 
     NONE = "none"  # they are some already
     SIGMOID = "sigmoid"

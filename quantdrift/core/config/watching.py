@@ -1,4 +1,4 @@
-"""The options of what replays, judges and tells."""
+"""Options of the shadow worker, the monitor, the search for slices, telemetry and the report."""
 
 from enum import StrEnum
 from typing import Annotated
