@@ -41,7 +41,7 @@ from benchmarks import device, soak
 from benchmarks.references import SORTS, Sort
 from benchmarks.replays import Bare, Servers, Traffic, Worker, bare, config_of, running, until_left
 from benchmarks.result import Goal, finish
-from quantdrift.core.config.schema import Provider, Runtime, Storage
+from quantdrift.core.config.schema import Provider, Runtime
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.core.stream.connection import Queue
 from quantdrift.storage.admin.migrate import upgrade
@@ -191,7 +191,6 @@ async def _measure(
             provider=provider,
             batch_items=size,
             nice=0,
-            fetch_bytes=16_000_000,
         )
         with bare(config) as alone:
             async with running(config, servers) as worker:
@@ -338,7 +337,7 @@ def _servers(directory: Path) -> Iterator[Servers]:
         NatsServer(directory / "nats", store_bytes=1 << 40) as nats,
         PostgresServer(directory / "postgres") as postgres,
     ):
-        asyncio.run(upgrade(postgres.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(postgres.dsn, progress=lambda _: None))
         assert nats.pid is not None
         assert postgres.pid is not None
         yield Servers(nats_url=nats.url, nats_pid=nats.pid, dsn=postgres.dsn, postgres_pid=postgres.pid)

@@ -1,7 +1,7 @@
 """The shadow worker: stream, replay, record, acknowledge. Nothing is acknowledged before it is stored.
 
 Reading, replaying, comparing and storing go on at once. Of each model one batch fills and one waits for its turn; five
-are in the stages. That and `fetch_bytes` bound the memory whatever is down: with Postgres away the stages fill up, the
+are in the stages. That and `FETCH_BYTES` bound the memory whatever is down: with Postgres away the stages fill up, the
 messages in hand are kept alive on the stream, and the rest waits there.
 """
 
@@ -31,7 +31,7 @@ from quantdrift.shadow.pipeline.fair_share import FairShare, terms_of
 from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics
 from quantdrift.shadow.pipeline.queues import BatchQueues
-from quantdrift.shadow.pipeline.reader import ModelReaders, Reader
+from quantdrift.shadow.pipeline.reader import FETCH_BYTES, ModelReaders, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.tallies import TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
@@ -228,9 +228,7 @@ async def _work(
         here = track_of([model for model in config.models if model.name not in apart])
         tracks = [here, *apart.values()]
         # All of them together hold as much as one would.
-        of_each = msgspec.structs.replace(
-            shadow, fetch_bytes=max(shadow.fetch_bytes // max(len(config.models), 1), MIB)
-        )
+        fetch_bytes = max(FETCH_BYTES // max(len(config.models), 1), MIB)
 
         configured = {model.name: model for model in config.models}
 
@@ -243,7 +241,8 @@ async def _work(
                 except OperatorError as error:
                     _end(str(error))
             return Reader(
-                shadow=of_each,
+                shadow=shadow,
+                fetch_bytes=fetch_bytes,
                 lane=name,
                 consumer=consumer,
                 references=references,
@@ -269,7 +268,7 @@ async def _work(
             meters=meters,
             stop=stop,
             max_deliveries=shadow.max_deliveries,
-            fetch_bytes=shadow.fetch_bytes,
+            fetch_bytes=FETCH_BYTES,
             store_limit_s=store_limit_s,
         )
         behind = [

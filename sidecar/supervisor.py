@@ -50,6 +50,7 @@ _LOG = logging.getLogger(__name__)
 # By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
 # copy it.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
+_BACKLOG = 4096  # connections that the kernel holds until they are accepted: Linux's own limit, `somaxconn`
 _LOOK_S = 1.0
 _LOOK_UP_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
@@ -78,13 +79,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     with ExitStack() as stack:
         relay = intake = tap = None
         if config.sidecar.listen:
-            relay = stack.enter_context(
-                _listen("sidecar.listen", config.sidecar.listen, config.sidecar.backlog)
-            )
+            relay = stack.enter_context(_listen("sidecar.listen", config.sidecar.listen))
         if config.intake.listen:
-            intake = stack.enter_context(
-                _listen("intake.listen", config.intake.listen, config.sidecar.backlog)
-            )
+            intake = stack.enter_context(_listen("intake.listen", config.intake.listen))
         if config.intake.ext_proc:
             # gRPC opens it itself, in the intake process. Whether it can be opened is better said here.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
@@ -339,7 +336,7 @@ def _shown(listener: socket.socket) -> str:
     return f"{host}:{port}"
 
 
-def _listen(option: str, address: str, backlog: int) -> socket.socket:
+def _listen(option: str, address: str, backlog: int = _BACKLOG) -> socket.socket:
     asked = read_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from examples.otlp_receiver import OtlpReceiver
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database
@@ -102,7 +101,7 @@ def postgres_cluster() -> Iterator[PostgresServer]:
     Nobody connects to that database but `postgres_dsn`, which copies it.
     """
     with throwaway_server() as server:
-        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 
 
@@ -149,7 +148,7 @@ def postgres_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Postgr
     It keeps its promises about durability, as in production.
     """
     with PostgresServer(tmp_path_factory.mktemp("postgres") / "server") as server:
-        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         yield server
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from quantdrift.cli.options import CONFIG, DATA, JSON, emit, prepare, user_name
 from quantdrift.cli.output import Steps, columns
-from quantdrift.core.clusters import OTHER_ID, Clustering
+from quantdrift.core.clusters import LEAST_VECTORS, MOST_IDS, OTHER_ID, Clustering
 from quantdrift.core.config.assign import nearest
 from quantdrift.core.config.load import Role, Secrets
 from quantdrift.core.config.schema import Config
@@ -135,7 +135,6 @@ async def _fit(
     stored = "not stored" if dry_run else "stored"
     return [
         _overview(
-            config,
             one.clustering,
             msgspec.to_builtins(one.clusters),
             f"{stored}, from {one.n_vectors:,} vectors",
@@ -169,7 +168,6 @@ async def _in_force(config: Config, secrets: Secrets, model: str) -> "tuple[list
         _known(config, model)
     overviews = [
         _overview(
-            config,
             one.clustering,
             one.clusters,
             f"by {one.made_by} on {one.made_at:%Y-%m-%d %H:%M} from {one.n_vectors:,} vectors captured"
@@ -207,16 +205,14 @@ def _reason(config: Config, model: str, there: "Sequence[Space]") -> str:
         )
     stored = ", ".join(f"{space.n_vectors:,} vectors of {space.model} in `{space.space}`" for space in there)
     how = (
-        f"the monitor fits from clusters.least_vectors = {clusters.least_vectors:,} of them on"
+        f"the monitor fits from {LEAST_VECTORS:,} of them on"
         if clusters.refit_days
         else "the monitor does not fit, clusters.refit_days is 0"
     )
     return f"{stored} are stored; {how}, and `quantdrift slices fit` does it now"
 
 
-def _overview(
-    config: Config, clustering: Clustering, described: Sequence[dict[str, Any]], made: str
-) -> Overview:
+def _overview(clustering: Clustering, described: Sequence[dict[str, Any]], made: str) -> Overview:
     return Overview(
         model=clustering.model,
         version=clustering.version,
@@ -225,7 +221,7 @@ def _overview(
         made=made,
         expected_novel=float(f"{clustering.expected_novel:.6g}"),
         known_values={key: len(values) for key, values in sorted(clustering.vocabulary.items())},
-        ids_left=max(config.clusters.most_ids - clustering.next_id + 1, 0),
+        ids_left=max(MOST_IDS - clustering.next_id + 1, 0),
         clusters=list(described),
     )
 

@@ -4,6 +4,7 @@ import msgspec
 
 from quantdrift.core.config.schema import KIB, MIB, Config, Runtime
 from quantdrift.core.config.strata import header_strata
+from quantdrift.core.sampling.rates import POLICY_VALID_S
 from quantdrift.core.slices import SliceAssigner
 from quantdrift.core.tasks import Task
 
@@ -199,12 +200,12 @@ def _notes(config: Config) -> list[str]:
 
 def _whose_rates(config: Config) -> list[str]:
     """Say whose rates hold, the configuration's or the monitor's."""
-    sampling, monitor = config.sampling, config.monitor
+    sampling = config.sampling
     if not sampling.central:
         return ["sampling.central = false: the rates above hold, whatever the monitor says"]
     if not sampling.replays_per_s:
         return ["sampling.replays_per_s = 0: the monitor makes no policy, and the rates above hold"]
-    budget, lapse_s = sampling.replays_per_s, monitor.policy_valid_s
+    budget, lapse_s = sampling.replays_per_s, POLICY_VALID_S
     whose = f"sampling.replays_per_s = {budget:g}: the monitor's policy holds, and the rates above where there is none"
     notes = [f"{whose} or nobody has confirmed it for {lapse_s:g} s; the caps always hold"]
     if left_out := header_strata(config).left_out:

@@ -29,9 +29,9 @@ def db_upgrade(config_path: Path, data: Path | None, as_json: bool) -> None:
 
     from quantdrift.storage.admin.migrate import head, upgrade
 
-    config, secrets = prepare(config_path, Role.MIGRATE, data)
+    _, secrets = prepare(config_path, Role.MIGRATE, data)
     with Steps(quiet=as_json) as step:
-        applied = asyncio.run(upgrade(secrets.dsn, config.storage, progress=step))
+        applied = asyncio.run(upgrade(secrets.dsn, progress=step))
     if as_json:
         emit({"applied": applied, "head": head()})
     else:

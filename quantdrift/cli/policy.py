@@ -172,5 +172,5 @@ def _why(account: PolicySummary, lag_factor: float) -> str:
     if lag_factor < 1:
         text += f"\nThe shadow lags: every rate is {lag_factor:g} of what it would be."
     if account.n_unboosted:
-        text += f"\n{account.n_unboosted} slices are not boosted: there would be more than monitor.policy_strata strata."
+        text += f"\n{account.n_unboosted} slices are not boosted: a policy has room for no more strata."
     return text

@@ -225,13 +225,13 @@ async def _searched(config: Config, secrets: Secrets, *, dry_run: bool) -> Round
     import msgspec
 
     from quantdrift.core.clock import SystemClock
-    from quantdrift.monitor.discovery.round import discover
+    from quantdrift.monitor.discovery.round import LIMIT_S, discover
     from quantdrift.storage.database import Database
 
     # A person waits, and may end it: the statements may take as long as a round in the monitor.
     storage = msgspec.structs.replace(
         config.storage,
-        statement_timeout_s=max(config.storage.statement_timeout_s, config.discovery.limit_s),
+        statement_timeout_s=max(config.storage.statement_timeout_s, LIMIT_S),
     )
     async with Database(secrets.dsn, storage) as database:
         return await discover(database, config, SystemClock().now(), dry_run=dry_run)
@@ -319,7 +319,7 @@ def _told(found: Round, shown: list[VersionSearch], *, dry_run: bool) -> str:
             elif (key.model, key.predicate) in frozen:
                 status = "would become a candidate" if dry_run else "candidate, tested from here on"
             else:
-                status = "no place: discovery.most_candidates"
+                status = "no place: too many candidates of this model are tested already"
             lines.append(
                 f"  {key.name}: mean {seen.metric.value} {seen.mean / max(seen.overall, 1e-12):.1f}x that of all,"
                 f" {seen.share:.2%} of the traffic; {status}"

@@ -27,6 +27,12 @@ CLUSTER_KEY: Final = "cluster"
 NOVELTY_KEY: Final = "novelty"
 FORMAT: Final = 1
 MOST_WIDTH: Final = 4096
+MOST_IDS: Final = 128
+"""Largest id of a cluster of a model, refits included: each is a slice for ever, with detectors and rows of its own."""
+LEAST_VECTORS: Final = 2_000
+"""Below so many vectors nothing is fitted: 16 clusters have some hundred each then."""
+MOST_VECTORS: Final = 20_000
+"""Vectors kept of a model, the newest: some 300 for each of the 64 clusters that it may have at most."""
 _MAGIC: Final = b"QC"
 _HEAD: Final = struct.Struct("<2sBI")  # magic, format, CRC-32 of what follows
 

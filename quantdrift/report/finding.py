@@ -7,7 +7,7 @@ from statistics import median
 
 import msgspec
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.notation import number
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import EVERYTHING
@@ -79,12 +79,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     bins: Mapping[Key, tuple[float, ...]]
     verdicts: Mapping[Key, VerdictFact]
     episodes: tuple[EpisodeFacts, ...]
-
-
-def budget_of(config: Config, model: str) -> Budget:
-    """Return the model's budget; the default one where the configuration does not name the model any more."""
-    found = config.model(model)
-    return found.budget if found else Budget()
 
 
 def task_of(config: Config, model: str) -> Task:
@@ -245,7 +239,7 @@ def _is_all(facts: Facts, key: Key) -> bool:
 def _slice(config: Config, facts: Facts, version: Version, key: Key, everything: Sums) -> SliceFigures:
     sums = facts.totals.get(key, Sums())
     bins = facts.bins.get(key, ())
-    accepted = budget_of(config, version.model)
+    accepted = config.budget(version.model)
     said = facts.verdicts.get(key)
     verdict, reason = (
         (said.verdict, said.reason) if said else (Verdict.UNKNOWN, "not judged by the monitor yet")
@@ -282,7 +276,7 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
 
 def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
     episode, name = entry.episode, facts.slices[entry.episode.slice_id]
-    accepted = budget_of(config, version.model)
+    accepted = config.budget(version.model)
     said = facts.verdicts.get((version.id, episode.slice_id))
     default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
     budget = said.budgets.get(episode.metric, default) if said else default

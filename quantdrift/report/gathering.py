@@ -13,7 +13,6 @@ from quantdrift.report.finding import (
     Facts,
     Measured,
     bins_by_key,
-    budget_of,
     by_key,
     gaps,
     ranked,
@@ -93,7 +92,7 @@ async def gather(
     progress("reading slices and verdicts")
     versions = tuple(await reader.versions(model))
     slices = {name.id: name for name in await reader.slices(model)}
-    caps = {version.id: budget_of(config, version.model).cap for version in versions}
+    caps = {version.id: config.budget(version.model).cap for version in versions}
     extent = await reader.divergence.extent(period.begin, period.end, MOST_ITEMS + 1)
     how = resolution(period, extent)
     verdicts = {

@@ -131,7 +131,7 @@ def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Dr
         points.setdefault((point.version_id, point.slice_id), []).append(point)
     drawings = []
     for version in figures.models:
-        cap = finding.budget_of(config, version.model).cap
+        cap = config.budget(version.model).cap
         measure = MEASURES[version.task]
         titles = {
             Metric.FLIP: "flips, %",

@@ -35,6 +35,9 @@ _CAREFUL_PAUSE_S = 0.05
 _WAITS_TO_COME_BACK = 1.5  # what was kept alive last when its worker ended comes within one `ack_wait_s`
 _NOT_REPLAYED = "not replayed"
 
+FETCH_BYTES = 16_000_000
+"""Most that a worker takes from the stream at once, all models together: NATS disconnects a client far above that."""
+
 
 class Reader:
     """Reads the exchanges of one model. One task calls it.
@@ -42,7 +45,9 @@ class Reader:
     Parameters
     ----------
     shadow
-        Batch sizes and bounds.
+        Batch sizes and delays.
+    fetch_bytes
+        Most that is taken from the stream at once.
     lane
         The model.
     consumer
@@ -63,6 +68,7 @@ class Reader:
         self,
         *,
         shadow: Shadow,
+        fetch_bytes: int,
         lane: str,
         consumer: Consumer,
         references: References,
@@ -74,6 +80,7 @@ class Reader:
         stop: Stop,
     ) -> None:
         self._shadow = shadow
+        self._fetch_bytes = fetch_bytes
         self._lane = lane
         self._consumer = consumer
         self._references = references
@@ -86,7 +93,7 @@ class Reader:
         self._careful = False
         self._careful_until_s: float | None = None  # the worker before may have ended over what comes back
         self._batcher: Batcher[TakenMessage] = Batcher(
-            max_items=shadow.batch_items, max_bytes=shadow.fetch_bytes, delay_s=shadow.batch_delay_s
+            max_items=shadow.batch_items, max_bytes=fetch_bytes, delay_s=shadow.batch_delay_s
         )
 
     async def read_once(self) -> None:
@@ -134,7 +141,7 @@ class Reader:
 
     async def _fetch(self, wanted: int, wait_s: float) -> list[TakenMessage]:
         began_s = self._clock.monotonic_s()
-        deliveries = await self._consumer.fetch(wanted, max_bytes=self._shadow.fetch_bytes, timeout_s=wait_s)
+        deliveries = await self._consumer.fetch(wanted, max_bytes=self._fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
         taken = [self._taken(delivery) for delivery in deliveries]  # should this fail, they come again, alone

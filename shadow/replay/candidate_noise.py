@@ -28,6 +28,8 @@ from quantdrift.storage.shadow.rows import NoiseItem
 
 _LOG = logging.getLogger(__name__)
 _WAITING: Final = 4  # exchanges; each may be as large as the stream takes
+TIMEOUT_S: Final = 10.0
+"""Longest wait for an answer. One that serves takes less, and nobody waits for this one but its own thread."""
 _HTTP: Final = ("http://", "https://")
 
 
@@ -90,9 +92,12 @@ class Rechecks:
         With their `recheck`.
     clock
         For the rates.
+    timeout_s
+        Longest wait for an answer.
     """
 
-    def __init__(self, models: Iterable[Model], clock: Clock) -> None:
+    def __init__(self, models: Iterable[Model], clock: Clock, *, timeout_s: float = TIMEOUT_S) -> None:
+        self._timeout_s = timeout_s
         self._models = {model.name: model for model in models if model.recheck.url}
         self._clock = clock
         self._next_s = dict.fromkeys(self._models, 0.0)
@@ -160,7 +165,9 @@ class Rechecks:
         exchange, names = asked.entry.exchange, tuple(asked.first)
         transport = self._transports.get(exchange.model)
         if transport is None:
-            transport = self._transports[exchange.model] = _open(self._models[exchange.model])
+            transport = self._transports[exchange.model] = _open(
+                self._models[exchange.model], self._timeout_s
+            )
         answer = transport.infer(exchange.inputs, names)
         again = answered_again(asked.entry, answer, names)
         if isinstance(again, QuarantineError):
@@ -191,7 +198,7 @@ def _rows(outputs: Outputs, picked: list[int]) -> Outputs:
     return {name: output[picked] for name, output in outputs.items()}
 
 
-def _open(model: Model) -> Transport:
+def _open(model: Model, timeout_s: float) -> Transport:
     """Return what asks the replica of a model. The gRPC library is loaded only where it is asked by gRPC."""
     recheck = model.recheck
     http = recheck.url.startswith(_HTTP)
@@ -200,7 +207,7 @@ def _open(model: Model) -> Transport:
         url=recheck.url,
         model=recheck.model,
         model_version=recheck.model_version,
-        timeout_s=recheck.timeout_s,
+        timeout_s=timeout_s,
         token_file=recheck.token_file,
     )
     opening = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"})

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.clusters import (
+    MOST_VECTORS,
     MOST_WIDTH,
     OTHER_ID,
     Clustering,
@@ -51,12 +52,14 @@ class ClusterSlices:
     """Puts items into learned slices. `put_in_force` may be called from another thread than the rest.
 
     Vectors are kept by a hash of exchange and item, which knows nothing of their content, and never more than
-    `clusters.most_vectors` of a model in an hour.
+    `MOST_VECTORS` of a model in an hour.
 
     Parameters
     ----------
     config
         Models, slices and the section `clusters`.
+    most_vectors
+        Most vectors of a model that are kept in an hour.
 
     Attributes
     ----------
@@ -66,7 +69,8 @@ class ClusterSlices:
         Per model how many vectors were not kept because of the cap.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, most_vectors: int = MOST_VECTORS) -> None:
+        self._most_vectors = most_vectors
         self._config = config
         self._clusters = config.clusters
         self._spaces: dict[str, tuple[str, tuple[str, ...]]] = {}
@@ -166,7 +170,7 @@ class ClusterSlices:
         hour = int(at.timestamp() // _HOUR_S)
         if hour != self._hour:
             self._hour, self._n_kept = hour, {}
-        room = max(self._clusters.most_vectors - self._n_kept.get(model, 0), 0)
+        room = max(self._most_vectors - self._n_kept.get(model, 0), 0)
         if len(chosen) > room:
             self.n_over_cap[model] = self.n_over_cap.get(model, 0) + len(chosen) - room
             chosen = chosen[:room]

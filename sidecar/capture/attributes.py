@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from quantdrift.core.config.schema import Capture
+from quantdrift.core.config.strata import MAX_VALUE_BYTES
 
 _HMAC_DIGITS = 32
 # Postgres takes no NUL, logs and tables none of the others.
@@ -27,9 +28,12 @@ class Attributes:
         Which headers, parameters and JSON paths are recorded, and which of them only as a keyed hash.
     hmac_key
         Key of that hash.
+    max_value_bytes
+        Longer values are cut.
     """
 
-    def __init__(self, capture: Capture, hmac_key: bytes) -> None:
+    def __init__(self, capture: Capture, hmac_key: bytes, *, max_value_bytes: int = MAX_VALUE_BYTES) -> None:
+        self._max_value_bytes = max_value_bytes
         self._capture = capture
         self._hashed = frozenset(capture.hmac)
         self._hmac_key = hmac_key
@@ -60,7 +64,7 @@ class Attributes:
     def _shown(self, key: str, text: str) -> str:
         if key in self._hashed:
             return keyed_hash(self._hmac_key, text)
-        return cut(text, self._capture.max_value_bytes)
+        return cut(text, self._max_value_bytes)
 
 
 def keyed_hash(key: bytes, text: str) -> str:

@@ -13,7 +13,7 @@ from quantdrift.core.config.schema import MIB, Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.records import Exchange, Loss
-from quantdrift.core.stream.connection import Queue, StreamFullError, TooLargeError
+from quantdrift.core.stream.connection import PUBLISH_TIMEOUT_S, Queue, StreamFullError, TooLargeError
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.capture.rate_limits import RateLimits
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
@@ -57,6 +57,8 @@ class Publisher:
         Times the caps.
     boot
         Start of this sidecar, which the numbers of its exchanges name; empty: they have none.
+    publish_timeout_s
+        Longest wait for the stream's acknowledgement of one try.
 
     Attributes
     ----------
@@ -64,7 +66,16 @@ class Publisher:
         What may leave this pod.
     """
 
-    def __init__(self, config: Config, slot: Slot, clock: Clock, boot: str = "") -> None:
+    def __init__(
+        self,
+        config: Config,
+        slot: Slot,
+        clock: Clock,
+        boot: str = "",
+        *,
+        publish_timeout_s: float = PUBLISH_TIMEOUT_S,
+    ) -> None:
+        self._publish_timeout_s = publish_timeout_s
         self._slot = slot
         self._boot = boot
         self._config = config
@@ -161,7 +172,9 @@ class Publisher:
         told = False
         while self._queue is None:
             try:
-                self._queue = await Queue.connect(stream, client_name="quantdrift-sidecar")
+                self._queue = await Queue.connect(
+                    stream, client_name="quantdrift-sidecar", publish_timeout_s=self._publish_timeout_s
+                )
             except (RetryError, OperatorError) as error:
                 if not told:
                     _LOG.warning("%s: it is tried again every %g s", error, _RECONNECT_S)
@@ -213,7 +226,7 @@ class Publisher:
             await queue.wait_connected()
             if loop.time() < self._refused_until_s:
                 return Loss.PUBLISH
-            again_at = loop.time() + self._config.stream.publish_timeout_s
+            again_at = loop.time() + self._publish_timeout_s
             try:
                 await queue.publish_exchange(item.model, item.id, item.wire, numbered)
             except TooLargeError:

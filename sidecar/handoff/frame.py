@@ -10,8 +10,13 @@ from collections.abc import Iterable
 
 import msgspec
 
+from quantdrift.core.config.schema import KIB
+
 _HEAD = struct.Struct("!II")
 HEAD_BYTES = _HEAD.size
+
+MAX_HEADER_BYTES = 64 * KIB
+"""Longest message head that is observed. By default gRPC accepts 16 KiB of metadata, and nginx 32 KiB of headers."""
 
 
 class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from quantdrift.core.config.schema import KIB, MIB, Sidecar
-from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
+from quantdrift.sidecar.handoff.frame import HEAD_BYTES, MAX_HEADER_BYTES, RawMeta, lengths, parse
 
 _LOG = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class FrameReceiver:
 
     def reconfigure(self, sidecar: Sidecar) -> None:
         """Go over to other bounds; a lower one is kept by those who send, which hold longer exchanges still."""
-        limit = sidecar.max_exchange_bytes + 2 * sidecar.max_header_bytes + _META_BYTES
+        limit = sidecar.max_exchange_bytes + 2 * MAX_HEADER_BYTES + _META_BYTES
         self._limit = max(self._limit, limit)
 
     async def start(self, listener: socket.socket) -> None:

@@ -31,7 +31,7 @@ class FrameSender:
     path
         Where the capture process listens.
     limit_bytes
-        Most that waits here.
+        Most that waits here; may be changed later.
     slot
         The worker's counts.
     loop
@@ -40,7 +40,7 @@ class FrameSender:
 
     def __init__(self, path: str, limit_bytes: int, slot: Slot, loop: asyncio.AbstractEventLoop) -> None:
         self._path = path
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._slot = slot
         self._loop = loop
         self._socket: socket.socket | None = None
@@ -86,7 +86,7 @@ class FrameSender:
             self._slot.lose(stratum, Loss.CAPTURE_DOWN)
             return
         n_bytes = sum(map(len, buffers))
-        if self._n_offered - self._n_sent + n_bytes > self._limit_bytes:
+        if self._n_offered - self._n_sent + n_bytes > self.limit_bytes:
             self._slot.lose(stratum, Loss.CAPTURE_BEHIND)
             return
         if len(buffers) * PIECE_BYTES > n_bytes:

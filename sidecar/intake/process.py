@@ -152,6 +152,7 @@ async def serve(
     async def tick() -> None:
         await ended.wait(_TICK_S)
         if (settled := phase.look()) is not None:
+            handout.limit_bytes = settled.config.sidecar.handoff_bytes
             for way in entered:
                 way.reconfigure(settled)
 

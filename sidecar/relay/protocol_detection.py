@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import MAX_HEADER_BYTES
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
 from quantdrift.sidecar.relay.http2.frames import PREFACE
 from quantdrift.sidecar.relay.http2.observer import Http2Observer
@@ -64,7 +65,7 @@ class ProtocolDetector(ExchangeObserver):
         if not self.is_active:
             return
         self._early_bytes += len(chunk)
-        if self._early_bytes > self._scope.max_header_bytes:
+        if self._early_bytes > MAX_HEADER_BYTES:
             self._scope.slot.note(Gauge.BLIND)
             self.abandon(Loss.FRAMING)
             return

@@ -88,7 +88,8 @@ async def serve(
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        phase.look()
+        if (settled := phase.look()) is not None:
+            handout.limit_bytes = settled.config.sidecar.handoff_bytes
         relay.tick()
 
     ended = Stop()

@@ -140,7 +140,7 @@ def _read(path: Path) -> LiveConfig:
 
 # By section: options that hold at once. Of sections that are not named all do, or none where a sidecar does not ask.
 _LIVE = {
-    "sidecar": ("max_connections", "max_header_bytes", "max_exchange_bytes", "max_held_bytes"),
+    "sidecar": ("max_connections", "max_exchange_bytes", "max_held_bytes"),
     "intake": ("pair_window_s", "max_pending_bytes"),
     "stream": (),
     "telemetry": (),

@@ -1,7 +1,7 @@
 """Whose rates hold: the monitor's directive while one is there, else the configuration's. No I/O.
 
 The relay workers and the capture process each hold one of these, and derive the same epoch from the same directive
-and time. The salt belongs to the epoch, so it changes with the rates, and every `epoch_s` without them.
+and time. The salt belongs to the epoch, so it changes with the rates, and every `EPOCH_S` without them.
 
 The file in which the capture process tells the relay workers which policy to follow.
 
@@ -28,7 +28,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     is_central,
 )
-from quantdrift.core.sampling.rates import digest, policy_at, policy_of
+from quantdrift.core.sampling.rates import EPOCH_S, digest, policy_at, policy_of
 
 MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced
 _T = TypeVar("_T")
@@ -100,7 +100,7 @@ class PolicyHistory:
         directive = self.in_force(now_s)
         if directive is None:
             return policy_at(self._sampling, now_s)
-        period = int(now_s // self._sampling.epoch_s)
+        period = int(now_s // EPOCH_S)
         return msgspec.structs.replace(directive.policy, epoch=f"{period:x}-{directive.policy.epoch}")
 
     def of(self, epoch: str) -> Policy | None:

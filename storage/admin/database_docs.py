@@ -177,7 +177,7 @@ def _meaning(column: Column) -> str:
 def page() -> str:
     """Return the page of the newest schema, as a server of its own describes it (1.5 s)."""
     with throwaway_server() as server:
-        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         return asyncio.run(describe(server.dsn))
 
 

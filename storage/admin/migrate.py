@@ -15,10 +15,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.pool import NullPool
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError
 from quantdrift.storage.database import make_engine, translated
-from quantdrift.storage.schema.partitions import ensure_partitions
+from quantdrift.storage.schema.partitions import AHEAD_DAYS, ensure_partitions
 
 # "quantdri" as a number: the advisory lock that all upgrades of a database take turns on.
 _LOCK: Final = 0x7175616E74647269
@@ -28,7 +27,7 @@ _LOCK_TIMEOUT_S: Final = 5
 _STATEMENT_TIMEOUT_S: Final = 600
 
 
-async def upgrade(dsn: str, storage: Storage, *, progress: Callable[[str], None]) -> list[str]:
+async def upgrade(dsn: str, *, progress: Callable[[str], None], ahead_days: int = AHEAD_DAYS) -> list[str]:
     """Bring the schema to the newest revision, and make the partitions of the coming days.
 
     Idempotent; several at once take turns. Every revision is a transaction of its own: interrupted anywhere, the
@@ -38,10 +37,10 @@ async def upgrade(dsn: str, storage: Storage, *, progress: Callable[[str], None]
     ----------
     dsn
         `postgresql://user:password@host:port/name`; the user owns the tables.
-    storage
-        How many days ahead partitions are made.
     progress
         Called with one line for a person per step.
+    ahead_days
+        How many days ahead partitions are made.
 
     Returns
     -------
@@ -76,7 +75,7 @@ async def upgrade(dsn: str, storage: Storage, *, progress: Callable[[str], None]
         made = await ensure_partitions(
             connection,
             today - timedelta(days=1),
-            today + timedelta(days=storage.partitions_ahead_days),
+            today + timedelta(days=ahead_days),
         )
         await connection.commit()
         progress(f"made {len(made)} daily partitions" if made else "partitions are there")

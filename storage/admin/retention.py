@@ -14,7 +14,7 @@ from sqlalchemy import CursorResult, text
 from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
-from quantdrift.storage.schema.partitions import drop_partition, ensure_partitions, partition_days
+from quantdrift.storage.schema.partitions import AHEAD_DAYS, drop_partition, ensure_partitions, partition_days
 
 _CHUNK: Final = 10_000  # rows per transaction: none is long, and an interrupted run has lost nothing
 _DROP_TIMEOUT_S: Final = 2.0
@@ -135,7 +135,9 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
     n_detectors: int
 
 
-async def maintain(database: Database, storage: Storage, now: datetime) -> Maintenance:
+async def maintain(
+    database: Database, storage: Storage, now: datetime, *, ahead_days: int = AHEAD_DAYS
+) -> Maintenance:
     """Do one round of maintenance: daily is enough. Idempotent, in short transactions.
 
     Partitions are made first, so that whatever fails later, samples find their place.
@@ -143,9 +145,11 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
     Parameters
     ----------
     storage
-        How far ahead partitions are made and how long rows and payloads are kept.
+        How long rows and payloads are kept.
     now
         Aware.
+    ahead_days
+        How many days ahead partitions are made.
 
     Raises
     ------
@@ -156,7 +160,7 @@ async def maintain(database: Database, storage: Storage, now: datetime) -> Maint
     kept_from = now - timedelta(days=storage.retention_days)
     async with database.begin() as connection:
         made = await ensure_partitions(
-            connection, today - timedelta(days=1), today + timedelta(days=storage.partitions_ahead_days)
+            connection, today - timedelta(days=1), today + timedelta(days=ahead_days)
         )
         days = await partition_days(connection)
     # A day goes when all of it is too old.

@@ -15,7 +15,6 @@ from alembic import command
 from sqlalchemy import Connection
 from sqlalchemy.pool import NullPool
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.migrate import alembic_config, head, upgrade
 from quantdrift.storage.database import make_engine
 from quantdrift.storage.server.temporary import throwaway_server
@@ -32,7 +31,7 @@ def write_revision(message: str, *, directory: Path | None = None) -> Path:
         Where to write it; None takes the package's own `versions`.
     """
     with throwaway_server() as server:
-        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         path = asyncio.run(_compare(server.dsn, message, directory))
     if ruff := shutil.which("ruff", path=f"{Path(sys.executable).parent}"):
         subprocess.run([ruff, "format", "--quiet", path], check=True)  # noqa: S603 - our own command

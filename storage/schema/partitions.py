@@ -38,6 +38,10 @@ async def partition_days(connection: AsyncConnection) -> list[date]:
     ]
 
 
+AHEAD_DAYS: Final = 14
+"""Daily partitions that are made in advance. The monitor makes one each day: it may be away for so long."""
+
+
 async def ensure_partitions(connection: AsyncConnection, first: date, last: date) -> list[date]:
     """Make the missing partitions of the days `first` to `last`, both included, and return those days.
 

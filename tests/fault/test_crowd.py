@@ -84,7 +84,7 @@ def test_ten_thousand_idle_clients_cost_little_and_keep_nobody_out(
 ) -> None:
     """Each has been served once. A new request is answered, observed or not, and all of them are let go again."""
     with (
-        sidecar(tmp_path, backend, SIDECAR__BACKLOG=4096, SAMPLING__RATE=0) as running,
+        sidecar(tmp_path, backend, SAMPLING__RATE=0) as running,
         contextlib.ExitStack() as stack,
     ):
         (worker,) = running.workers

@@ -67,12 +67,12 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(server: Na
     """Publishing goes on through kill -9 and restart; the stream holds every acknowledged id once."""
     config = Config(
         models=(Model(name="m"),),
-        stream=Stream(url=server.url, publish_timeout_s=1.0),
+        stream=Stream(url=server.url),
         sampling=Sampling(max_exchanges_per_s=1e6),
     )
     counters = Counters.create(1, 1)
     slot = counters.slot(0)
-    publisher = Publisher(config, slot, SystemClock())
+    publisher = Publisher(config, slot, SystemClock(), publish_timeout_s=1.0)
     stop = Stop()
     running = asyncio.create_task(publisher.run(stop))
     n_offered = 1500
@@ -133,7 +133,7 @@ async def test_without_a_server_the_queue_is_bounded_and_the_rest_is_counted(tmp
     config = Config(
         models=(Model(name="m"),),
         stream=Stream(url=server.url),
-        sidecar=Sidecar(queue_bytes=50_000, max_exchange_bytes=10_000),
+        sidecar=Sidecar(max_held_bytes=2 * 50_000, max_exchange_bytes=10_000),
         sampling=Sampling(max_exchanges_per_s=1e6),
     )
     slot = Counters.create(1, 1).slot(0)
@@ -180,9 +180,9 @@ async def test_what_waits_at_the_end_is_counted_as_lost(server: NatsServer) -> N
 
 async def test_a_server_that_hangs_costs_one_more_try(server: NatsServer) -> None:
     """What is not acknowledged twice in the time allowed is lost as `publish`; nothing waits for ever."""
-    config = Config(stream=Stream(url=server.url, publish_timeout_s=1.0))
+    config = Config(stream=Stream(url=server.url))
     slot = Counters.create(1, 1).slot(0)
-    publisher = Publisher(config, slot, SystemClock())
+    publisher = Publisher(config, slot, SystemClock(), publish_timeout_s=1.0)
     stop = Stop()
     running = asyncio.create_task(publisher.run(stop))
     publisher.put(exchange(0), 0)

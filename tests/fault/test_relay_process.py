@@ -102,7 +102,7 @@ def test_a_configuration_that_was_changed_meanwhile_keeps_no_worker_down(
 
 def test_a_stopped_capture_process_costs_samples_only(tmp_path: Path, backend: Backend) -> None:
     """It hangs: every byte still passes, readiness stays green, and what is not handed over is counted."""
-    bounds = {"MAX_EXCHANGE_BYTES": 512 * KIB, "HANDOFF_BYTES": 512 * KIB}
+    bounds = {"MAX_EXCHANGE_BYTES": 512 * KIB, "MAX_HELD_BYTES": 2 * 512 * KIB}
     with sidecar(
         tmp_path,
         backend.port,
@@ -183,8 +183,6 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
     bounds = Sidecar(
         max_exchange_bytes=2048 * KIB,
         max_held_bytes=8192 * KIB,
-        handoff_bytes=4096 * KIB,
-        queue_bytes=4096 * KIB,
     )
     backend.reply = lambda _: json.dumps(RESPONSE).encode()
     n_values = 250_000
@@ -192,8 +190,7 @@ def test_a_flood_stays_within_the_memory_limit_that_config_check_prints(
     request = post(json.dumps({"inputs": [tensor]}, separators=(",", ":")).encode())
     assert 1024 * KIB < len(request) < 2048 * KIB
     options = {
-        f"SIDECAR__{name.upper()}": getattr(bounds, name)
-        for name in ("max_exchange_bytes", "max_held_bytes", "handoff_bytes", "queue_bytes")
+        f"SIDECAR__{name.upper()}": getattr(bounds, name) for name in ("max_exchange_bytes", "max_held_bytes")
     }
     with sidecar(tmp_path, backend.port, SAMPLING__RATE=1, MODELS=MODELS, **options) as running:
         family = [running.root, running.workers[0], running.captures[0]]

@@ -16,7 +16,7 @@ from sqlalchemy import text
 
 from quantdrift.cli.main import main
 from quantdrift.core.clock import SystemClock
-from quantdrift.core.clusters import CLUSTER_KEY
+from quantdrift.core.clusters import CLUSTER_KEY, MOST_IDS
 from quantdrift.core.codec import encode
 from quantdrift.core.config.load import Secrets
 from quantdrift.core.config.schema import (
@@ -110,9 +110,7 @@ def config(tmp_path: Path) -> Config:
     """Return one model with an inner layer as its embedding; every vector is kept."""
     path = str(saved(linear_model(), tmp_path / "linear.onnx"))
     return Config(
-        clusters=Clusters(
-            n_clusters=4, sample_share=1.0, least_vectors=500, most_vectors=5_000, novelty_quantile=0.98
-        ),
+        clusters=Clusters(n_clusters=4, sample_share=1.0, novelty_quantile=0.98),
         models=(Model(name="digits", top_k=2, embedding="product", references=(Reference(path=path),)),),
         slices=(Slice(name="scanner", header="x-scanner"),),
     )
@@ -125,11 +123,11 @@ async def database(postgres_dsn: str, config: Config) -> AsyncIterator[Database]
         yield opened
 
 
-async def _refit(config: Config, database: Database, *, anew: bool = False) -> int:
+async def _refit(config: Config, database: Database, *, anew: bool = False, most_ids: int = MOST_IDS) -> int:
     """Fit the one space there is; return the version."""
     async with database.begin() as connection:
         (space,) = configured(config, await spaces(connection))
-    fitted = await refit(config, database, space, made_by="somebody", anew=anew)
+    fitted = await refit(config, database, space, made_by="somebody", anew=anew, most_ids=most_ids)
     return fitted.clustering.version
 
 
@@ -185,7 +183,7 @@ async def test_what_comes_after_the_last_id_shares_a_slice_and_vectors_stay_few(
     config: Config, database: Database
 ) -> None:
     """A cluster beyond `most_ids` is counted as overflow; the oldest vectors go, by number and by age."""
-    limits = msgspec.structs.replace(config.clusters, n_clusters=5, most_ids=4)
+    limits = msgspec.structs.replace(config.clusters, n_clusters=5)
     first = Worker(config, database)
     for kind in range(4):
         await first.store(kind, 1)
@@ -193,7 +191,7 @@ async def test_what_comes_after_the_last_id_shares_a_slice_and_vectors_stay_few(
     limited = msgspec.structs.replace(config, clusters=limits)
     for kind in range(5):
         await first.store(kind, 2)
-    await _refit(limited, database)
+    await _refit(limited, database, most_ids=4)
     worker = Worker(limited, database)
     await worker.in_force.look()
     found = await worker.slices_of(await worker.store(FAR, 3))
@@ -304,7 +302,12 @@ async def test_the_leader_refits_when_it_is_time_and_others_do_not(
 
     def refits(*, leads: bool) -> ClusterFits:
         return ClusterFits(
-            config=config, dsn=postgres_dsn, clock=SystemClock(), stop=stop, leads=lambda: leads
+            config=config,
+            dsn=postgres_dsn,
+            clock=SystemClock(),
+            stop=stop,
+            leads=lambda: leads,
+            least_vectors=500,
         )
 
     worker = Worker(config, database)

@@ -17,6 +17,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.slices import SliceAssigner, SliceKey
 from quantdrift.core.telemetry import Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
+from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS
 from quantdrift.monitor.discovery.round import Round, discover
 from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
@@ -76,7 +77,7 @@ async def test_good_traffic_confirms_nothing_and_the_candidate_expires_and_keeps
     """A week of later traffic without the fault; found again much later it is the same discovery."""
     await _found(database, record)
     identity = await record.fetchval("select id from discovery")
-    days = CONFIG.discovery.expire_days + 1
+    days = EXPIRE_DAYS + 1
     end = NOW + days * DAY
     await write_traffic(record, 1, begin=NOW, end=end, n=6000, flips={}, seed=3)
     later = await discover(database, CONFIG, end)
@@ -132,12 +133,9 @@ async def test_more_than_the_cap_wait_for_a_place(database: Database, record: as
     version = await write_version(record)
     bad = {"faint": 0.2, "gain": 0.1}
     await write_traffic(record, version, begin=NOW - DAY, end=NOW, n=4000, flips=bad, seed=5)
-    small = msgspec.structs.replace(
-        CONFIG, discovery=Discovery(least_ratio=1.0, most_candidates=1, most_slices=1)
-    )
-    first = await discover(database, small, NOW, dry_run=True)
-    assert len(first.frozen) == 1
     roomy = msgspec.structs.replace(CONFIG, discovery=Discovery(least_ratio=1.0, most_slices=1))
+    first = await discover(database, roomy, NOW, dry_run=True, most_candidates=1)
+    assert len(first.frozen) == 1
     two = await discover(database, roomy, NOW)
     assert len(two.frozen) == 2
     await write_traffic(record, version, begin=NOW, end=NOW + DAY, n=6000, flips=bad, seed=6)
@@ -183,7 +181,7 @@ async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
 async def test_the_monitor_searches_when_it_leads_and_it_is_time(
     database: Database, record: asyncpg.Connection, postgres_dsn: str
 ) -> None:
-    """A standby does not; the leader does once per `every_s`, also after a restart; a stop ends it at once."""
+    """A standby does not; the leader does once a day, also after a restart; a stop ends it at once."""
     version = await write_version(record)
     await write_traffic(record, version, begin=NOW - DAY, end=NOW + 2 * DAY, n=4000, flips={}, seed=1)
     clock, stop, leads = ManualClock(NOW), Stop(), False

@@ -128,6 +128,22 @@ async def test_a_capture_process_that_does_not_read_costs_a_bounded_amount(tmp_p
 
 
 @on_both_loops
+async def test_another_bound_takes_effect_at_once(tmp_path: Path) -> None:
+    """A reloaded configuration may raise it: an exchange that did not fit before is then accepted."""
+    peer = Peer(tmp_path / "s")
+    async with handing_out(tmp_path / "s", limit_bytes=MIB) as (handout, slot):
+        handout.offer(0, wire(b"a" * (2 * MIB)))
+        assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 1
+        handout.limit_bytes = 4 * MIB
+        handout.offer(0, wire(b"a" * (2 * MIB)))
+        assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 1
+        reader = await peer.accept()
+        assert len((await receive(reader)).request) == 2 * MIB
+        await peer.close()
+        peer.listener.close()
+
+
+@on_both_loops
 async def test_a_capture_process_that_dies_costs_what_was_under_way(tmp_path: Path) -> None:
     """Frames not sent whole are counted; the next one goes over a new connection, from its beginning."""
     peer = Peer(tmp_path / "s")

@@ -12,7 +12,6 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy import Connection
 from sqlalchemy.pool import NullPool
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.storage.admin import migrate
 from quantdrift.storage.admin.migrate import alembic_config, current, head, upgrade
@@ -136,14 +135,14 @@ async def test_downgrade_takes_everything_back_and_upgrade_brings_the_same(postg
     await run_sync(postgres_dsn, down)
     assert not any((await catalog(postgres_dsn)).values())
     assert await current(postgres_dsn) is None
-    assert await upgrade(postgres_dsn, Storage(), progress=quiet) == REVISIONS
+    assert await upgrade(postgres_dsn, progress=quiet) == REVISIONS
     assert await catalog(postgres_dsn) == before
 
 
 async def test_a_second_upgrade_does_nothing(postgres_dsn: str) -> None:
     """An upgrade of the newest schema applies nothing and says so."""
     said: list[str] = []
-    assert await upgrade(postgres_dsn, Storage(), progress=said.append) == []
+    assert await upgrade(postgres_dsn, progress=said.append) == []
     assert said == [f"schema is at {head()}, newest is {head()}", "partitions are there"]
     assert await current(postgres_dsn) == head()
 
@@ -151,7 +150,7 @@ async def test_a_second_upgrade_does_nothing(postgres_dsn: str) -> None:
 async def test_two_upgrades_at_once_take_turns(postgres_dsn: str) -> None:
     """Each revision is applied once, whoever comes first."""
     fresh = await empty_database(postgres_dsn)
-    applied = await asyncio.gather(*(upgrade(fresh, Storage(), progress=quiet) for _ in range(3)))
+    applied = await asyncio.gather(*(upgrade(fresh, progress=quiet) for _ in range(3)))
     assert sorted(applied) == [[], [], REVISIONS]
 
 
@@ -163,7 +162,7 @@ async def test_an_upgrade_does_not_wait_for_ever_for_its_turn(
     other = await asyncpg.connect(postgres_dsn)
     await other.execute("select pg_advisory_lock($1)", migrate._LOCK)
     with pytest.raises(RetryError, match="lock timeout"):
-        await upgrade(postgres_dsn, Storage(), progress=quiet)
+        await upgrade(postgres_dsn, progress=quiet)
     await other.close()
 
 
@@ -172,7 +171,7 @@ async def test_a_schema_of_a_newer_release_is_left_alone(postgres_dsn: str) -> N
     connection = await asyncpg.connect(postgres_dsn)
     await connection.execute("update alembic_version set version_num = '9999'")
     with pytest.raises(OperatorError, match=r"9999.*newer quantdrift"):
-        await upgrade(postgres_dsn, Storage(), progress=quiet)
+        await upgrade(postgres_dsn, progress=quiet)
     assert await connection.fetchval("select version_num from alembic_version") == "9999"
     await connection.close()
 
@@ -201,5 +200,5 @@ async def test_what_is_wrong_with_the_address_is_said(
 ) -> None:
     """Whoever must act learns what to do, and no message repeats the password."""
     with pytest.raises(error, match=message) as caught:
-        await upgrade(change(postgres_cluster.dsn), Storage(), progress=quiet)
+        await upgrade(change(postgres_cluster.dsn), progress=quiet)
     assert "secret" not in str(caught.value)

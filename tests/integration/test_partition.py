@@ -15,6 +15,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema import tables
 from quantdrift.storage.schema.partitions import (
+    AHEAD_DAYS,
     drop_partition,
     ensure_partitions,
     partition_days,
@@ -41,7 +42,7 @@ async def test_an_upgrade_makes_yesterday_to_the_days_ahead(postgres_dsn: str) -
         days = await partition_days(connection)
     today = datetime.now(UTC).date()
     assert days[0] in {today - timedelta(days=1), today - timedelta(days=2)}
-    assert len(days) == Storage().partitions_ahead_days + 2
+    assert len(days) == AHEAD_DAYS + 2
     assert days == [days[0] + timedelta(days=n) for n in range(len(days))]
 
 

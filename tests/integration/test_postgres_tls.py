@@ -238,7 +238,7 @@ async def test_rows_are_copied_and_the_schema_is_made_through_tls(ours: Authorit
     """The connection under the pool, which COPY uses, is the same; an upgrade needs no other way."""
     async with TlsEnd(port_of(postgres_dsn), ours.sign("server")) as end:
         dsn = through(postgres_dsn, end, f"sslmode=verify-full&sslrootcert={ours.file}")
-        assert await upgrade(dsn, Storage(), progress=lambda _: None) == []
+        assert await upgrade(dsn, progress=lambda _: None) == []
         assert await current(dsn) == head()
         n_before = end.n_connections
         async with Database(dsn, Storage()) as database, database.begin() as connection:

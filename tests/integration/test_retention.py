@@ -17,7 +17,7 @@ from quantdrift.storage.schema.partitions import ensure_partitions, partition_da
 pytestmark = pytest.mark.integration
 
 NOW = datetime(2031, 6, 15, 9, 30, tzinfo=UTC)
-KEEP = Storage(retention_days=10, quarantine_days=1, partitions_ahead_days=3)
+KEEP = Storage(retention_days=10, quarantine_days=1)
 BOOT, OVER = "0" * 32, "1" * 32
 TALLY = text("""
     insert into tally values (:source, :boot, 'default', :sequence, :at, :batch, 9, 9, 0, 9, '{}', 0)
@@ -95,7 +95,7 @@ async def test_partitions_come_and_go_with_the_days(database: Database) -> None:
     """Yesterday to the days ahead are made; a day goes when all of it is too old."""
     async with database.begin() as connection:
         await ensure_partitions(connection, date(2031, 6, 3), date(2031, 6, 6))
-    done = await maintain(database, KEEP, NOW)
+    done = await maintain(database, KEEP, NOW, ahead_days=3)
     assert done.partitions_made == tuple(date(2031, 6, day) for day in range(14, 19))
     assert done.partitions_dropped == (date(2031, 6, 3), date(2031, 6, 4))
     assert done.partitions_busy == ()
@@ -113,9 +113,9 @@ async def test_a_partition_in_use_is_left_for_the_next_round(
         await ensure_partitions(connection, date(2031, 6, 1), date(2031, 6, 1))
     async with database.begin() as reader:
         await reader.execute(text("select count(*) from comparison_20310601"))
-        busy = await maintain(database, KEEP, NOW)
+        busy = await maintain(database, KEEP, NOW, ahead_days=3)
     assert (busy.partitions_dropped, busy.partitions_busy) == ((), (date(2031, 6, 1),))
-    assert (await maintain(database, KEEP, NOW)).partitions_dropped == (date(2031, 6, 1),)
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).partitions_dropped == (date(2031, 6, 1),)
 
 
 async def test_noise_goes_with_its_batch(database: Database) -> None:
@@ -125,7 +125,7 @@ async def test_noise_goes_with_its_batch(database: Database) -> None:
         for days in (11, 1):
             batch = await connection.scalar(BATCH, {"at": NOW - timedelta(days=days)})
             await connection.execute(NOISE, {"at": NOW - timedelta(days=days), "batch": batch})
-    await maintain(database, KEEP, NOW)
+    await maintain(database, KEEP, NOW, ahead_days=3)
     async with database.begin() as connection:
         kept = (await connection.scalars(text("select captured_at from noise"))).all()
     assert kept == [NOW - timedelta(days=1)]
@@ -141,7 +141,7 @@ async def test_tallies_keep_what_later_ones_are_measured_against(database: Datab
                     TALLY, {"source": "s", "boot": boot, "sequence": sequence, "at": at, "batch": batch}
                 )
     before = await coverage(database)
-    done = await maintain(database, KEEP, NOW)
+    done = await maintain(database, KEEP, NOW, ahead_days=3)
     assert (done.n_tallies, done.n_batches) == (4, 4)
     async with database.begin() as connection:
         kept = (await connection.execute(text("select boot, sequence from tally order by at"))).all()
@@ -162,7 +162,7 @@ async def test_payloads_are_forgotten_before_the_fact(database: Database) -> Non
     async with database.begin() as connection:
         for n, days in enumerate((0.5, 2, 11)):
             await connection.execute(QUARANTINE, {"n": n, "at": ago(days)})
-    done = await maintain(database, KEEP, NOW)
+    done = await maintain(database, KEEP, NOW, ahead_days=3)
     assert (done.n_payloads, done.n_quarantined) == (2, 1)
     async with database.begin() as connection:
         rows = (await connection.execute(text("select payload from quarantine order by id"))).scalars().all()
@@ -178,7 +178,7 @@ async def test_a_policy_goes_after_what_it_sampled(database: Database) -> None:
                 text("insert into policy (epoch, definition, first_seen_at) values (:epoch, '{}', :at)"),
                 values,
             )
-    assert (await maintain(database, KEEP, NOW)).n_policies == 1
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_policies == 1
     async with database.begin() as connection:
         kept = (await connection.execute(text("select epoch from policy order by id"))).scalars().all()
     assert kept == ["5 days", "11 days"]
@@ -202,7 +202,7 @@ async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(datab
             )
         await connection.execute(FOLDED, {"at": ago(5)})
         before = await baselines(connection, history=True)
-    done = await maintain(database, keep, NOW)
+    done = await maintain(database, keep, NOW, ahead_days=3)
     assert (done.n_contents, done.n_detectors) == (2, 1)
     async with database.begin() as connection:
         after = await baselines(connection, history=True)
@@ -216,7 +216,7 @@ async def test_what_is_measured_against_no_more_goes_and_who_decided_stays(datab
     assert [msgspec.structs.replace(one, content=None) for one in before] == [
         msgspec.structs.replace(one, content=None) for one in after
     ]
-    again = await maintain(database, keep, NOW)
+    again = await maintain(database, keep, NOW, ahead_days=3)
     assert (again.n_contents, again.n_detectors) == (0, 0)
 
 
@@ -227,7 +227,7 @@ async def test_nothing_goes_that_a_kept_comparison_was_measured_against(database
         await connection.execute(MODEL)
         values = {"slice": 1, "metric": "flip", "kind": "change"}
         await connection.execute(DETECTOR, {**values, "retired_at": ago(100)})
-    assert (await maintain(database, keep, NOW)).n_detectors == 0
+    assert (await maintain(database, keep, NOW, ahead_days=3)).n_detectors == 0
 
 
 async def test_many_rows_go_in_small_transactions(
@@ -238,8 +238,8 @@ async def test_many_rows_go_in_small_transactions(
     async with database.begin() as connection:
         for n in range(10):
             await connection.execute(QUARANTINE, {"n": n, "at": ago(30)})
-    assert (await maintain(database, KEEP, NOW)).n_quarantined == 10
-    assert await maintain(database, KEEP, NOW) == Maintenance(
+    assert (await maintain(database, KEEP, NOW, ahead_days=3)).n_quarantined == 10
+    assert await maintain(database, KEEP, NOW, ahead_days=3) == Maintenance(
         partitions_made=(),
         partitions_dropped=(),
         partitions_busy=(),

@@ -119,12 +119,12 @@ async def test_who_waits_for_a_place_holds_none_among_the_candidates(
         _other("s1", status=Status.CONFIRMED, confirmed_at=NOW - DAY, seen_at=NOW),
         _other("s2", log_evidence=9.0, waits_since=NOW - DAY),
     )
-    one = msgspec.structs.replace(CONFIG, discovery=Discovery(most_candidates=1, most_slices=1))
-    done = await discover(database, one, NOW, dry_run=True)
+    one = msgspec.structs.replace(CONFIG, discovery=Discovery(most_slices=1))
+    done = await discover(database, one, NOW, dry_run=True, most_candidates=1)
     assert [row.name for row in done.frozen] == ["x-scanner=faint"]
     assert done.waiting == {"digits": 1}
     await record.execute("update discovery set waits_since = null, log_evidence = 0")
-    assert (await discover(database, one, NOW, dry_run=True)).frozen == ()
+    assert (await discover(database, one, NOW, dry_run=True, most_candidates=1)).frozen == ()
 
 
 async def test_a_policy_that_is_gone_ends_no_round(database: Database, record: asyncpg.Connection) -> None:

@@ -131,13 +131,13 @@ async def test_the_monitor_folds_and_maintains_and_touches_no_evidence(
     async with Database(postgres_dsn, Storage()) as database:
         await Writer(database, SystemClock()).store(batch(1))
     # Partitions that a later upgrade makes, by another user, belong to the monitor as well.
-    await upgrade(postgres_dsn, Storage(partitions_ahead_days=20), progress=lambda _: None)
+    await upgrade(postgres_dsn, progress=lambda _: None, ahead_days=20)
     async with Database(dsn, Storage()) as database:
         async with database.begin() as connection:
             position = (await resume(connection)).position
             await load_catalog(connection)
             assert len(await claim(connection, position.fold_seq, 10)) == 1
-        made = await maintain(database, Storage(partitions_ahead_days=30), AT)
+        made = await maintain(database, Storage(), AT, ahead_days=30)
         assert len(made.partitions_made) == 10
         dropped = await maintain(database, Storage(), datetime(2199, 1, 1, tzinfo=UTC))
         assert (len(dropped.partitions_dropped), dropped.partitions_busy) == (32, ())

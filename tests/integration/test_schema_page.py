@@ -6,7 +6,6 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from quantdrift.core.config.schema import Storage
 from quantdrift.storage.admin.database_docs import describe
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.server.binaries import find_binaries
@@ -39,5 +38,5 @@ def test_the_oldest_server_we_know_describes_itself_the_same(tmp_path: Path) -> 
     if older == newest or not older.is_dir():
         pytest.skip("only one version of Postgres is installed")
     with PostgresServer(tmp_path / "server", binaries=older, durable=False) as server:
-        asyncio.run(upgrade(server.dsn, Storage(), progress=lambda _: None))
+        asyncio.run(upgrade(server.dsn, progress=lambda _: None))
         assert PAGE.read_text(encoding="utf-8") == asyncio.run(describe(server.dsn))

@@ -58,7 +58,7 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     config = Config(
         models=(Model(name="digits"),),
-        sidecar=Sidecar(queue_bytes=queue_bytes),
+        sidecar=Sidecar(max_held_bytes=2 * queue_bytes),
         sampling=Sampling(
             max_exchanges_per_s=cap, max_bytes_per_s=n_bytes, body_rate=body_rate, sticky_header=sticky
         ),

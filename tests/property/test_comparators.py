@@ -35,7 +35,7 @@ MODELS = (
     _model(Task.MULTILABEL, output_kind=KIND),
     _model(Task.REGRESSION),
     _model(Task.REGRESSION, regression=Regression(quantiles=(0.1, 0.5, 0.9))),
-    _model(Task.EMBEDDING, vectors=Vectors(neighbours=1, reservoir=10)),
+    _model(Task.EMBEDDING, vectors=Vectors(neighbours=1)),
     _model(Task.RANKING),
     _model(Task.TENSOR, tensor=RawTensor(element_type="BF16")),
     _model(Task.SEGMENTATION),

@@ -16,7 +16,7 @@ import pytest
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.config.strata import MARGIN
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicate
-from quantdrift.core.sampling.rates import epoch_salt
+from quantdrift.core.sampling.rates import EPOCH_S, epoch_salt
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.sampling.allocation import Budget, allocate
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
@@ -80,7 +80,6 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
         body_rate=base.rate,
         body_strata=tuple(bodies),
         sticky_header="x-user" if sticky else "",
-        epoch_s=60.0,
     )
     sampler = Sampler(sampling, SECRET, ExchangeIds(), 0.0)
     kept, pi1, pi2 = (np.zeros((EPOCHS, len(these.margin))) for _ in range(3))
@@ -90,7 +89,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
         for i, attributes in enumerate(these.attributes)
     ]
     for epoch in range(EPOCHS):
-        sampler.refresh(60.0 * epoch)
+        sampler.refresh(EPOCH_S * epoch)
         for i, (head, attributes) in enumerate(zip(heads, these.attributes, strict=True)):
             draw = sampler.draw(b"POST", head.split(b" ")[1], head, 0, len(head))
             margin = None if math.isnan(these.margin[i]) else float(these.margin[i])

@@ -16,7 +16,6 @@ CAPTURE = Capture(
     parameters=("tenant", "count"),
     json=("meta.tags.1", "meta.deep", "meta.tags.9", "inputs.0.name", "meta.none"),
     hmac=("header.x-user",),
-    max_value_bytes=8,
 )
 DOCUMENT = {
     "meta": {"tags": ["a", True], "deep": {"k": [1]}, "none": None},
@@ -26,7 +25,7 @@ DOCUMENT = {
 
 def test_only_what_is_named_is_recorded() -> None:
     """Headers, parameters and paths that are named and there are recorded; nothing else is."""
-    found = Attributes(CAPTURE, b"key").pick(
+    found = Attributes(CAPTURE, b"key", max_value_bytes=8).pick(
         {"x-scanner": "faint", "x-user": "ann", "authorization": "secret"},
         {"tenant": "t", "count": 3, "other": 1},
         DOCUMENT,
@@ -44,7 +43,7 @@ def test_only_what_is_named_is_recorded() -> None:
 
 def test_a_hash_is_of_the_whole_value() -> None:
     """Values that differ only behind the cut have different hashes; the hash itself is not cut."""
-    attributes = Attributes(CAPTURE, b"key")
+    attributes = Attributes(CAPTURE, b"key", max_value_bytes=8)
     first, second = (
         attributes.pick({"x-user": "x" * 20 + tail}, {}, {})["header.x-user"] for tail in ("a", "b")
     )
@@ -57,7 +56,7 @@ def test_values_are_cut_between_characters_and_hold_no_control_characters() -> N
     assert cut("ab€cd", 4) == "ab"
     assert cut("ab€cd", 5) == "ab€"
     assert cut("a\ud800b", 5) == "ab"
-    found = Attributes(CAPTURE, b"").pick({"x-scanner": "a\x00b\x7fc"}, {}, {})
+    found = Attributes(CAPTURE, b"", max_value_bytes=8).pick({"x-scanner": "a\x00b\x7fc"}, {}, {})
     assert found == {"header.x-scanner": "abc"}
 
 

@@ -121,7 +121,7 @@ def test_a_block_that_expands_is_refused() -> None:
     """Sixty thousand references to one long entry are a quarter of a gigabyte."""
     blocks = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     blocks.read(b"\x40\x01a\x7f\x81\x1e" + b"b" * 3968)
-    with pytest.raises(FramingError, match="max_header_bytes"):
+    with pytest.raises(FramingError, match="a head is longer than"):
         blocks.read(bytes([0x80 | 62]) * 60_000)
 
 
@@ -129,7 +129,7 @@ def test_many_fields_are_refused_however_short() -> None:
     """Each counts for 32 bytes beside its text: sixty thousand empty ones would keep a relay busy."""
     blocks = HeaderBlockDecoder(LIMIT, ObserverMemory(1 << 24))
     blocks.read(b"\x40\x00\x00")
-    with pytest.raises(FramingError, match="max_header_bytes"):
+    with pytest.raises(FramingError, match="a head is longer than"):
         blocks.read(bytes([0x80 | 62]) * 60_000)
 
 

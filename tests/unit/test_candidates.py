@@ -10,7 +10,7 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
 from quantdrift.drift.discovery.search import Found
-from quantdrift.monitor.discovery.candidates import frozen, origins, settled, with_traffic
+from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, frozen, origins, settled, with_traffic
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
@@ -137,8 +137,8 @@ def stands(row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = No
 
 
 def test_candidates_expire_and_what_is_retired_says_why() -> None:
-    """At `expire_days` without confirmation, not an hour before; a slice is retired for the reason given."""
-    days = timedelta(days=LIMITS.expire_days)
+    """At `EXPIRE_DAYS` without confirmation, not an hour before; a slice is retired for the reason given."""
+    days = timedelta(days=EXPIRE_DAYS)
     assert stands(discovery(), NOW + days - HOUR) == (Status.CANDIDATE, "")
     assert stands(discovery(), NOW + days) == (Status.EXPIRED, "not confirmed within 14 days")
     assert stands(discovery(log_evidence=9.0), NOW + days)[0] is Status.CONFIRMED
@@ -157,7 +157,7 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     assert [one.row.status for one in done] == [Status.CANDIDATE] * 2 + [Status.CONFIRMED] * 3
     assert [one.row.waits_since for one in done] == [begin, begin, None, None, None]
     assert waiting == {"digits": 2}
-    days = timedelta(days=limits.expire_days)
+    days = timedelta(days=EXPIRE_DAYS)
     later, waiting = settled([one.row for one in done], {}, begin + days - HOUR, limits)
     assert [one.row.waits_since for one in later[:2]] == [begin, begin], "it does not begin to wait anew"
     assert waiting == {"digits": 2}

@@ -118,7 +118,7 @@ def test_losses_and_thinned_exchanges_are_counted_in_the_last_slot() -> None:
     [
         (Loss.RATE_CAP, Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=5))),
         (Loss.BYTE_CAP, Config(models=MODELS, sampling=Sampling(max_bytes_per_s=2000))),
-        (Loss.QUEUE_FULL, Config(models=MODELS, sidecar=Sidecar(queue_bytes=2000))),
+        (Loss.QUEUE_FULL, Config(models=MODELS, sidecar=Sidecar(max_held_bytes=2 * 2000))),
     ],
 )
 def test_local_bounds_hold_and_are_counted(loss: Loss, config: Config) -> None:

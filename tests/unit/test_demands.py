@@ -10,6 +10,7 @@ from quantdrift.core.records import BodyStratum, HeaderStratum, Policy, Predicat
 from quantdrift.core.sampling.policy_message import MAX_BYTES, PolicyMessage, encode
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
+    POLICY_STRATA,
     account_of,
     draft,
     edges_of,
@@ -109,7 +110,7 @@ def test_evidence_gets_more_of_the_budget_unless_it_has_paged() -> None:
     assert fires.allocation.per_slice_per_s.tolist() == calm.allocation.per_slice_per_s.tolist()
     for made in (calm, suspected, unbounded):
         assert 0 < made.allocation.replays_per_s <= CONFIG.sampling.replays_per_s
-        assert len(made.allocation.policy.body_strata) <= CONFIG.monitor.policy_strata
+        assert len(made.allocation.policy.body_strata) <= POLICY_STRATA
 
 
 def test_the_account_tells_what_each_slice_gets() -> None:
@@ -173,11 +174,8 @@ def test_a_policy_has_as_many_strata_as_fit_into_a_directive() -> None:
     items = msgspec.structs.replace(
         rows.items, slice_ids=tuple((ALL, 100 + index % n) for index in range(400))
     )
-    config = msgspec.structs.replace(
-        CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, policy_strata=512)
-    )
     wide = msgspec.structs.replace(rows, items=items, slices=(rows.slices[0], *slices))
-    made = draft(config, wide, None)
+    made = draft(CONFIG, wide, None, n_strata=512)
     assert made
     assert made.allocation.n_unboosted > 0
     assert len(made.allocation.policy.body_strata) > 32
@@ -214,14 +212,11 @@ def test_a_policy_is_not_kept_where_the_configuration_bars_or_admits_a_stratum(b
 
 
 def test_a_policy_with_more_strata_than_are_allowed_now_is_not_kept() -> None:
-    """Each exchange carries them: who lowers the option wants them gone."""
+    """Each exchange carries them: where fewer are allowed, the others must go."""
     first = draft(CONFIG, record(), None)
     assert first
     n = len(first.allocation.policy.body_strata)
     assert n > 2
-    fewer = msgspec.structs.replace(
-        CONFIG, monitor=msgspec.structs.replace(CONFIG.monitor, policy_strata=n - 1)
-    )
-    again = draft(fewer, record(), first.allocation.policy)
+    again = draft(CONFIG, record(), first.allocation.policy, n_strata=n - 1)
     assert again
     assert len(again.allocation.policy.body_strata) < n

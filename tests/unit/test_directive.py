@@ -20,7 +20,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     name_of,
 )
-from quantdrift.core.sampling.rates import policy_at
+from quantdrift.core.sampling.rates import EPOCH_S, policy_at
 from quantdrift.sidecar.state.policy import MOST_KNOWN, PolicyFile, PolicyHistory, judged
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive, named
 
@@ -172,7 +172,7 @@ def test_the_local_switch_wins(local: dict[str, bool]) -> None:
 
 def test_the_epoch_changes_with_time_under_one_directive() -> None:
     """A sticky sample is no fixed panel, also while no new directive comes."""
-    directives = PolicyHistory(Sampling(epoch_s=3600.0))
+    directives = PolicyHistory(Sampling())
     directives.follow(
         PolicyMessage(
             policy=named(
@@ -183,10 +183,10 @@ def test_the_epoch_changes_with_time_under_one_directive() -> None:
                 )
             ),
             issued_at=BEGIN,
-            valid_s=86_400.0,
+            valid_s=2 * EPOCH_S,
         )
     )
-    first, second = directives.at(NOW_S), directives.at(NOW_S + 3600)
+    first, second = directives.at(NOW_S), directives.at(NOW_S + EPOCH_S)
     assert first.epoch != second.epoch
     assert first.header_strata == second.header_strata
 

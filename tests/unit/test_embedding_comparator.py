@@ -52,7 +52,7 @@ def test_a_turn_has_its_closed_form(angle: float, distance: float) -> None:
 
 def test_neighbours_are_those_of_an_exact_search() -> None:
     """The overlap is what scikit-learn finds among the vectors that came before; first it is undefined."""
-    comparator = EmbeddingComparator(Vectors(neighbours=5, reservoir=60))
+    comparator = EmbeddingComparator(Vectors(neighbours=5), reservoir=60)
     early = comparator.compare(_vectors(3, 49), _vectors(3, 49))
     assert np.isnan(early.detail["neighbour_overlap"]).all()
     known = _vectors(5, 60)
@@ -72,7 +72,7 @@ def test_the_ring_keeps_the_last_vectors() -> None:
     candidate, reference = _vectors(12, 20, 0.5), _vectors(12, 20)
     found = []
     for begin, step in ((0, 37), (73, 100), (0, 173)):
-        comparator = EmbeddingComparator(Vectors(neighbours=4, reservoir=100))
+        comparator = EmbeddingComparator(Vectors(neighbours=4), reservoir=100)
         for at in range(begin, 173, step):
             part = whole[at : at + step]
             comparator.compare(part, part)
@@ -83,7 +83,7 @@ def test_the_ring_keeps_the_last_vectors() -> None:
 
 def test_what_many_people_send_is_one_neighbour() -> None:
     """In one batch, in the next, and as nearly equal as another batch size makes it: else rounding chose among copies."""
-    comparator = EmbeddingComparator(Vectors(neighbours=2, reservoir=30))
+    comparator = EmbeddingComparator(Vectors(neighbours=2), reservoir=30)
     popular, known = _vectors(31, 1), _vectors(32, 18)
     again = (popular * np.float32(1 + 1e-6)).repeat(40, axis=0)
     for batch in (again, popular, np.concatenate([known, again])):
@@ -96,7 +96,7 @@ def test_what_many_people_send_is_one_neighbour() -> None:
 
 def test_of_neighbours_that_are_equally_near_the_same_are_taken() -> None:
     """Equal to five decimals: what rounding says of two that are 1e-7 apart is not told of the candidate."""
-    comparator = EmbeddingComparator(Vectors(neighbours=1, reservoir=10))
+    comparator = EmbeddingComparator(Vectors(neighbours=1), reservoir=10)
     turns = np.radians([60, -60, *range(100, 260, 20)])
     known = np.stack([np.cos(turns), np.sin(turns)], axis=1)
     comparator.compare(known, known)
@@ -124,7 +124,7 @@ def test_neither_order_nor_company_matters_to_neighbours() -> None:
 
 def test_many_items_at_once_take_little_memory() -> None:
     """An exchange of many vectors is looked up in blocks, with the same result."""
-    comparator, other = (EmbeddingComparator(Vectors(reservoir=8192)) for _ in range(2))
+    comparator, other = (EmbeddingComparator(Vectors(), reservoir=8192) for _ in range(2))
     known, candidate, reference = _vectors(21, 8192), _vectors(22, 1000, 0.4), _vectors(22, 1000)
     comparator.compare(known, known)
     other.compare(known, known)
@@ -153,7 +153,7 @@ def test_what_has_no_direction_is_an_outcome() -> None:
 
 def test_what_is_broken_does_not_become_a_neighbour() -> None:
     """Only directions of the reference enter the ring; another number of dimensions begins anew."""
-    comparator = EmbeddingComparator(Vectors(neighbours=1, reservoir=10))
+    comparator = EmbeddingComparator(Vectors(neighbours=1), reservoir=10)
     known = _vectors(17, 10)
     spoilt = known.copy()
     spoilt[4] = np.nan

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from quantdrift.core.clusters import MOST_VECTORS
 from quantdrift.core.config.schema import Clusters, Config, Model, Slice
 from quantdrift.shadow.slices.clusters import ClusterAssignment, ClusterSlices
 from quantdrift.shadow.tensors.arrays import Array
@@ -20,9 +21,9 @@ SCANNER = Slice(name="scanner", header="x-scanner")
 INSIDE, FAR, OTHER = [10.0, 20.0], [99.0, 99.0], [18.0, 20.0]
 
 
-def _slices(**clusters: float) -> ClusterSlices:
+def _slices(most_vectors: int = MOST_VECTORS, **clusters: float) -> ClusterSlices:
     config = Config(models=(MODEL,), slices=(SCANNER,), clusters=msgspec.convert(clusters, Clusters))
-    learned = ClusterSlices(config)
+    learned = ClusterSlices(config, most_vectors=most_vectors)
     learned.put_in_force([CLUSTERING])
     return learned
 

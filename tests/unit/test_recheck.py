@@ -19,7 +19,7 @@ from quantdrift.core.config.schema import Config, Model, Recheck
 from quantdrift.core.records import MARK, Side, Tensor
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.replay.candidate_noise import RecheckRequest, RecheckResult, Rechecks
+from quantdrift.shadow.replay.candidate_noise import TIMEOUT_S, RecheckRequest, RecheckResult, Rechecks
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.linear import LinearRuntime
@@ -96,10 +96,10 @@ def exchange(
 class Asking:
     """A clock and those who ask by it."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, timeout_s: float = TIMEOUT_S) -> None:
         self.clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
         self.clock.advance(100)
-        self.rechecks = Rechecks((model,), self.clock)
+        self.rechecks = Rechecks((model,), self.clock, timeout_s=timeout_s)
         self.found: list[RecheckResult] = []
 
     def until(self, n: int) -> list[RecheckResult]:
@@ -186,8 +186,8 @@ def test_a_replica_that_hangs_or_is_away_holds_nobody_up() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        model = model_at(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2, max_per_s=100)
-        asking = Asking(model)
+        model = model_at(f"http://127.0.0.1:{silent.getsockname()[1]}", max_per_s=100)
+        asking = Asking(model, timeout_s=0.2)
         began_s = time.monotonic()
         for _ in range(12):
             asking.clock.advance(1)

@@ -13,9 +13,7 @@ from quantdrift.storage.slices.clusters import Space
 pytestmark = pytest.mark.unit
 
 NOW = datetime(2031, 6, 15, tzinfo=UTC)
-CONFIG = Config(
-    models=(Model(name="digits", embedding="pool"),), clusters=Clusters(refit_days=7, least_vectors=500)
-)
+CONFIG = Config(models=(Model(name="digits", embedding="pool"),), clusters=Clusters(refit_days=7))
 SPACE = Space(
     model="digits",
     reference_digest="d",
@@ -45,10 +43,10 @@ def test_a_space_is_due_with_enough_that_is_new_after_long_enough(
 ) -> None:
     """And only while the configuration names it."""
     space = msgspec.structs.replace(SPACE, **changes)
-    assert (due(CONFIG, [space], NOW) == [space]) is expected
+    assert (due(CONFIG, [space], NOW, least_vectors=500) == [space]) is expected
 
 
 def test_without_days_only_people_fit() -> None:
     """`refit_days = 0`."""
-    by_hand = msgspec.structs.replace(CONFIG, clusters=Clusters(refit_days=0, least_vectors=500))
-    assert due(by_hand, [SPACE], NOW) == []
+    by_hand = msgspec.structs.replace(CONFIG, clusters=Clusters(refit_days=0))
+    assert due(by_hand, [SPACE], NOW, least_vectors=500) == []

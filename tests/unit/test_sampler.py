@@ -7,7 +7,7 @@ import pytest
 
 from quantdrift.core.config import Capture, Sampling
 from quantdrift.core.records import HeaderStratum
-from quantdrift.core.sampling.rates import epoch_salt, uniform
+from quantdrift.core.sampling.rates import EPOCH_S, epoch_salt, uniform
 from quantdrift.sidecar.capture.attributes import Attributes
 from quantdrift.sidecar.protocols.http_message import parse_head
 from quantdrift.sidecar.sampling.first_phase import Draw, ExchangeIds, Sampler
@@ -104,15 +104,15 @@ def test_the_first_stratum_that_matches_decides() -> None:
 
 def test_a_sticky_header_takes_its_bearer_whole_or_not_at_all() -> None:
     """Within an epoch one value is decided once; in the next it is decided anew. Without it chance decides."""
-    of = sampler(rate=0.5, sticky_header="X-User", epoch_s=100.0)
+    of = sampler(rate=0.5, sticky_header="X-User")
     users = [b"X-User: %d" % n for n in range(64)]
     first = [{draw(of, user).taken for _ in range(5)} for user in users]
     assert all(len(each) == 1 for each in first)
     assert {True} in first
     assert {False} in first
-    of.refresh(99.0)
+    of.refresh(EPOCH_S - 1.0)
     assert [{draw(of, user).taken} for user in users] == first
-    of.refresh(100.0)
+    of.refresh(EPOCH_S)
     assert [{draw(of, user).taken} for user in users] != first
     assert {draw(of).taken for _ in range(64)} == {True, False}
 

@@ -20,7 +20,7 @@ from quantdrift.shadow.pipeline.fair_share import FairShare
 from quantdrift.shadow.pipeline.in_flight import InFlight
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics
 from quantdrift.shadow.pipeline.queues import BatchQueues
-from quantdrift.shadow.pipeline.reader import Reader
+from quantdrift.shadow.pipeline.reader import FETCH_BYTES, Reader
 from quantdrift.shadow.pipeline.stages import Stages, TakenMessage
 from quantdrift.shadow.pipeline.store import until_stored
 from quantdrift.shadow.pipeline.tracing import NoSpans
@@ -272,6 +272,7 @@ async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(lambda: None, thread)
         reader = Reader(
+            fetch_bytes=FETCH_BYTES,
             shadow=Shadow(),
             consumer=_Consumer(deliveries),  # type: ignore[arg-type]
             references=Broken((), lambda *_: pytest.fail("loads nothing")),

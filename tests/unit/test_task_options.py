@@ -44,7 +44,6 @@ def _loaded(tmp_path: Path, text: str) -> Config:
         ),
         ('task = "regression"\n[models.regression]\nquantiles = [0.9, 0.1]', "rising"),
         ('task = "regression"\n[models.regression]\nfloor = 0.0', "floor"),
-        ('task = "embedding"\n[models.vectors]\nreservoir = 50', "at least ten times"),
         ('task = "ranking"\n[models.ranking]\npersistence = 1.0', "persistence"),
         ('task = "tensor"\noutput = "a"\n[models.tensor]\noutputs = ["b"]', "exclude each other"),
         ('task = "tensor"\n[models.tensor]\noutputs = ["b", "b"]', "twice"),

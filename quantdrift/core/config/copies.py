@@ -1,4 +1,4 @@
-"""Where a copy of a candidate is that tells what the candidate did not."""
+"""Options of a copy of the candidate, which scores answers that came without log-probabilities."""
 
 from typing import Annotated
 
@@ -8,26 +8,27 @@ from quantdrift.core.config.section import Section, about
 
 
 class Copy(Section, frozen=True, kw_only=True):
-    """A copy of the candidate that serves nobody: it scores answers whose log-probabilities were not served. For text."""
+    """A copy of the candidate without traffic of its own. It scores answers that came without log-probabilities. For text."""
 
     url: Annotated[
         str,
         about(
-            "Where it is: `http://HOST:PORT` or `https://...` of an OpenAI-compatible server. Empty: see `path`. Prompts and "
-            "answers are sent there."
+            "Address of the copy: `http://HOST:PORT` or `https://...` of an OpenAI-compatible "
+            "server. Prompts and answers are sent there. Empty: see `path`."
         ),
         Meta(pattern=r"^(|https?://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
     path: Annotated[
         str,
         about(
-            "Instead of `url`: the folder that `save_pretrained` wrote. It may be quantised. Empty, and no `url`: no copy."
+            "Instead of `url`: the folder from `save_pretrained`. It may be quantised. Both empty: no copy."
         ),
     ] = ""
     versions: Annotated[
         tuple[str, ...],
         about(
-            "Candidate versions that it is, with shell wildcards: of another one it would tell a falsehood."
+            "Candidate versions that it is a copy of, with shell wildcards. Scores of any other "
+            "version would be false."
         ),
     ] = ()
     precision: Annotated[
@@ -36,7 +37,7 @@ class Copy(Section, frozen=True, kw_only=True):
     ] = ""
     digest: Annotated[
         str,
-        about("`sha256:...`: refuse any other folder. Of a server it is recorded."),
+        about("`sha256:...`: refuse any other folder. For a server it is recorded only."),
         Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
     ] = ""
     model: Annotated[str, about("Its name at that server. Empty: as models.name.")] = ""
@@ -44,7 +45,7 @@ class Copy(Section, frozen=True, kw_only=True):
         float, about("Longest wait for that server's answer to one batch.", "s", gt=0, le=3600)
     ] = 30.0
     token_file: Annotated[
-        str, about("File with a bearer token for that server, read anew for each request. Empty: none.")
+        str, about("File with a bearer token for that server, read again for each request. Empty: none.")
     ] = ""
 
     @property

@@ -39,21 +39,22 @@ class Runtime(StrEnum):
 
 
 class ReferenceInput(Section, frozen=True, kw_only=True):
-    """What an input of a reference is made of, where that is not the captured tensor of the same name and type."""
+    """Where an input of a reference comes from, if not from the captured tensor of the same name and type."""
 
     name: Annotated[str, about("The reference's input."), Meta(min_length=1)]
     captured: Annotated[str, about("The captured tensor. Empty: the one of the same name.")] = ""
     cast: Annotated[
         bool,
         about(
-            "Cast it to the type that the reference takes. Floating point is rounded; an integer that would change "
-            "sets its exchange aside."
+            "Cast it to the reference's type. Floats are rounded; an exchange with an integer "
+            "that the type cannot hold exactly is not compared."
         ),
     ] = False
     scale: Annotated[
         float,
         about(
-            "The captured integers are quantised: the reference is given (value - zero_point) * scale. 0: they are not.",
+            "The captured integers are quantised: the reference gets (value - zero_point) * "
+            "scale. 0: they are not.",
             ge=0,
         ),
     ] = 0.0
@@ -61,56 +62,59 @@ class ReferenceInput(Section, frozen=True, kw_only=True):
 
 
 class Reference(Section, frozen=True, kw_only=True):
-    """An FP32 reference and the candidate versions that were made from it."""
+    """An FP32 reference, and the candidate versions that were made from it."""
 
     runtime: Annotated[
         Runtime,
         about(
-            "`onnx`, `torch`, or a server that holds it: `oip-http`, `oip-grpc`. For text: `transformers`, or `openai` for a "
-            "server."
+            "What runs it: `onnx` or `torch`, or a server: `oip-http`, `oip-grpc`. For text: "
+            "`transformers`, or `openai` for a server."
         ),
     ] = Runtime.ONNX
     path: Annotated[
         str,
         about(
-            "Its file, relative to this configuration file: ONNX, or for `torch` an exported program (`.pt2`), the "
-            "safetensors weights of `factory` (a `.safetensors.index.json` where they are in parts), or TorchScript; for "
-            "`transformers` the folder that `save_pretrained` wrote."
+            "File of the reference, relative to this configuration file: ONNX; for `torch` an "
+            "exported program (`.pt2`), safetensors weights for `factory` (a "
+            "`.safetensors.index.json` if they are in parts), or TorchScript; for `transformers` "
+            "the folder from `save_pretrained`."
         ),
     ] = ""
     versions: Annotated[
         tuple[str, ...],
-        about("Candidate versions it answers for, with shell wildcards: `7`, `int8-*`, `*`."),
+        about("Candidate versions it is the reference of, with shell wildcards: `7`, `int8-*`, `*`."),
     ] = ("*",)
     allow_reduced_precision: Annotated[
         tuple[str, ...],
         about(
-            "Reduced-precision element types of the reference, e.g. `bfloat16` where the parent itself is BF16; the record "
-            "tells them. Empty: strict FP32."
+            "Reduced-precision types that the reference may contain, e.g. `bfloat16` if the "
+            "original model is BF16; they are recorded. Empty: FP32 only."
         ),
     ] = ()
     digest: Annotated[
         str,
         about(
-            "`sha256:...`: refuse any other artefact. Required for `.pt2` and TorchScript, which are code. `quantdrift config "
-            "check --references` prints it."
+            "`sha256:...`: refuse any other file. Required for `.pt2` and TorchScript, which are "
+            "code. `quantdrift config check --references` prints it."
         ),
         Meta(pattern=r"^(|sha256:[0-9a-f]{64})$"),
     ] = ""
     inputs: Annotated[
         tuple[ReferenceInput, ...],
-        about("Inputs that have another name or type in what is captured; the others are taken as they are."),
+        about(
+            "Inputs that have another name or type than the captured tensors; the others are used "
+            "as they are."
+        ),
     ] = ()
     output: Annotated[
         str,
-        about(
-            "The reference's output that is compared, where it is called otherwise than `models.output`, the candidate's."
-        ),
+        about("The reference's output to compare, if it has another name than `models.output`."),
     ] = ""
     output_scale: Annotated[
         float,
         about(
-            "The candidate's compared output is quantised: compared is (value - output_zero_point) * output_scale. 0: it is not.",
+            "The candidate's output is quantised: (value - output_zero_point) * output_scale is "
+            "compared. 0: it is not.",
             ge=0,
         ),
     ] = 0.0
@@ -120,14 +124,15 @@ class Reference(Section, frozen=True, kw_only=True):
     canaries: Annotated[
         str,
         about(
-            "File of inputs and recorded outputs, made by `quantdrift reference record`, that it must reproduce. Empty: none."
+            "File of inputs and expected outputs, from `quantdrift reference record`, that the "
+            "reference must reproduce. Empty: none."
         ),
     ] = ""
     canary_tolerance: Annotated[
         float,
         about(
-            "How far an output may be off, over its largest recorded magnitude. FP32 on another device is some 1e-6 off, "
-            "TF32 or FP16 some 1e-3.",
+            "Largest accepted error of a canary's output, relative to its largest recorded "
+            "magnitude. FP32 on another device is off by some 1e-6, TF32 or FP16 by some 1e-3.",
             ge=0,
             le=1,
         ),
@@ -135,8 +140,8 @@ class Reference(Section, frozen=True, kw_only=True):
     canary_interval_s: Annotated[
         float,
         about(
-            "A reference at a server is held to them again after so long. 0: with each batch. What was compared since the "
-            "last time is what another model there could spoil.",
+            "How often a reference at a server is checked with its canaries; 0: with each batch. "
+            "If another model is loaded there, comparisons since the last check are wrong.",
             "s",
             ge=0,
         ),
@@ -144,37 +149,38 @@ class Reference(Section, frozen=True, kw_only=True):
     factory: Annotated[
         str,
         about(
-            "`torch`: `package.module:function`, which returns the module that `path` holds the weights of. The shadow "
-            "imports and calls it: it is code that runs there."
+            "`torch`: `package.module:function` that returns the module which the weights in "
+            "`path` belong to. The shadow imports and runs this code."
         ),
         Meta(pattern=r"^(|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
     ] = ""
     torchscript: Annotated[
-        bool, about("`torch`: `path` is TorchScript. It is code that runs in the shadow.")
+        bool, about("`torch`: `path` is TorchScript, which is code that the shadow runs.")
     ] = False
-    compile: Annotated[
-        bool, about("`torch`: run it through `torch.compile`; needs a C++ compiler where the shadow runs.")
-    ] = False
+    compile: Annotated[bool, about("`torch`: use `torch.compile`; the shadow then needs a C++ compiler.")] = (
+        False
+    )
     buckets: Annotated[
         tuple[Annotated[int, Meta(ge=1, le=65536)], ...],
         about(
-            "`torch`: batch sizes, rising, that batches are split into and filled up to, so that `compile` and `cuda_graphs` "
-            "meet no other; eight at most. Empty: batches as they come."
+            "`torch`: batch sizes, rising, that batches are split into and padded to, so that "
+            "`compile` and `cuda_graphs` meet no others; eight at most. Empty: batches as they "
+            "come."
         ),
         Meta(max_length=8),
     ] = ()
     cuda_graphs: Annotated[
         bool,
         about(
-            "`torch`: capture each of the `buckets` as a CUDA graph, which saves the launches of small operators. Without a "
-            "CUDA device it changes nothing."
+            "`torch`: capture each of the `buckets` as a CUDA graph, which makes small operators "
+            "cheaper. Without a CUDA device it has no effect."
         ),
     ] = False
     url: Annotated[
         str,
         about(
-            "Of the server that holds it: `http://HOST:PORT` or `https://...` for `oip-http` and `openai`, "
-            "`grpc://HOST:PORT` or `grpcs://...` for `oip-grpc`."
+            "Address of the reference's server: `http://HOST:PORT` or `https://...` for "
+            "`oip-http` and `openai`, `grpc://HOST:PORT` or `grpcs://...` for `oip-grpc`."
         ),
         Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
@@ -186,7 +192,8 @@ class Reference(Section, frozen=True, kw_only=True):
     token_file: Annotated[
         str,
         about(
-            "File with a bearer token for that server, read anew for each request. Empty: QUANTDRIFT_REFERENCE_TOKEN, if set."
+            "File with a bearer token for that server, read again for each request. Empty: "
+            "QUANTDRIFT_REFERENCE_TOKEN, if it is set."
         ),
     ] = ""
     copy: Copy = Copy()
@@ -197,7 +204,7 @@ class Reference(Section, frozen=True, kw_only=True):
 
 
 class ModelTensor(Section, frozen=True, kw_only=True):
-    """What a model takes or gives, where the wire does not tell: as the server's metadata names it."""
+    """An input or output of a model, as the server's metadata describes it; needed where requests do not say."""
 
     name: Annotated[str, about("The tensor's name."), Meta(min_length=1)]
     datatype: Annotated[
@@ -206,7 +213,8 @@ class ModelTensor(Section, frozen=True, kw_only=True):
         Meta(pattern=r"^(BOOL|U?INT(8|16|32|64)|BF16|FP(16|32|64)|BYTES)$"),
     ]
     shape: Annotated[
-        tuple[int, ...], about("Dimensions, -1 for one that varies. Needed for raw-binary requests only.")
+        tuple[int, ...],
+        about("Dimensions, with -1 for one that varies. Needed for raw-binary requests only."),
     ] = ()
 
 
@@ -215,43 +223,45 @@ class Budget(Section, frozen=True, kw_only=True):
 
     flip: Annotated[
         float,
-        about("Share of exchanges whose decision (of a classifier the top class) may change.", ge=1e-5, lt=1),
+        about("Share of exchanges whose decision may change: of a classifier, the top class.", ge=1e-5, lt=1),
     ] = 0.01
     divergence: Annotated[
         float,
-        about("Mean of the task's graded divergence, in its unit: of a classifier KL in nats.", ge=1e-5),
+        about("Mean divergence, in the unit of the task: of a classifier, KL in nats.", ge=1e-5),
     ] = 0.02
     cap: Annotated[
         float,
         about(
-            "Single divergences count at most this much, in the same unit: a class ruled out has an infinite KL. Where the "
-            "divergence cannot be above 1, a cap of 1 finds drifts sooner.",
+            "A single divergence counts at most this much, in the same unit; KL can be infinite. "
+            "If the divergence cannot exceed 1, a cap of 1 detects drift sooner.",
             gt=0,
         ),
     ] = 2.0
 
 
 class Recheck(Section, frozen=True, kw_only=True):
-    """A replica of the candidate that serves nobody, asked again for some exchanges: the candidate's own noise."""
+    """A replica of the candidate without traffic of its own. Some exchanges are sent to it again, to measure the candidate's own noise."""
 
     url: Annotated[
         str,
         about(
-            "Where it is: `http://HOST:PORT` or `https://...` for the Open Inference Protocol over HTTP, `grpc://HOST:PORT` "
-            "or `grpcs://...`. Empty: the candidate is not asked. Payloads are sent there."
+            "Address of the replica: `http://HOST:PORT` or `https://...` for the Open Inference "
+            "Protocol over HTTP, `grpc://HOST:PORT` or `grpcs://...`. Payloads are sent there. "
+            "Empty: none."
         ),
         Meta(pattern=r"^(|(https?|grpcs?)://[^/?#@\s]+(/[^?#\s]*)?)$"),
     ] = ""
     versions: Annotated[
         tuple[str, ...],
         about(
-            "Candidate versions that it serves, with shell wildcards: another one's answers would be taken for noise."
+            "Candidate versions that it serves, with shell wildcards. Answers of any other "
+            "version would be taken for noise."
         ),
     ] = ()
     max_per_s: Annotated[
         float,
         about(
-            "Most requests per second of each worker, whatever `shadow.noise_share` chooses.",
+            "Most requests per second from each worker, whatever `shadow.noise_share` is.",
             "1/s",
             gt=0,
             le=100,
@@ -259,34 +269,38 @@ class Recheck(Section, frozen=True, kw_only=True):
     ] = 0.2
     model: Annotated[str, about("Its name there. Empty: as models.name.")] = ""
     model_version: Annotated[str, about("Its version there. Empty: the server chooses.")] = ""
-    timeout_s: Annotated[float, about("Longest wait for an answer.", "s", gt=0, le=600)] = 10.0
-    token_file: Annotated[str, about("File with a bearer token, read anew each time. Empty: none.")] = ""
+    token_file: Annotated[
+        str, about("File with a bearer token, read again for each request. Empty: none.")
+    ] = ""
 
 
 class Model(Section, frozen=True, kw_only=True):
     """A served model, its references and its budget."""
 
-    name: Annotated[str, about("The name on the wire."), Meta(min_length=1)]
+    name: Annotated[str, about("The name in requests."), Meta(min_length=1)]
     version: Annotated[
         str,
-        about("Candidate version where the wire does not tell it. Empty: MODEL_VERSION, else `unversioned`."),
+        about(
+            "Candidate version where requests and answers do not say. Empty: MODEL_VERSION, or `unversioned`."
+        ),
     ] = ""
     task: Annotated[
         Task,
         about(
-            "What the model gives: `classification`, `multilabel`, `regression`, `embedding`, `ranking`, `detection`, "
-            "`segmentation`, `generation`, or `tensor` where nothing is known of it."
+            "Kind of output: `classification`, `multilabel`, `regression`, `embedding`, "
+            "`ranking`, `detection`, `segmentation`, `generation`, or `tensor` for anything else."
         ),
     ] = Task.CLASSIFICATION
-    output: Annotated[str, about("Output tensor that is compared. Empty: the first one both sides have.")] = (
-        ""
-    )
+    output: Annotated[
+        str, about("Output tensor to compare. Empty: the first that candidate and reference have in common.")
+    ] = ""
     output_kind: Annotated[OutputKind, about("`logits` or `probabilities`.")] = OutputKind.LOGITS
-    top_k: Annotated[int, about("Size of the set of top classes that is compared.", ge=1, le=100)] = 5
+    top_k: Annotated[int, about("How many of the top classes are compared as a set.", ge=1, le=100)] = 5
     embedding: Annotated[
         str,
         about(
-            "Output or layer of the reference whose vectors make learned slices, or `features`: those of [[slices]]. Empty: none."
+            "Output or layer of the reference whose vectors are clustered into learned slices, or "
+            "`features`: those of [[slices]]. Empty: none."
         ),
     ] = ""
     batched: Annotated[bool, about("The first dimension counts items. False: an exchange is one item.")] = (
@@ -294,25 +308,25 @@ class Model(Section, frozen=True, kw_only=True):
     )
     inputs: Annotated[
         tuple[ModelTensor, ...],
-        about("Inputs where the wire tells no type: raw-binary requests, KServe v1, JSON of TorchServe."),
+        about("Inputs, where requests carry no types: raw-binary requests, KServe v1, JSON of TorchServe."),
     ] = ()
-    outputs: Annotated[tuple[ModelTensor, ...], about("Outputs where the wire tells no type.")] = ()
+    outputs: Annotated[tuple[ModelTensor, ...], about("Outputs, where answers carry no types.")] = ()
     labels: Annotated[
         tuple[str, ...],
-        about("Names of the classes in the order of the output, where the wire names classes instead."),
+        about("Names of the classes in the order of the output, if answers name classes."),
     ] = ()
     adapter: Annotated[
         str,
         about(
-            "How TorchServe's bodies are read: `bytes`, `json`, `scores`, or `package.module:Name` of your own, which the "
-            "capture process imports and runs."
+            "How to read TorchServe's bodies: `bytes`, `json`, `scores`, or `package.module:Name` "
+            "for an adapter of yours, which the capture process imports and runs."
         ),
         Meta(pattern=r"^(|bytes|json|scores|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$"),
     ] = ""
     share: Annotated[
         float,
         about(
-            "Its weight among models that wait for the same shadow: replay time is divided by it.",
+            "Weight among models that share a worker: replay time is divided in proportion.",
             gt=0,
             le=1000,
         ),
@@ -320,7 +334,9 @@ class Model(Section, frozen=True, kw_only=True):
     max_replay_ratio: Annotated[
         float,
         about(
-            "Most seconds of replay per second that it may take of a shadow worker. 0: no limit.", ge=0, le=1
+            "Largest share of a worker's time for this model's replays, in seconds per second. 0: no limit.",
+            ge=0,
+            le=1,
         ),
     ] = 0.0
     references: tuple[Reference, ...] = ()

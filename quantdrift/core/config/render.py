@@ -1,4 +1,4 @@
-"""Write the configuration down: the annotated default file, and the reference page."""
+"""Text of the annotated `config.toml` and of the configuration reference page, from the options' own descriptions."""
 
 import textwrap
 import typing
@@ -23,24 +23,53 @@ from quantdrift.core.config.schema import (
 from quantdrift.core.config.tasks import SECTIONS
 from quantdrift.core.records import BodyStratum, HeaderStratum
 
-_EXAMPLES = """\
-# Models, slices and sampling strata are lists: one [[...]] block each. Take these as a start.
+_FIRST = """\
+# THE TEN THAT EVERYBODY SETS
+#
+# Without the leading `#` these lines are a complete configuration. Put them into a file of your own; whatever is
+# left out has the default below.
+#
+# [sidecar]
+# listen = "0.0.0.0:8000"             # where clients connect
+# backend = "127.0.0.1:8001"          # the inference server behind it
+#
+# [stream]
+# url = "nats://nats:4222"            # NATS with JetStream
+#
+# [storage]
+# dsn_file = "/etc/quantdrift/dsn"    # holds postgresql://user:password@host/name
+#
+# [telemetry]
+# otlp_endpoint = "http://otel-collector:4317"    # where alerts and gauges go
+#
+# [sampling]
+# rate = 0.01                         # share of requests that are captured
+#
+# [capture]
+# headers = ["x-scanner"]             # what the slices below are made of
 #
 # [[models]]
 # name = "digits"                     # as on the wire: /v2/models/digits/infer
-# output_kind = "logits"              # or "probabilities"
 #
 # [models.budget]
 # flip = 0.01                         # accepted share of exchanges whose top class changes
 # divergence = 0.02                   # accepted mean divergence: of a classifier KL in nats
 #
 # [[models.references]]
-# versions = ["int8-*"]               # candidate versions made from this reference
-# path = "digits-fp32.onnx"
+# path = "digits-fp32.onnx"           # the model before quantisation
+# versions = ["int8-*"]               # candidate versions that were made from it
 #
 # [[slices]]
-# name = "scanner"
-# header = "x-scanner"                # listed in capture.headers; each value is a slice
+# name = "scanner"                    # each value of the header is watched as a slice
+# header = "x-scanner"
+"""
+
+_EXAMPLES = """\
+# Models, slices and sampling strata are lists, with one [[...]] block for each entry. More examples:
+#
+# [[models]]
+# name = "scores"
+# task = "regression"                 # the default is "classification"
 #
 # [[slices]]
 # name = "contrast"
@@ -50,7 +79,7 @@ _EXAMPLES = """\
 # [[sampling.header_strata]]
 # name = "rare-scanner"
 # headers = { x-scanner = "archive" }
-# rate = 1.0                          # rare, so every request is replayed
+# rate = 1.0                          # rare, so every request is captured
 """
 
 
@@ -89,9 +118,12 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 def default_toml() -> str:
     """Return the annotated default configuration; loading it gives exactly the code's defaults."""
     lines = [
-        "# quantdrift: every option with its default. Delete what you do not change.",
-        "# Any option may be overridden by the environment: QUANTDRIFT__SECTION__OPTION.",
-        "# Secrets are never written here: see the *_file options.",
+        "# The configuration of quantdrift: one file for the sidecar, the shadow workers and the monitor.",
+        "# An environment variable QUANTDRIFT__SECTION__OPTION overrides an option. Secrets are in files of their own:",
+        "# see the options that end in _file.",
+        "",
+        _FIRST,
+        "# EVERY OPTION WITH ITS DEFAULT. Units are in brackets.",
         "",
     ]
     for section, kind in _sections():
@@ -101,7 +133,7 @@ def default_toml() -> str:
             lines += textwrap.wrap(f"{option.text}{unit}", 108, initial_indent="# ", subsequent_indent="# ")
             lines.append(f"{option.name} = {option.default}")
         lines.append("")
-    return "\n".join(lines) + _EXAMPLES
+    return "\n".join([*lines, _EXAMPLES])
 
 
 def reference_markdown() -> str:
@@ -114,6 +146,9 @@ def reference_markdown() -> str:
         "One TOML file serves every role (`--config`, default `config.toml`). Each option is overridden by the",
         "environment variable `QUANTDRIFT__SECTION__OPTION`; lists and tables are given there as JSON. Relative file",
         "names are relative to the configuration file. Unknown keys are refused.",
+        "",
+        "[config.toml](../../config.toml) begins with the ten options that everybody sets, as a configuration to copy.",
+        "What no operator can decide is a constant: [decision 0037](../decisions/0037-options-and-constants.md).",
         "",
         "Secrets come from the environment or from files, per role: `QUANTDRIFT_DSN` (never read by a sidecar),",
         "`QUANTDRIFT_HMAC_KEY` and `QUANTDRIFT_SAMPLING_SALT` (read only by a sidecar; give all sidecars the same salt",

@@ -84,6 +84,11 @@ class Config(Section, frozen=True, kw_only=True):
         """Return the model called `name`, or None."""
         return next((model for model in self.models if model.name == name), None)
 
+    def budget(self, name: str) -> Budget:
+        """Return what the owner of the model called `name` accepts; the defaults where the model is not configured."""
+        model = self.model(name)
+        return model.budget if model else Budget()
+
     def measure(self, name: str) -> Measure:
         """Return what the divergences of the model called `name` are; those of a classifier where it is not known."""
         model = self.model(name)

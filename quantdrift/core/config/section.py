@@ -1,4 +1,4 @@
-"""What every part of the configuration is built from."""
+"""Base class of the configuration's sections, and the description that each option carries."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ GIB = 1024 * MIB
 
 
 def about(text: str, unit: str = "", **bounds: Any) -> Meta:
-    """Return what an option is for, in what unit, and within which bounds."""
+    """Return the description of an option: what it does, its unit (UCUM or a word), and its bounds."""
     return Meta(description=text, extra={"unit": unit}, **bounds)
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of the configuration: unknown keys are refused."""
+    """A section of the configuration; it refuses unknown keys."""

@@ -1,11 +1,11 @@
-"""The options of what runs beside a model, and of the way to the record."""
+"""Options of NATS, Postgres, the sidecar, capture, the intake and sampling."""
 
 import re
 from typing import Annotated
 
 from msgspec import Meta
 
-from quantdrift.core.config.section import GIB, KIB, MIB, Section, about
+from quantdrift.core.config.section import GIB, MIB, Section, about
 from quantdrift.core.records import BodyStratum, HeaderStratum, Protocol
 
 
@@ -15,46 +15,51 @@ class Stream(Section, frozen=True, kw_only=True):
     url: Annotated[
         str,
         about(
-            "Server, or several separated by commas. With tls:// nothing is sent before the TLS handshake. "
-            "`quantdrift up` starts one of its own."
+            "Address of the NATS server, or several separated by commas. tls:// requires TLS. "
+            "`quantdrift up` starts a server of its own."
         ),
     ] = "nats://127.0.0.1:4222"
-    credentials_file: Annotated[str, about("NATS credentials (.creds). Empty: none are needed.")] = ""
+    credentials_file: Annotated[str, about("NATS credentials (.creds). Empty: the server asks for none.")] = (
+        ""
+    )
     ca_file: Annotated[
         str,
-        about(
-            "Authorities (PEM) that must have signed the server's certificate; asks for TLS. Empty: the system's."
-        ),
+        about("CA certificates (PEM) that verify the server; requires TLS. Empty: the system's."),
     ] = ""
-    certificate_file: Annotated[
-        str, about("Certificate (PEM) that is shown to the server; asks for TLS. Empty: none.")
-    ] = ""
+    certificate_file: Annotated[str, about("Client certificate (PEM); requires TLS. Empty: none.")] = ""
     key_file: Annotated[
-        str, about("Key (PEM, no passphrase) of that certificate. Empty: it stands in certificate_file.")
+        str, about("Key (PEM, no passphrase) of the client certificate. Empty: it is in certificate_file.")
     ] = ""
     name: Annotated[
         str,
-        about("Prefix of streams and subjects. Change it to keep two installations apart on one cluster."),
+        about("Prefix of streams and subjects. Two installations on one NATS cluster need different ones."),
         Meta(pattern=r"^[A-Za-z0-9_-]+$"),
     ] = "quantdrift"
     max_age_s: Annotated[
         float,
         about(
-            "How long captured payloads may wait for a shadow. Also how long they exist at all.", "s", gt=0
+            "How long an exchange may wait for a shadow worker. After that NATS deletes it, "
+            "payload included.",
+            "s",
+            gt=0,
         ),
     ] = 3600.0
     max_bytes: Annotated[
         int,
         about(
-            "Disk for waiting exchanges. When it is full, new ones are refused and counted.", "bytes", gt=0
+            "Disk space for waiting exchanges. When it is full, new ones are refused and counted.",
+            "bytes",
+            gt=0,
         ),
     ] = 2 * GIB
     replicas: Annotated[
-        int, about("Copies in the NATS cluster. 3 survives the loss of a server.", ge=1, le=5)
+        int,
+        about(
+            "Copies of each stream in the NATS cluster. With 3 the loss of one server loses nothing.",
+            ge=1,
+            le=5,
+        ),
     ] = 1
-    publish_timeout_s: Annotated[
-        float, about("How long a sidecar waits for an acknowledgement before it tries once more.", "s", gt=0)
-    ] = 5.0
 
     @property
     def address(self) -> str:
@@ -71,51 +76,46 @@ class Stream(Section, frozen=True, kw_only=True):
 
 
 class Storage(Section, frozen=True, kw_only=True):
-    """Postgres, the record. The address is a secret: QUANTDRIFT_DSN, or a file."""
+    """Postgres, the database of results. Its address is a secret: QUANTDRIFT_DSN, or a file. Sidecars never read it."""
 
     dsn_file: Annotated[
-        str, about("File that holds the Postgres address. Empty: QUANTDRIFT_DSN. A sidecar never reads it.")
+        str, about("File with the Postgres address (postgresql://...). Empty: the variable QUANTDRIFT_DSN.")
     ] = ""
     ca_file: Annotated[
         str,
         about(
-            "Authorities (PEM) that must have signed the server's certificate; without sslmode in the address it "
-            "means verify-full. Empty: sslrootcert in the address, or the system's."
+            "CA certificates (PEM) that verify the server; sslmode is verify-full then, unless "
+            "the address sets it. Empty: sslrootcert in the address, or the system's."
         ),
     ] = ""
     certificate_file: Annotated[
         str,
-        about(
-            "Certificate (PEM) that is shown to the server; asks for TLS as ca_file does. Empty: sslcert in the address, "
-            "or none."
-        ),
+        about("Client certificate (PEM); requires TLS. Empty: sslcert in the address, or none."),
     ] = ""
     key_file: Annotated[
         str,
         about(
-            "Key (PEM, no passphrase) of that certificate. Empty: sslkey in the address, or it stands in certificate_file."
+            "Key (PEM, no passphrase) of the client certificate. Empty: sslkey in the address, or "
+            "it is in certificate_file."
         ),
     ] = ""
-    pool_size: Annotated[int, about("Connections per process.", ge=2, le=64)] = 4
+    pool_size: Annotated[int, about("Connections of each process.", ge=2, le=64)] = 4
     statement_timeout_s: Annotated[
-        float, about("Longest statement before Postgres cancels it.", "s", gt=0)
+        float, about("Postgres cancels a statement that takes longer.", "s", gt=0)
     ] = 30.0
-    partitions_ahead_days: Annotated[
-        int,
-        about("Daily partitions made in advance: how long the monitor may be away.", "days", ge=2, le=90),
-    ] = 14
     retention_days: Annotated[
         int,
-        about("Comparisons, batches and tallies older than this are dropped; roll-ups stay.", "days", ge=2),
+        about(
+            "Comparisons, batches and tallies are deleted after this time; hourly sums stay.", "days", ge=2
+        ),
     ] = 35
     quarantine_days: Annotated[
-        int, about("How long a quarantined exchange keeps its payload.", "days", ge=1)
+        int, about("How long the payload of a quarantined exchange is kept.", "days", ge=1)
     ] = 1
     superseded_days: Annotated[
         int,
         about(
-            "How long baselines keep their content, and detectors their row, once in force no more; at least"
-            " retention_days.",
+            "How long replaced baselines and detectors keep their content; at least retention_days.",
             "days",
             ge=2,
         ),
@@ -123,138 +123,168 @@ class Storage(Section, frozen=True, kw_only=True):
 
 
 class Sidecar(Section, frozen=True, kw_only=True):
-    """The relay beside the inference pod. Bounds here bound its memory whatever clients do."""
+    """The relay next to the inference server. These bounds limit its memory, whatever clients do."""
 
     listen: Annotated[
-        str, about("Address the clients connect to, HOST:PORT. Empty: no relay, only the ways of [intake].")
+        str,
+        about("Address that clients connect to, HOST:PORT. Empty: no relay, only the inputs of [intake]."),
     ] = "0.0.0.0:8000"
-    backend: Annotated[str, about("The inference server behind it, HOST:PORT.")] = "127.0.0.1:8001"
+    backend: Annotated[str, about("Address of the inference server, HOST:PORT.")] = "127.0.0.1:8001"
     admin: Annotated[str, about("Address of /livez, /readyz and /metrics, HOST:PORT.")] = "0.0.0.0:9464"
     source: Annotated[
-        str, about("Name of this sidecar in every record. Empty: POD_NAME, else the host name.")
+        str, about("Name of this sidecar in the database. Empty: POD_NAME, or the host name.")
     ] = ""
     workers: Annotated[
         int,
-        about("Relay processes on one listening socket. One per core that serving can spare.", ge=1, le=32),
+        about("Relay processes that share the port: one for each core that may be used.", ge=1, le=32),
     ] = 1
-    backlog: Annotated[int, about("Connections the kernel may hold before they are accepted.", ge=16)] = 1024
     drain_delay_s: Annotated[
-        float, about("After SIGTERM the port stays open so long: endpoint removal takes time.", "s", ge=0)
+        float,
+        about(
+            "How long new connections are accepted after SIGTERM, until load balancers have "
+            "removed the endpoint.",
+            "s",
+            ge=0,
+        ),
     ] = 5.0
     grace_s: Annotated[
-        float, about("From SIGTERM to the end. Keep it below the pod's termination grace period.", "s", gt=0)
+        float,
+        about(
+            "Time from SIGTERM to the end of the process. Keep it below the pod's termination grace period.",
+            "s",
+            gt=0,
+        ),
     ] = 25.0
-    max_header_bytes: Annotated[
-        int,
-        about("Longest message head that is still observed; longer ones pass unobserved.", "bytes", ge=1024),
-    ] = 64 * KIB
     max_connections: Annotated[
         int,
         about(
-            "Connections that one relay worker observes at the same time; those beyond it pass unobserved.",
+            "Connections that one relay worker observes at a time; further ones are relayed "
+            "without being observed.",
             ge=1,
         ),
     ] = 2048
     max_exchange_bytes: Annotated[
-        int, about("Largest request and response, together, that is held for capture.", "bytes", ge=1024)
+        int, about("Largest request and response, together, that is captured.", "bytes", ge=1024)
     ] = 16 * MIB
     max_held_bytes: Annotated[
-        int, about("Most that one relay worker holds for unfinished exchanges.", "bytes", ge=1024)
+        int,
+        about(
+            "Memory of one relay worker for unfinished exchanges, at least twice "
+            "max_exchange_bytes. Each of the two queues behind it may take half as much.",
+            "bytes",
+            ge=1024,
+        ),
     ] = 128 * MIB
-    handoff_bytes: Annotated[
-        int, about("Most that waits between a relay worker and the capture process.", "bytes", ge=1024)
-    ] = 64 * MIB
-    queue_bytes: Annotated[
-        int, about("Most that waits in the capture process for the stream to acknowledge.", "bytes", ge=1024)
-    ] = 64 * MIB
     pause_file: Annotated[
         str,
         about(
-            "While this file is there nothing is sampled, or nothing of the models that its lines name. Empty: none. "
-            "Needs no NATS; `quantdrift pause` stops the whole fleet."
+            "While this file exists nothing is sampled, or nothing of the models that its lines "
+            "name. Empty: none. It needs no NATS; `quantdrift pause` stops a whole fleet."
         ),
     ] = ""
-    tally_interval_s: Annotated[float, about("How often exact counts are published.", "s", gt=0)] = 10.0
+    tally_interval_s: Annotated[float, about("How often counts are published.", "s", gt=0)] = 10.0
+
+    @property
+    def handoff_bytes(self) -> int:
+        """Most that waits between a relay worker, or the intake, and the capture process.
+
+        An exchange waits there for less time than it takes to complete, so half of `max_held_bytes` is enough.
+        """
+        return self.max_held_bytes // 2
+
+    @property
+    def queue_bytes(self) -> int:
+        """Most that waits in the capture process for the stream to acknowledge: as much as can come in at once."""
+        return self.max_held_bytes // 2
 
 
 class Capture(Section, frozen=True, kw_only=True):
-    """What is recorded about an exchange beside its tensors. Nothing else leaves the pod."""
+    """What is recorded of an exchange in addition to its tensors. Nothing else leaves the pod."""
 
     protocols: Annotated[
         tuple[Protocol, ...],
-        about("What the servers behind the sidecar speak. Other requests pass uncounted."),
+        about("Protocols of the servers behind the sidecar. Other requests are relayed and not counted."),
     ] = tuple(Protocol)
     headers: Annotated[
         tuple[str, ...],
-        about("Request headers recorded as `header.NAME`, lower case. All others are dropped."),
+        about("Request headers to record, in lower case, as `header.NAME`. All others are dropped."),
     ] = ("x-request-id",)
-    parameters: Annotated[tuple[str, ...], about("Request parameters recorded as `parameter.NAME`.")] = ()
+    parameters: Annotated[tuple[str, ...], about("Request parameters to record, as `parameter.NAME`.")] = ()
     json: Annotated[
-        tuple[str, ...], about("Paths into the request's JSON part, as `a.b.0`, recorded as `json.PATH`.")
+        tuple[str, ...], about("Paths in the request's JSON to record, e.g. `a.b.0`, as `json.PATH`.")
     ] = ()
     hmac: Annotated[
         tuple[str, ...],
-        about("Attributes recorded only as a keyed hash, e.g. `header.x-user`: equal values stay equal."),
+        about(
+            "Of these attributes only a keyed hash is recorded, e.g. `header.x-user`. Equal "
+            "values have equal hashes."
+        ),
     ] = ()
     hmac_key_file: Annotated[
-        str, about("Key of that hash. Empty: QUANTDRIFT_HMAC_KEY. Needed as soon as `hmac` names anything.")
+        str,
+        about(
+            "File with the key of that hash. Empty: QUANTDRIFT_HMAC_KEY. Required when `hmac` names anything."
+        ),
     ] = ""
-    max_value_bytes: Annotated[
-        int, about("Attribute values are cut to this length.", "bytes", ge=8, le=4096)
-    ] = 256
 
 
 class Intake(Section, frozen=True, kw_only=True):
-    """Ways in beside the relay, none of them on the serving path. A bound here is shared by all of them."""
+    """Other inputs than the relay; none of them is on the serving path. They share these bounds."""
 
     listen: Annotated[
         str,
         about(
-            "Address of the HTTP intake, HOST:PORT: POST /v1/exchanges, and the KServe logger's sink where it is on. "
-            "Empty: off."
+            "Address of the HTTP intake, HOST:PORT (POST /v1/exchanges, and the KServe logger). Empty: off."
         ),
     ] = ""
     token_file: Annotated[
         str,
         about(
-            "File with the token that callers of `listen` and `ext_proc` must give. Empty: QUANTDRIFT_INTAKE_TOKEN. Without "
-            "either, `listen` answers 401 and `ext_proc` is at a loopback address."
+            "File with the token that callers of `listen` and `ext_proc` send. Empty: "
+            "QUANTDRIFT_INTAKE_TOKEN. Without a token `listen` answers 401, and `ext_proc` must "
+            "be a loopback address."
         ),
     ] = ""
     kserve_logger: Annotated[
         bool,
         about(
-            "Take the events of KServe's logger in on `listen`: POST /kserve/TOKEN, or POST / with the bearer token."
+            "Accept events of KServe's logger on `listen`: POST /kserve/TOKEN, or POST / with a bearer token."
         ),
     ] = False
     ext_proc: Annotated[
         str,
         about(
-            "Address of the Envoy external processor (gRPC, observability mode), HOST:PORT. Empty: off. Needs the "
-            "extra `ext-proc`, and the token where the address is not a loopback address."
+            "Address of the Envoy external processor (gRPC, observability mode), HOST:PORT. "
+            "Empty: off. Needs the extra `ext-proc`, and a token unless it is a loopback address."
         ),
     ] = ""
-    tap: Annotated[
-        str, about("Path of the Unix socket that taps in Python servers write to. Empty: off.")
-    ] = ""
+    tap: Annotated[str, about("Path of the Unix socket for taps in Python servers. Empty: off.")] = ""
     pair_window_s: Annotated[
-        float, about("How long one half of a pair waits for the other before it is lost.", "s", gt=0, le=600)
+        float,
+        about(
+            "How long a request waits for its response, or the other way round, before it counts as lost.",
+            "s",
+            gt=0,
+            le=600,
+        ),
     ] = 30.0
     max_pending_bytes: Annotated[
-        int, about("Most that is held of exchanges that are not complete.", "bytes", ge=1024)
+        int, about("Memory for exchanges that are not complete.", "bytes", ge=1024)
     ] = 64 * MIB
 
 
 class Sampling(Section, frozen=True, kw_only=True):
-    """Which exchanges are taken. Every probability is known, stored, and undone by weighting."""
+    """Which exchanges are captured. Every probability is known and recorded, and results are weighted by it."""
 
     rate: Annotated[
-        float, about("Share of requests taken where no header stratum matches (first phase).", ge=0, le=1)
+        float,
+        about("Share of requests to capture where no header stratum matches (first phase).", ge=0, le=1),
     ] = 0.01
     body_rate: Annotated[
         float,
         about(
-            "Base rate after decoding (second phase): at least this share of everything, as far as the first phase takes it.",
+            "Share of all requests to keep after decoding, of those that the first phase captured "
+            "(second phase). 1: keep them all.",
             ge=0,
             le=1,
         ),
@@ -262,41 +292,47 @@ class Sampling(Section, frozen=True, kw_only=True):
     sticky_header: Annotated[
         str,
         about(
-            "Header whose value decides: one user is taken whole or not at all, and is one observation. Empty: every request anew."
+            "Header that names the user: a user is sampled as a whole or not at all, and counts "
+            "as one observation. Empty: each request is sampled by itself."
         ),
     ] = ""
-    epoch_s: Annotated[
-        float,
-        about(
-            "The salt changes this often, so that a sticky sample is no fixed panel.", "s", ge=60, le=86400
-        ),
-    ] = 86400.0
-    paused: Annotated[bool, about("Take nothing. Counting goes on.")] = False
+    paused: Annotated[bool, about("Capture nothing. Counting continues.")] = False
     central: Annotated[
         bool,
-        about("Follow the monitor's policy while there is one; the rates here hold while there is none."),
+        about(
+            "Follow the monitor's sampling policy when there is one. Otherwise the rates of this "
+            "section apply."
+        ),
     ] = True
     replays_per_s: Annotated[
         float,
         about(
-            "Items per second that the monitor spreads over fleet and slices. 0: it makes no policy, and the rates here hold.",
+            "Items to replay per second in the whole fleet, which the monitor's policy divides "
+            "among slices. 0: no policy.",
             "1/s",
             ge=0,
         ),
     ] = 0.0
     max_exchanges_per_s: Annotated[
-        float, about("Hard local cap, whatever the rates say. Above it: lost, `rate_cap`.", "1/s", gt=0)
+        float,
+        about(
+            "Most exchanges per second that one sidecar sends, whatever the rates. Above it: "
+            "lost, `rate_cap`.",
+            "1/s",
+            gt=0,
+        ),
     ] = 200.0
     max_bytes_per_s: Annotated[
-        int, about("Hard local cap on what leaves the pod. Above it: lost, `byte_cap`.", "bytes/s", gt=0)
+        int, about("Most that one sidecar sends. Above it: lost, `byte_cap`.", "bytes/s", gt=0)
     ] = 32 * MIB
     header_strata: Annotated[
         tuple[HeaderStratum, ...],
-        about("Rates by method, path and headers; the first that matches decides. Boost here what is rare."),
+        about("Rates by method, path and headers; the first match decides. Raise the rate of what is rare."),
     ] = ()
     body_strata: Annotated[
         tuple[BodyStratum, ...],
         about(
-            "Total rates by what is known after decoding, above body_rate; the largest that matches decides."
+            "Shares of all requests, above body_rate, by what is known after decoding; the "
+            "largest match decides."
         ),
     ] = ()

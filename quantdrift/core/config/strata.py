@@ -10,10 +10,12 @@ from collections.abc import Iterator
 
 import msgspec
 
-from quantdrift.core.config.schema import Config, Slice
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import HeaderStratum
 
 MOST_STRATA = 63
+MAX_VALUE_BYTES = 256
+"""Values of headers, parameters and JSON paths are cut to this length: longer ones are texts, not groups."""
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9a-z-]+")
 
 
@@ -67,11 +69,11 @@ def _declared(config: Config) -> Iterator[tuple[str, str]]:
     for rule in config.slices:
         if rule.header and f"header.{rule.header}" not in config.capture.hmac:
             for value in rule.values:
-                if _read_alike(rule, value, config.capture.max_value_bytes):
+                if not unlike(rule.header, value):
                     yield rule.header, value
 
 
-def unlike(header: str, value: str, max_bytes: int) -> str:
+def unlike(header: str, value: str) -> str:
     """Return why relay and decoder might read a header's value differently, or never see it; empty: they do not.
 
     The relay compares bytes as they are on the wire, without surrounding white space and control characters; the
@@ -82,8 +84,6 @@ def unlike(header: str, value: str, max_bytes: int) -> str:
     ----------
     header, value
         As written.
-    max_bytes
-        `capture.max_value_bytes`.
     """
     if not _TOKEN.fullmatch(header):
         return "a header's name is written in lower case, without spaces and colons"
@@ -93,13 +93,9 @@ def unlike(header: str, value: str, max_bytes: int) -> str:
         return "a value is of printable ASCII characters: of others nobody knows the encoding"
     if value != value.strip():
         return "white space around a value is not part of it"
-    if len(value) >= max_bytes:
-        return f"a value is shorter than capture.max_value_bytes ({max_bytes}), at which it is cut"
+    if len(value) >= MAX_VALUE_BYTES:
+        return f"a value must be shorter than {MAX_VALUE_BYTES} bytes, the length at which values are cut"
     return ""
-
-
-def _read_alike(rule: Slice, value: str, max_bytes: int) -> bool:
-    return not unlike(rule.header, value, max_bytes)
 
 
 def _takes_whole(stratum: HeaderStratum, header: str, value: str) -> bool:

@@ -1,4 +1,4 @@
-"""The options of a model's kind of output: one table for each task, `[models.<task>]`."""
+"""Options of each task, in a table `[models.<task>]` of its own."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -14,31 +14,32 @@ Interest = tuple[str | int, ...]
 
 
 class Classification(Section, frozen=True, kw_only=True):
-    """Of a classifier (`task = "classification"`)."""
+    """For a classifier (`task = "classification"`)."""
 
     interest: Annotated[
         Interest,
         about(
-            "Classes of interest, by name in `labels` or by number from 0: flips into and out of them are told apart, as "
-            "`gained` and `lost` in the detail of a comparison."
+            "Classes of interest, by name in `labels` or by number from 0: flips into and out of "
+            "them are reported as `gained` and `lost` in a comparison's detail."
         ),
     ] = ()
 
 
 class Multilabel(Section, frozen=True, kw_only=True):
-    """Of a multi-label classifier (`task = "multilabel"`)."""
+    """For a multi-label classifier (`task = "multilabel"`)."""
 
     threshold: Annotated[
         float | tuple[float, ...],
         about(
-            "Probability above which a label is given, between 0 and 1: one for all labels, or a list with one for each."
+            "Probability above which a label is assigned, between 0 and 1: one for all labels, or "
+            "a list with one for each."
         ),
     ] = 0.5
     interest: Annotated[
         Interest,
         about(
-            "Labels of interest, by name in `labels` or by number from 0: their coming and going is told as `gained` and "
-            "`lost` in the detail of a comparison."
+            "Labels of interest, by name in `labels` or by number from 0: they are reported as "
+            "`gained` and `lost` in a comparison's detail."
         ),
     ] = ()
 
@@ -49,60 +50,52 @@ class Multilabel(Section, frozen=True, kw_only=True):
 
 
 class Regression(Section, frozen=True, kw_only=True):
-    """Of a model that gives numbers (`task = "regression"`)."""
+    """For a model that predicts numbers (`task = "regression"`)."""
 
     floor: Annotated[
         float,
         about(
-            "Errors are relative to the reference's value, or to this where that is smaller, in the unit of the output: set "
-            "it to the smallest value whose relative error matters.",
+            "Errors are relative to the reference's value, or to this if it is larger, in the "
+            "unit of the output: the smallest value whose relative error matters.",
             gt=0,
         ),
     ] = 1e-3
     tolerance: Annotated[
-        float, about("An item flips where an output's relative error is above this.", gt=0)
+        float, about("An item flips when an output's relative error exceeds this.", gt=0)
     ] = 0.05
     quantiles: Annotated[
         tuple[float, ...],
         about(
-            "Which quantiles the outputs of the last dimension are, rising: `[0.1, 0.5, 0.9]`. Quantiles that cross, and the "
-            "width of the interval, are told then. Empty: they are none."
+            "The quantiles in the last dimension of the output, rising: `[0.1, 0.5, 0.9]`. "
+            "Crossing quantiles and the interval's width are then reported. Empty: no quantiles."
         ),
     ] = ()
 
 
 class Vectors(Section, frozen=True, kw_only=True):
-    """Of a model that gives embeddings (`task = "embedding"`); `models.embedding` is another thing."""
+    """For a model that gives embeddings (`task = "embedding"`). `models.embedding` is another thing."""
 
     tolerance: Annotated[
-        float, about("An item flips where the cosine distance, 0 to 2, is above this.", gt=0, le=2)
+        float, about("An item flips when the cosine distance, 0 to 2, exceeds this.", gt=0, le=2)
     ] = 0.05
     neighbours: Annotated[
         int,
         about(
-            "How many nearest vectors of the reference are looked up for each side: those in common are told.",
+            "How many nearest vectors of the reference are looked up for each side; the share in "
+            "common is reported.",
             ge=1,
             le=100,
         ),
     ] = 10
-    reservoir: Annotated[
-        int,
-        about(
-            "Last vectors of the reference among which neighbours are looked up; at least ten times `neighbours`. Each takes 4 "
-            "bytes a dimension in every shadow process.",
-            ge=10,
-            le=65_536,
-        ),
-    ] = 1024
 
 
 class Ranking(Section, frozen=True, kw_only=True):
-    """Of a model that scores things to be put in order (`task = "ranking"`)."""
+    """For a model that scores things to be ranked (`task = "ranking"`)."""
 
     top_k: Annotated[
         int,
         about(
-            "Places that count: the NDCG loss and the overlap are of the first so many. 0: of all.",
+            "NDCG loss and overlap are of the first so many places. 0: of all.",
             ge=0,
             le=100_000,
         ),
@@ -110,15 +103,15 @@ class Ranking(Section, frozen=True, kw_only=True):
     padding: Annotated[
         float,
         about(
-            "Things that the reference scores at or below this fill up a batch and are none: they are left out on both sides. "
-            "Minus infinity always is."
+            "Things that the reference scores at or below this are padding: they are left out on "
+            "both sides. Minus infinity always is."
         ),
     ] = -1e9
     persistence: Annotated[
         float,
         about(
-            "Of rank-biased overlap: the probability that a reader goes on to the next place. At 0.9 the first ten have 86 % of "
-            "the weight.",
+            "Of rank-biased overlap: the probability that a reader goes on to the next place. At "
+            "0.9 the first ten places have 86 % of the weight.",
             gt=0,
             lt=1,
         ),
@@ -126,32 +119,32 @@ class Ranking(Section, frozen=True, kw_only=True):
 
 
 class RawTensor(Section, frozen=True, kw_only=True):
-    """Of a model of whose outputs nothing is known (`task = "tensor"`)."""
+    """For a model whose outputs have no known meaning (`task = "tensor"`)."""
 
     outputs: Annotated[
         tuple[str, ...],
-        about("Outputs that are compared, of which the worst counts. Empty: the one of `models.output`."),
+        about("Outputs to compare; the worst one counts. Empty: that of `models.output`."),
     ] = ()
     tolerance: Annotated[
-        float, about("An item flips where the relative error of an output is above this.", gt=0, lt=1)
+        float, about("An item flips when the relative error of an output exceeds this.", gt=0, lt=1)
     ] = 0.05
     element_type: Annotated[
         str,
         about(
-            "`FP16`, `BF16`, `FP32` or `FP64`: the floating type in whose steps errors are counted, where the candidate computes "
-            "in another one than it sends. Empty: as sent, BF16 as FP32."
+            "`FP16`, `BF16`, `FP32` or `FP64`: the type whose steps errors are counted in, if the "
+            "candidate computes in another type than it sends. Empty: as sent, BF16 as FP32."
         ),
         Meta(pattern="^(|BF16|FP(16|32|64))$"),
     ] = ""
 
 
 class Generation(Section, frozen=True, kw_only=True):
-    """Of a language model (`task = "generation"`)."""
+    """For a language model (`task = "generation"`)."""
 
     max_tokens: Annotated[
         int,
         about(
-            "Most tokens of an answer that the reference scores; what comes after is not looked at.",
+            "Most tokens of an answer that the reference scores; later ones are ignored.",
             "{token}",
             ge=1,
             le=131_072,
@@ -160,8 +153,9 @@ class Generation(Section, frozen=True, kw_only=True):
     top: Annotated[
         int,
         about(
-            "How many of its likeliest tokens the reference tells at each place. More bring KL nearer to its true value. "
-            "vLLM allows 20, unless it runs with a higher `--max-logprobs`.",
+            "How many of its likeliest tokens the reference returns at each place. More bring KL "
+            "nearer to its true value. vLLM allows 20, unless it runs with a higher "
+            "`--max-logprobs`.",
             "{token}",
             ge=1,
             le=1000,
@@ -170,8 +164,9 @@ class Generation(Section, frozen=True, kw_only=True):
     tie: Annotated[
         float,
         about(
-            "Two tokens count as equally likely where the reference's log-probabilities differ by at most this. Raise it where "
-            "a flip should mean that the reference clearly prefers another token.",
+            "Two tokens count as equally likely when the reference's log-probabilities differ by "
+            "at most this. Raise it if a flip should mean that the reference clearly prefers "
+            "another token.",
             "nat",
             ge=0,
         ),
@@ -179,23 +174,26 @@ class Generation(Section, frozen=True, kw_only=True):
     repetition_penalty: Annotated[
         float,
         about(
-            "Penalty that the candidate's server takes where a request names none. vLLM has it from the model's "
-            "`generation_config.json` (1.05 for Qwen2.5), also at temperature 0, unless it runs with "
-            "`--generation-config vllm`. Other than 1: no such answer is greedy.",
+            "Penalty that the candidate's server uses when a request names none. vLLM takes it "
+            "from the model's `generation_config.json` (1.05 for Qwen2.5), also at temperature 0, "
+            "unless it runs with `--generation-config vllm`. With anything but 1 no such answer "
+            "counts as greedy.",
             gt=0,
         ),
     ] = 1.0
     end_ids: Annotated[
         tuple[int, ...],
         about(
-            "Ids of the tokens that end an answer. Empty: a folder tells them itself, of a server nothing is said of ends."
+            "Ids of the tokens that end an answer. Empty: as a reference's folder says; of a "
+            "reference at a server they are then unknown."
         ),
     ] = ()
     own_share: Annotated[
         float,
         about(
-            "Share of the exchanges that the reference answers itself too, to tell finish reason and length beside its own. "
-            "An answer takes as many passes as it has tokens: 0.01 may well double what a replay costs.",
+            "Share of exchanges that the reference also answers itself, to compare finish reason "
+            "and length. An answer takes one pass for each token: 0.01 may double the cost of "
+            "replays.",
             ge=0,
             le=1,
         ),
@@ -203,7 +201,7 @@ class Generation(Section, frozen=True, kw_only=True):
     own_tokens: Annotated[
         int,
         about(
-            "Most tokens of such an answer. Both answers are looked at up to there.",
+            "Most tokens of such an answer. Both answers are compared up to there.",
             "{token}",
             ge=1,
             le=131_072,
@@ -212,8 +210,8 @@ class Generation(Section, frozen=True, kw_only=True):
     own_s: Annotated[
         float,
         about(
-            "Longest time that such answers may take in a batch, and with it the others may wait; what does not fit into it "
-            "is left out, and counted.",
+            "Longest time in a batch for such answers, while other exchanges wait. What does not "
+            "fit is left out and counted.",
             "s",
             gt=0,
         ),

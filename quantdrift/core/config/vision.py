@@ -1,4 +1,4 @@
-"""The options of tasks on images: how an output is read, and what counts as another decision."""
+"""Options of object detection and segmentation: how to read an output, and what counts as another decision."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -7,7 +7,7 @@ from quantdrift.core.config.section import Section, about
 
 
 class BoxFormat(StrEnum):
-    """What the four numbers of a box are."""
+    """Meaning of the four numbers of a box."""
 
     XYXY = "xyxy"  # two opposite corners, the smaller coordinates first
     XYWH = "xywh"  # the corner with the smallest coordinates, width, height
@@ -15,7 +15,7 @@ class BoxFormat(StrEnum):
 
 
 class Activation(StrEnum):
-    """What makes probabilities of the scores."""
+    """Function that turns scores into probabilities."""
 
     NONE = "none"  # they are some already
     SIGMOID = "sigmoid"
@@ -33,55 +33,58 @@ class Column(StrEnum):
 
 
 class Detection(Section, frozen=True, kw_only=True):
-    """Of a detector of objects (`task = "detection"`): where they are, and which are the same."""
+    """For an object detector (`task = "detection"`): where its outputs are, and which objects are the same."""
 
     detections: Annotated[
         str,
         about(
-            "Output with one row per object, as `columns` says. Empty, with `boxes` empty: `models.output`."
+            "Output with one row for each object, as `columns` describes. Empty, with `boxes` "
+            "empty: `models.output`."
         ),
     ] = ""
     columns: Annotated[
         tuple[Column, ...],
         about(
-            "Columns of that output: four `box`, one `score`, and perhaps one `class` and one `item`, the number of the "
-            "item in the batch where the rows of all items stand in one table; `-` is not looked at."
+            "Columns of that output: four `box`, one `score`, and optionally one `class` and one "
+            "`item`, the item's number in the batch if one table holds the rows of all items; `-` "
+            "is ignored."
         ),
     ] = (Column.BOX,) * 4 + (Column.SCORE, Column.CLASS)
     boxes: Annotated[
-        str, about("Output with the boxes, (items, boxes, 4), where each thing has an output of its own.")
+        str,
+        about("Output with the boxes, (items, boxes, 4), if boxes, scores and classes are separate outputs."),
     ] = ""
     scores: Annotated[
         str,
         about(
-            "Output with their scores: (items, boxes), or (items, boxes, classes), of which the largest counts."
+            "Output with the scores: (items, boxes), or (items, boxes, classes), of which the largest counts."
         ),
     ] = ""
     classes: Annotated[
-        str, about("Output with their classes, (items, boxes). Empty: the scores tell them, or there is one.")
+        str, about("Output with the classes, (items, boxes). Empty: from the scores, or there is one class.")
     ] = ""
     count: Annotated[
         str, about("Output with the number of objects of each item; further boxes are padding. Empty: none.")
     ] = ""
     box_format: Annotated[
         BoxFormat,
-        about("`xyxy`, `xywh` or `cxcywh`. Which coordinate of a point comes first makes no difference."),
+        about("`xyxy`, `xywh` or `cxcywh`. The order of the two coordinates of a point does not matter."),
     ] = BoxFormat.XYXY
     activation: Annotated[
-        Activation, about("What makes probabilities of the scores: `none`, `sigmoid` or `softmax`.")
+        Activation, about("What turns scores into probabilities: `none`, `sigmoid` or `softmax`.")
     ] = Activation.NONE
-    background: Annotated[int, about("The class that means that there is no object. -1: none.", ge=-1)] = -1
+    background: Annotated[int, about("The class that means no object. -1: none.", ge=-1)] = -1
     score_threshold: Annotated[
         float,
         about(
-            "From this score on an object counts. Its partner may have half of it, so that a score that crosses the "
-            "threshold by rounding is no invented object.",
+            "Objects with at least this score count. A partner may have half of it, so that a "
+            "score that rounding moves across the threshold is not a new object.",
             ge=0,
             le=1,
         ),
     ] = 0.3
     iou: Annotated[
-        float, about("Two boxes can be one object from this intersection over union on.", gt=0, le=1)
+        float, about("Two boxes can be the same object from this intersection over union on.", gt=0, le=1)
     ] = 0.5
 
     @property
@@ -91,13 +94,14 @@ class Detection(Section, frozen=True, kw_only=True):
 
 
 class Segmentation(Section, frozen=True, kw_only=True):
-    """Of a model that gives a class for each pixel (`task = "segmentation"`)."""
+    """For a model that gives a class for each pixel (`task = "segmentation"`)."""
 
     classes_axis: Annotated[
         int,
         about(
-            "Which dimension of the scores counts classes, the items' being 0; -1: the last one. 0: none does, the output "
-            "holds class numbers, whatever its type. Integers (items, rows, columns) always are.",
+            "Which dimension of the scores counts classes; the items' is 0, and -1 is the last. "
+            "0: none, the output holds class numbers of any type. Integers (items, rows, columns) "
+            "always are.",
             ge=-1,
             le=3,
         ),
@@ -105,13 +109,13 @@ class Segmentation(Section, frozen=True, kw_only=True):
     ignore: Annotated[
         int,
         about(
-            "Class that is no class of its own, such as the background: what both sides give it is not looked at. Negative "
-            "class numbers are the same. -1: only these.",
+            "Class that is no class of its own, such as the background: pixels where both sides "
+            "have it are ignored. Negative class numbers are the same. -1: only these.",
             ge=-1,
         ),
     ] = -1
     tolerance: Annotated[
-        float, about("An item flips where more than this share of its pixels has another class.", ge=0, lt=1)
+        float, about("An item flips when more than this share of its pixels has another class.", ge=0, lt=1)
     ] = 0.02
     boundary: Annotated[
         int, about("How far a boundary may be off and still count as found.", "pixels", ge=0, le=20)

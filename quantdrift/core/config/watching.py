@@ -1,4 +1,4 @@
-"""The options of what replays, judges and tells."""
+"""Options of the shadow worker, the monitor, the search for slices, telemetry and the report."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -19,20 +19,27 @@ class Provider(StrEnum):
 
 
 class Shadow(Section, frozen=True, kw_only=True):
-    """The worker that replays exchanges through the reference."""
+    """The worker that replays exchanges through the FP32 reference."""
 
     provider: Annotated[
         Provider,
-        about("`auto`, `cuda`, `tensorrt` or `cpu`. `cuda` and `tensorrt` refuse to start without a device."),
+        about(
+            "Device: `auto`, `cuda`, `tensorrt` or `cpu`. `cuda` and `tensorrt` refuse to start "
+            "without a GPU."
+        ),
     ] = Provider.AUTO
     allow_fallback: Annotated[
-        bool, about("With `cuda` and `tensorrt`: replay on what there is, and say so in the log.")
+        bool,
+        about(
+            "With `cuda` and `tensorrt`: use the next best device when there is none, with a "
+            "warning in the log."
+        ),
     ] = False
     gpu_bytes: Annotated[
         int,
         about(
-            "Most GPU memory of all references of this worker, shared out evenly. What CUDA itself takes, some 500 MB, "
-            "comes on top. 0: no limit.",
+            "GPU memory for all references of this worker, divided evenly. CUDA itself takes some "
+            "500 MB more. 0: no limit.",
             "bytes",
             ge=0,
         ),
@@ -40,37 +47,41 @@ class Shadow(Section, frozen=True, kw_only=True):
     engine_cache: Annotated[
         str,
         about(
-            "Directory where TensorRT keeps the engines it has built, which takes minutes; nobody else may write there. "
-            "Empty: they are built at each start."
+            "Directory for engines that TensorRT has built, which takes minutes. Nobody else may "
+            "write there. Empty: build at each start."
         ),
     ] = ""
-    threads: Annotated[
-        int, about("CPU threads of the reference. 0: as many as there are cores.", ge=0, le=256)
-    ] = 0
-    nice: Annotated[int, about("How far the worker steps back for others on its host.", ge=0, le=19)] = 10
-    batch_items: Annotated[int, about("Most items in one replay. Larger is faster and later.", ge=1)] = 64
-    batch_delay_s: Annotated[
-        float, about("Longest wait for a batch to fill: bounds how stale a comparison is.", "s", gt=0)
-    ] = 0.5
-    fetch_bytes: Annotated[
-        int, about("Most taken from the stream at once. NATS disconnects far above 16 MB.", "bytes", gt=0)
-    ] = 16_000_000
+    threads: Annotated[int, about("CPU threads of the reference. 0: one for each core.", ge=0, le=256)] = 0
+    nice: Annotated[
+        int,
+        about(
+            "Niceness of the process: 0 is normal, 19 leaves the CPU to everything else on the host.",
+            ge=0,
+            le=19,
+        ),
+    ] = 10
+    batch_items: Annotated[
+        int, about("Most items in one replay. Larger batches are faster and later.", ge=1)
+    ] = 64
+    batch_delay_s: Annotated[float, about("Longest wait for a batch to fill.", "s", gt=0)] = 0.5
     reference_memory_bytes: Annotated[
         int,
         about(
-            "Memory for references, and what they compute in. Above it the one that was used longest ago is closed, and "
-            "opened again when it is needed. 0: all stay open.",
+            "Memory for loaded references. Above it the least recently used one is closed, and "
+            "loaded again when it is needed. 0: all stay loaded.",
             "bytes",
             ge=0,
         ),
     ] = 0
     max_deliveries: Annotated[
-        int, about("Tries before an exchange that is never finished is quarantined.", ge=2, le=20)
+        int,
+        about("An exchange that was tried this many times and never finished is quarantined.", ge=2, le=20),
     ] = 5
     ack_wait_s: Annotated[
         float,
         about(
-            "After this an exchange that a worker took is given to another; a replay ten times as long is a hang.",
+            "An exchange that a worker has not finished after this time goes to another worker. A "
+            "replay ten times as long counts as hanging.",
             "s",
             gt=1,
         ),
@@ -78,45 +89,54 @@ class Shadow(Section, frozen=True, kw_only=True):
     noise_share: Annotated[
         float,
         about(
-            "Share of exchanges that are replayed again in another batch, for the noise of the reference. 0: none.",
+            "Share of exchanges that are replayed twice, in another batch, to measure the noise "
+            "of the reference. 0: none.",
             ge=0,
             le=1,
         ),
     ] = 0.01
-    grace_s: Annotated[float, about("From SIGTERM to the end: the batch in hand is finished.", "s", gt=0)] = (
-        25.0
-    )
+    grace_s: Annotated[
+        float, about("Time from SIGTERM to the end of the process, to finish the current batch.", "s", gt=0)
+    ] = 25.0
     admin: Annotated[str, about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9465"
 
 
 class Monitor(Section, frozen=True, kw_only=True):
-    """The fold, the detectors, and when somebody is woken."""
+    """Detection and alerts: how many false alerts to accept, and when a slice counts as unknown."""
 
-    interval_s: Annotated[float, about("How often new batches are folded.", "s", gt=0)] = 2.0
+    interval_s: Annotated[float, about("How often new results are read.", "s", gt=0)] = 2.0
     pages_per_30_days: Annotated[
         float,
-        about("Expected false pages per 30 days for the whole fleet. A bound, not a p-value.", gt=0, le=30),
+        about("Expected number of false pages in 30 days, for the whole fleet: an upper bound.", gt=0, le=30),
     ] = 0.1
     tickets_per_30_days: Annotated[
-        float, about("The same for tickets: earlier, and oftener wrong.", gt=0, le=300)
+        float, about("The same for tickets, which come earlier and are more often wrong.", gt=0, le=300)
     ] = 1.0
     min_groups: Annotated[
-        int, about("Below so many compared exchanges a slice is `unknown`, never `ok`.", "exchanges", ge=1)
+        int, about("With fewer compared exchanges a slice is `unknown`, never `ok`.", "exchanges", ge=1)
     ] = 300
     max_loss_ratio: Annotated[
         float,
-        about("Above this share of lost samples a slice is `unknown`: loss may hide drift.", gt=0, le=1),
+        about(
+            "With a larger share of lost samples a slice is `unknown`: what is lost may hide a drift.",
+            gt=0,
+            le=1,
+        ),
     ] = 0.05
     session_s: Annotated[
         float,
         about(
-            "With sticky_header: what a user sends within this time is one observation.", "s", gt=0, le=86400
+            "With sampling.sticky_header: requests of one user within this time are one observation.",
+            "s",
+            gt=0,
+            le=86400,
         ),
     ] = 1800.0
     tolerance: Annotated[
         float,
         about(
-            "tau: how far a learned baseline may be exceeded, for seasons. 0.25 is 25 %; larger is later.",
+            "Tau: how far a slice may exceed its learned baseline without an alert; 0.25 is 25 %. "
+            "Larger means fewer alerts from seasons, and later ones.",
             ge=0,
             le=4,
         ),
@@ -124,152 +144,133 @@ class Monitor(Section, frozen=True, kw_only=True):
     noise_bound: Annotated[
         float,
         about(
-            "Above this share of the budget the noise of a reference is an event, and its slices are `unknown`.",
+            "When a reference's noise exceeds this share of a budget, an event is sent and its "
+            "slices are `unknown`.",
             gt=0,
             le=10,
         ),
     ] = 0.5
     stale_after_s: Annotated[
-        float, about("A slice without a comparison for so long is `unknown`.", "s", gt=0)
+        float, about("A slice with no comparison for this long is `unknown`.", "s", gt=0)
     ] = 21_600.0
-    policy_s: Annotated[
-        float,
-        about(
-            "How often the sampling policy is looked at anew (sampling.replays_per_s).", "s", ge=1, le=3600
-        ),
-    ] = 300.0
-    policy_valid_s: Annotated[
-        float,
-        about(
-            "How long sidecars follow a policy that nobody confirms; at least twice policy_s.",
-            "s",
-            ge=60,
-            le=86400,
-        ),
-    ] = 900.0
-    policy_strata: Annotated[
-        int,
-        about(
-            "Most body strata of a policy. Every exchange carries them, some 160 bytes each.", ge=1, le=512
-        ),
-    ] = 64
-    grace_s: Annotated[float, about("From SIGTERM to the end: the fold in hand is finished.", "s", gt=0)] = (
-        25.0
-    )
+    grace_s: Annotated[
+        float, about("Time from SIGTERM to the end of the process, to finish the current batch.", "s", gt=0)
+    ] = 25.0
     admin: Annotated[str, about("Address of /livez and /metrics, HOST:PORT.")] = "127.0.0.1:9466"
 
 
 class Discovery(Section, frozen=True, kw_only=True):
-    """The nightly search for slices on which divergence concentrates. What it finds is tested on later traffic."""
+    """The nightly search for slices where divergence concentrates. What it finds is tested on later traffic."""
 
-    enabled: Annotated[bool, about("Search. `quantdrift slices search` works without it too.")] = True
-    every_s: Annotated[
-        float, about("Time between two searches of the leading monitor.", "s", ge=3600, le=2_592_000)
-    ] = 86_400.0
-    days: Annotated[int, about("How far back a search looks.", "days", ge=1, le=90)] = 7
+    enabled: Annotated[
+        bool, about("Search every night. `quantdrift slices search` works without it too.")
+    ] = True
     most_rows: Annotated[
         int,
         about(
-            "Most items that a search, or the tests of a night, look at; of more a random part. Some 1.5 kB each.",
+            "Most items that a search, or the tests of a night, read, some 1.5 kB each; of more, "
+            "a random part.",
             "items",
             ge=1000,
             le=1_000_000,
         ),
     ] = 50_000
-    most_conditions: Annotated[
-        int,
-        about(
-            "Most single conditions that a search joins; those with the most divergence. Time is in its square.",
-            ge=2,
-            le=2000,
-        ),
-    ] = 256
-    depth: Annotated[int, about("Most conditions of a slice.", ge=1, le=3)] = 2
     least_share: Annotated[
-        float, about("Smallest share of a model's traffic that is a slice.", gt=0, lt=1)
+        float, about("Smallest share of a model's traffic that can be a slice.", gt=0, lt=1)
     ] = 0.005
     least_ratio: Annotated[
         float,
-        about("A slice counts where its mean divergence is above so many times that of all traffic.", ge=1),
+        about(
+            "A slice is reported when its mean divergence is at least this many times that of all traffic.",
+            ge=1,
+        ),
     ] = 1.5
-    most_candidates: Annotated[
-        int, about("Most candidates of a model that are tested at a time.", ge=1, le=200)
-    ] = 20
     most_slices: Annotated[
         int, about("Most discovered slices of a model that are monitored; further ones wait.", ge=1, le=200)
     ] = 20
     false_per_30_days: Annotated[
         float,
-        about("Expected false confirmations per 30 days for all models together. A bound.", gt=0, le=30),
+        about(
+            "Expected number of falsely confirmed slices in 30 days, for all models together: an "
+            "upper bound.",
+            gt=0,
+            le=30,
+        ),
     ] = 0.1
-    expire_days: Annotated[
-        int, about("A candidate that is not confirmed in so long expires.", "days", ge=1, le=365)
-    ] = 14
     retire_days: Annotated[
         int,
         about(
-            "A confirmed slice that was no worse than the rest for so long is monitored no more. 0: never so.",
+            "A discovered slice that was no worse than the rest for this long is no longer "
+            "monitored. 0: never.",
             "days",
             ge=0,
             le=365,
         ),
     ] = 30
-    limit_s: Annotated[float, about("Longest a round of tests and searches may take.", "s", gt=0)] = 900.0
 
 
 class Clusters(Section, frozen=True, kw_only=True):
-    """Learned slices: clusters of the inputs of every model that names an `embedding`, and what is new to them."""
+    """Learned slices: clusters of the inputs of each model that sets `embedding`, and inputs unlike any of them."""
 
-    enabled: Annotated[bool, about("False: nothing is sampled, fitted or assigned.")] = True
+    enabled: Annotated[bool, about("False: no vectors are stored, and no item is assigned to a cluster.")] = (
+        True
+    )
     n_clusters: Annotated[int, about("Most clusters of a model.", ge=2, le=64)] = 16
-    most_ids: Annotated[
-        int,
-        about("Most clusters a model ever has, refits included; what comes later shares one.", ge=2, le=1000),
-    ] = 128
     refit_days: Annotated[
-        float, about("How often the monitor fits anew. 0: only `quantdrift slices fit`.", "days", ge=0)
+        float,
+        about("How often the monitor fits the clusters. 0: only `quantdrift slices fit` does.", "days", ge=0),
     ] = 7.0
     sample_share: Annotated[
-        float, about("Share of compared items whose vector is stored for the fit.", gt=0, le=1)
+        float, about("Share of compared items whose vector is stored for the next fit.", gt=0, le=1)
     ] = 0.05
-    least_vectors: Annotated[int, about("Below so many vectors nothing is fitted.", ge=100)] = 2_000
-    most_vectors: Annotated[
-        int, about("Most vectors kept of a model, the newest; a fit takes at most 64 MiB of them.", ge=100)
-    ] = 20_000
     novelty_quantile: Annotated[
         float,
-        about("At most 1 minus this share of ordinary traffic is expected to be called novel.", ge=0.9, lt=1),
+        about(
+            "At most 1 minus this share of ordinary inputs is expected to be called novel by mistake.",
+            ge=0.9,
+            lt=1,
+        ),
     ] = 0.995
 
 
 class Telemetry(Section, frozen=True, kw_only=True):
-    """OpenTelemetry: alerts as events, gauges and spans of the replay over OTLP (gRPC), logs on stderr."""
+    """OpenTelemetry: alerts as events, gauges and replay spans over OTLP (gRPC); logs on stderr."""
 
     otlp_endpoint: Annotated[
         str,
-        about("Collector, e.g. http://otel-collector:4317. Empty: alerts stay in Postgres and /metrics."),
+        about(
+            "Address of the collector, e.g. http://otel-collector:4317. Empty: alerts are in "
+            "Postgres and /metrics only."
+        ),
     ] = ""
     otlp_headers_file: Annotated[
-        str, about("File with `name=value` lines sent to the collector (tokens). Empty: none.")
+        str,
+        about("File with `name=value` lines that are sent to the collector, such as tokens. Empty: none."),
     ] = ""
     export_interval_s: Annotated[float, about("How often gauges are exported.", "s", gt=0)] = 15.0
     resource: Annotated[
         dict[str, str],
-        about("Resource attributes on everything exported, e.g. deployment.environment.name."),
+        about("Resource attributes of everything exported, e.g. deployment.environment.name."),
     ] = msgspec.field(default_factory=dict)
     max_slices: Annotated[
         int,
         about(
-            "Slices exported as gauges, firing and worst first; the rest stays in Postgres.", ge=1, le=1500
+            "Most slices exported as gauges: firing ones first, then those with the most "
+            "evidence. All are in Postgres.",
+            ge=1,
+            le=1500,
         ),
     ] = 200
     trace_url: Annotated[
-        str, about("Link to a production trace, with {trace_id}. Shown with example exchanges.")
+        str,
+        about(
+            "Link to a trace of your system, with {trace_id}; shown next to example exchanges. Empty: none."
+        ),
     ] = ""
     log_level: Annotated[
-        str, about("debug, info, warning or error."), Meta(pattern="^(debug|info|warning|error)$")
+        str, about("`debug`, `info`, `warning` or `error`."), Meta(pattern="^(debug|info|warning|error)$")
     ] = "info"
-    log_json: Annotated[bool, about("One JSON object per log line, for collectors.")] = False
+    log_json: Annotated[bool, about("One JSON object for each log line, for log collectors.")] = False
 
 
 class Report(Section, frozen=True, kw_only=True):

@@ -11,6 +11,15 @@ import msgspec
 from quantdrift.core.config.schema import Sampling
 from quantdrift.core.records import BodyStratum, HeaderStratum, Policy
 
+EPOCH_S = 86_400.0
+"""How often the salt changes, so that a sticky sample is no fixed panel. Shorter, a user's sessions would be torn apart."""
+
+
+POLICY_S = 300.0
+"""How often the monitor works out a sampling policy: sooner, the rates that it follows would be noise."""
+POLICY_VALID_S = 900.0
+"""How long sidecars follow a policy that nobody confirms: three times `POLICY_S`, so that a leader may change meanwhile."""
+
 
 def policy_at(sampling: Sampling, now_s: float) -> Policy:
     """Return the policy in force at `now_s`.
@@ -22,7 +31,7 @@ def policy_at(sampling: Sampling, now_s: float) -> Policy:
     now_s
         Seconds since 1970, UTC.
     """
-    return policy_of(sampling, f"{int(now_s // sampling.epoch_s):x}-{digest(sampling)}")
+    return policy_of(sampling, f"{int(now_s // EPOCH_S):x}-{digest(sampling)}")
 
 
 def policy_of(sampling: Sampling, epoch: str) -> Policy:

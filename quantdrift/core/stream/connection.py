@@ -190,6 +190,9 @@ _UNSENT_BYTES = 8 * MIB  # more than this waits in the client: the server does n
 _HEADER_BYTES = 512  # headers count towards the payload limit
 _LEAST_KEPT_S = 86_400.0
 
+PUBLISH_TIMEOUT_S = 5.0
+"""Longest wait for an acknowledgement: a sidecar's two tries fit into the 20 s that it has left after its drain delay."""
+
 
 class Queue:
     """A connection to the two streams. It reconnects for ever.
@@ -202,12 +205,17 @@ class Queue:
         The configuration's section.
     client_name
         Shown by the server's monitoring.
+    publish_timeout_s
+        Longest wait for the acknowledgement of one message.
     """
 
-    def __init__(self, stream: Stream, client_name: str) -> None:
+    def __init__(
+        self, stream: Stream, client_name: str, publish_timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> None:
         self._stream = stream
         self._tls = Tls.of_stream(stream)
         self._client_name = client_name
+        self._publish_timeout_s = publish_timeout_s
         self._client = self._new_client()
         self._reopening = asyncio.Lock()
         self._closed = False
@@ -215,7 +223,9 @@ class Queue:
         self._acknowledged: Acknowledged | None = None
 
     @classmethod
-    async def connect(cls, stream: Stream, *, client_name: str) -> Self:
+    async def connect(
+        cls, stream: Stream, *, client_name: str, publish_timeout_s: float = PUBLISH_TIMEOUT_S
+    ) -> Self:
         """Connect; from then on lost connections are made again without end.
 
         Raises
@@ -225,7 +235,7 @@ class Queue:
         OperatorError
             The credentials or certificates cannot be used.
         """
-        queue = cls(stream, client_name)
+        queue = cls(stream, client_name, publish_timeout_s)
         await queue._open()
         return queue
 
@@ -453,10 +463,10 @@ class Queue:
             acknowledged = await self._acknowledging(client)
             headers = {Header.MSG_ID.value: message_id, **more}
             try:
-                await acknowledged.publish(subject, headers, wire, self._stream.publish_timeout_s)
+                await acknowledged.publish(subject, headers, wire, self._publish_timeout_s)
             except nats.js.errors.NoStreamResponseError:
                 await self.ensure()
-                await acknowledged.publish(subject, headers, wire, self._stream.publish_timeout_s)
+                await acknowledged.publish(subject, headers, wire, self._publish_timeout_s)
 
     async def _acknowledging(self, client: Client) -> Acknowledged:
         if self._acknowledged is None or self._acknowledged.client is not client:

@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.clusters import (
+    MOST_IDS,
     OTHER_ID,
     Anchors,
     Bools,
@@ -107,7 +108,7 @@ class Naming(msgspec.Struct, frozen=True, kw_only=True):
     space: str
     columns: tuple[str, ...] = ()
     next_id: int = 1
-    most_ids: int = 128
+    most_ids: int = MOST_IDS
     attributes: tuple[str, ...] = ()
 
 

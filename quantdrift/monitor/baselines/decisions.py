@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError
 from quantdrift.core.records import Metric
 from quantdrift.drift.detectors.protocol import BUDGET, LEARNERS, TAIL
@@ -296,8 +296,7 @@ async def import_(
     if not any(_wanted(one.metric.value, scope.metrics) for one in figures):
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
         raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
-    found = config.model(scope.model)
-    cap = (found.budget if found else Budget()).cap
+    cap = config.budget(scope.model).cap
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
         slices = await find_slices(connection, scope.model, sorted({one.slice for one in figures}))

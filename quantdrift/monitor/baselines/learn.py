@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.drift.detectors.protocol import LEARNERS
 from quantdrift.drift.evidence.header import LAST_AT, N_TOTAL
 from quantdrift.drift.evidence.observations import STEPS, FloatArray, ObservationBlock
@@ -52,8 +52,7 @@ class Learning:
     """
 
     def __init__(self, config: Config, catalog: Catalog, model: str) -> None:
-        found = config.model(model)
-        self._budget = found.budget if found else Budget()
+        self._budget = config.budget(model)
         self._tolerance = config.monitor.tolerance
         self._catalog = catalog
         self._rates = Rates()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -21,6 +22,9 @@ from quantdrift.monitor.fold.inclusion import Rates
 from quantdrift.storage.monitor.rows import Catalog, ComparisonRow, SliceRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion, StoredRow
+
+EXPIRE_DAYS: Final = 14
+"""A candidate that two weeks of traffic did not confirm is given up: another search may find it again."""
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +121,7 @@ def settled(
 ) -> tuple[list[StoredRow], dict[str, int]]:
     """Return the discoveries after retirements, expiries and confirmations, and per model how many wait for a place.
 
-    Whatever is retired makes its place free at once. What has been shown and finds none waits `expire_days` for one.
+    Whatever is retired makes its place free at once. What has been shown and finds none waits `EXPIRE_DAYS` for one.
 
     Parameters
     ----------
@@ -128,9 +132,9 @@ def settled(
     now
         The time.
     limits
-        `most_slices` and `expire_days`.
+        The option `most_slices`.
     """
-    found = [_over(row, retiring, now, limits) for row in rows]
+    found = [_over(row, retiring, now) for row in rows]
     n_slices: dict[str, int] = {}
     for row in (one.row for one in found):
         n_slices[row.model] = n_slices.get(row.model, 0) + (row.status is Status.CONFIRMED)
@@ -143,8 +147,8 @@ def settled(
         if n_slices[row.model] < limits.most_slices:
             n_slices[row.model] += 1
             found[place] = _confirmed(row, now)
-        elif row.waits_since is not None and now - row.waits_since >= timedelta(days=limits.expire_days):
-            found[place] = _ended(row, now, f"no place became free within {limits.expire_days} days")
+        elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
+            found[place] = _ended(row, now, f"no place became free within {EXPIRE_DAYS} days")
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
@@ -249,13 +253,13 @@ def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryR
     )
 
 
-def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime, limits: Discovery) -> StoredRow:
+def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime) -> StoredRow:
     """Return a confirmed slice that is retired, or a candidate whose time is over; anything else as it is."""
     if row.status is Status.CONFIRMED and (reason := retiring.get(row.id)):
         return StoredRow(row=msgspec.structs.replace(row, status=Status.RETIRED), reason=reason)
     unproven = row.status is Status.CANDIDATE and row.log_evidence < row.log_threshold
-    if unproven and now - row.frozen_at >= timedelta(days=limits.expire_days):
-        return _ended(row, now, f"not confirmed within {limits.expire_days} days")
+    if unproven and now - row.frozen_at >= timedelta(days=EXPIRE_DAYS):
+        return _ended(row, now, f"not confirmed within {EXPIRE_DAYS} days")
     return StoredRow(row=row)
 
 

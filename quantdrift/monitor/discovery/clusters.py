@@ -9,7 +9,15 @@ from typing import Final
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.clusters import CLUSTER_KEY, NOVELTY_KEY, Clustering, space_of
+from quantdrift.core.clusters import (
+    CLUSTER_KEY,
+    LEAST_VECTORS,
+    MOST_IDS,
+    MOST_VECTORS,
+    NOVELTY_KEY,
+    Clustering,
+    space_of,
+)
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.core.process.run import Stop
@@ -49,11 +57,21 @@ class ClusterFits:
         The process's.
     leads
         Whether this process leads.
+    least_vectors
+        Below so many vectors nothing is fitted.
     """
 
     def __init__(
-        self, *, config: Config, dsn: str, clock: Clock, stop: Stop, leads: Callable[[], bool]
+        self,
+        *,
+        config: Config,
+        dsn: str,
+        clock: Clock,
+        stop: Stop,
+        leads: Callable[[], bool],
+        least_vectors: int = LEAST_VECTORS,
     ) -> None:
+        self._least_vectors = least_vectors
         self._config = config
         self._storage = msgspec.structs.replace(config.storage, pool_size=_CONNECTIONS)
         self._dsn = dsn
@@ -84,12 +102,14 @@ class ClusterFits:
     def _in_thread(self, now: datetime) -> None:
         async def in_a_loop_of_its_own() -> None:
             async with Database(self._dsn, self._storage) as database:
-                await refit_due(self._config, database, now)
+                await refit_due(self._config, database, now, least_vectors=self._least_vectors)
 
         asyncio.run(in_a_loop_of_its_own())
 
 
-async def refit_due(config: Config, database: Database, now: datetime) -> list[Fitted]:
+async def refit_due(
+    config: Config, database: Database, now: datetime, *, least_vectors: int = LEAST_VECTORS
+) -> list[Fitted]:
     """Prune, then refit what is due; return the new fits.
 
     A space that cannot be fitted is told of and left as it is.
@@ -100,11 +120,11 @@ async def refit_due(config: Config, database: Database, now: datetime) -> list[F
         Postgres is away or busy; what was done stays done.
     """
     before = now - timedelta(days=config.storage.retention_days)
-    await prune(database, before=before, most=config.clusters.most_vectors)
+    await prune(database, before=before, most=MOST_VECTORS)
     async with database.begin() as connection:
         there = await spaces(connection)
     made = []
-    for space in due(config, there, now):
+    for space in due(config, there, now, least_vectors=least_vectors):
         try:
             made.append(await refit(config, database, space, made_by=MONITOR))
         except OperatorError as error:
@@ -120,7 +140,9 @@ def configured(config: Config, there: Sequence[Space]) -> Iterator[Space]:
             yield space
 
 
-def due(config: Config, there: Sequence[Space], now: datetime) -> list[Space]:
+def due(
+    config: Config, there: Sequence[Space], now: datetime, *, least_vectors: int = LEAST_VECTORS
+) -> list[Space]:
     """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and something new since.
 
     Parameters
@@ -131,6 +153,8 @@ def due(config: Config, there: Sequence[Space], now: datetime) -> list[Space]:
         Spaces with vectors.
     now
         Aware.
+    least_vectors
+        Below so many vectors nothing is fitted.
     """
     clusters = config.clusters
     if not clusters.refit_days:
@@ -139,7 +163,7 @@ def due(config: Config, there: Sequence[Space], now: datetime) -> list[Space]:
     return [
         space
         for space in configured(config, there)
-        if space.n_vectors >= clusters.least_vectors
+        if space.n_vectors >= least_vectors
         and (space.fitted_at is None or now - space.fitted_at >= every)
         and (space.fitted_to is None or space.last_at > space.fitted_to)
     ]
@@ -153,6 +177,7 @@ async def refit(
     made_by: str,
     anew: bool = False,
     dry_run: bool = False,
+    most_ids: int = MOST_IDS,
 ) -> Fitted:
     """Fit a space and store the clustering; no transaction is open during the fit, which holds up its event loop.
 
@@ -170,6 +195,8 @@ async def refit(
         Keep no id: begin from nothing.
     dry_run
         Store nothing.
+    most_ids
+        Largest id that may be given to a cluster.
 
     Raises
     ------
@@ -185,11 +212,9 @@ async def refit(
         )
         previous = stored[0].clustering if stored else None
     async with database.begin() as connection:
-        vectors = await load_vectors(
-            connection, space, most=config.clusters.most_vectors, learned=(CLUSTER_KEY, NOVELTY_KEY)
-        )
+        vectors = await load_vectors(connection, space, most=MOST_VECTORS, learned=(CLUSTER_KEY, NOVELTY_KEY))
         version, next_id = await used(connection, space.model)
-    naming = _naming(config, space, version + 1, next_id)
+    naming = _naming(config, space, version + 1, next_id, most_ids)
     try:
         fitted = _fit(config, vectors, naming, previous)
     except ValueError as error:
@@ -215,7 +240,7 @@ async def refit(
     return fitted
 
 
-def _naming(config: Config, space: Space, version: int, next_id: int) -> Naming:
+def _naming(config: Config, space: Space, version: int, next_id: int, most_ids: int) -> Naming:
     model = config.model(space.model)
     attributes = [
         attribute_key(rule)
@@ -229,7 +254,7 @@ def _naming(config: Config, space: Space, version: int, next_id: int) -> Naming:
         space=space.space,
         columns=() if model is None else space_of(config, model)[1],
         next_id=next_id,
-        most_ids=config.clusters.most_ids,
+        most_ids=most_ids,
         attributes=tuple(dict.fromkeys(attributes)),
     )
 

@@ -6,11 +6,12 @@ written in one transaction, and only if nobody else wrote a round in the meantim
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Final
 
 import msgspec
 import numpy as np
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric, Policy
 from quantdrift.core.slices import is_declared
 from quantdrift.drift.discovery.confirmation import allowance, null_mean, threshold
@@ -36,6 +37,15 @@ from quantdrift.storage.slices.discovery import (
     store_round,
 )
 from quantdrift.storage.slices.search_rows import Window, n_items, policies_of, searched_items, tested_items
+
+EVERY_S: Final = 86_400.0
+"""Time between two searches of the leading monitor: a day of traffic then confirms or refutes what the night found."""
+LIMIT_S: Final = 900.0
+"""Longest that a round may take. 50,000 items take some ten seconds: after a quarter of an hour something is wrong."""
+SEARCH_DAYS: Final = 7
+"""How far back a search looks: a whole week, so that no day of the week counts twice."""
+MOST_CANDIDATES: Final = 20
+"""Candidates of a model that are tested at a time: they share the allowance of false confirmations."""
 
 
 class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +113,7 @@ async def discover(
     *,
     give_up: Callable[[], bool] = lambda: False,
     dry_run: bool = False,
+    most_candidates: int = MOST_CANDIDATES,
 ) -> Round:
     """Test the candidates, search for more, and write down what changed.
 
@@ -118,6 +129,8 @@ async def discover(
         Asked again and again.
     dry_run
         Write nothing.
+    most_candidates
+        Most candidates of a model that are tested at a time.
 
     Raises
     ------
@@ -130,7 +143,7 @@ async def discover(
         standing = await load_standing(connection, now)
         since = now - timedelta(days=config.discovery.retire_days)
         watched = await watched_slices(connection, since)
-    work = _Work(database, config, standing, now, give_up)
+    work = _Work(database, config, standing, now, give_up, most_candidates=most_candidates)
     after_tests = await work.test()
     compared = {version.model for version in standing.versions}
     retiring = {
@@ -138,7 +151,7 @@ async def discover(
             row,
             watched.get(row.id),
             config,
-            _budget(config, row.model),
+            config.budget(row.model),
             now,
             compared=row.model in compared,
         )
@@ -148,11 +161,9 @@ async def discover(
     stored, waiting = settled(after_tests, retiring, now, config.discovery)
     discoveries = [one.row for one in stored]
     searches = [await work.search(version, discoveries) for version in standing.versions]
-    elapsed_s = (
-        (now - standing.searched_at).total_seconds() if standing.searched_at else config.discovery.every_s
-    )
+    elapsed_s = (now - standing.searched_at).total_seconds() if standing.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
-    new, left = _freeze(config, discoveries, searches, allowed, now)
+    new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
     for model, count in left.items():
         waiting[model] = waiting.get(model, 0) + count
     before = {row.id: row for row in standing.discoveries}
@@ -193,9 +204,11 @@ class _Work:
         standing: RecordState,
         now: datetime,
         give_up: Callable[[], bool],
+        *,
+        most_candidates: int,
     ) -> None:
         self._database, self._config, self._standing = database, config, standing
-        self._now, self._give_up = now, give_up
+        self._now, self._give_up, self._most_candidates = now, give_up, most_candidates
         self.unknown: dict[str, int] = {}
 
     async def test(self) -> list[DiscoveryRow]:
@@ -216,7 +229,7 @@ class _Work:
                 candidates,
                 rows,
                 policies,
-                _budget(self._config, model),
+                self._config.budget(model),
                 session_us=round(session_s * 1e6),
                 until=until,
             )
@@ -227,7 +240,7 @@ class _Work:
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
         """Return what the newest traffic of `version` shows."""
-        limits, budget = self._config.discovery, _budget(self._config, version.model)
+        limits, budget = self._config.discovery, self._config.budget(version.model)
         of_model = [row for row in discoveries if row.model == version.model]
         # What has ended here and is declared is watched all the same.
         slices = [
@@ -244,10 +257,8 @@ class _Work:
             if (high := aggregate_high(items, metric)) is not None
         }
         wanted = Limits(
-            depth=limits.depth,
             least_share=limits.least_share,
-            most_conditions=limits.most_conditions,
-            most_found=limits.most_candidates,
+            most_found=self._most_candidates,
         )
         found = search(items, bounds, wanted, self._give_up)
         return VersionSearch(
@@ -275,7 +286,7 @@ class _Work:
 
     async def _items(self, version: SearchedVersion, cap: float, used: set[str]) -> Items:
         limits = self._config.discovery
-        window = Window(version_id=version.id, begin=self._now - timedelta(days=limits.days), end=self._now)
+        window = Window(version_id=version.id, begin=self._now - timedelta(days=SEARCH_DAYS), end=self._now)
         choice = Choice(limits.least_share, N_BINS, used)
         async with self._database.begin() as connection:
             share = _kept(limits.most_rows, await n_items(connection, window))
@@ -322,6 +333,8 @@ def _freeze(
     searches: list[VersionSearch],
     allowed: float,
     now: datetime,
+    *,
+    most_candidates: int,
 ) -> tuple[list[DiscoveryRow], dict[str, int]]:
     """Return the new candidates, as many as find a place, and per model how many did not."""
     places: dict[str, int] = {}
@@ -336,7 +349,7 @@ def _freeze(
         for origin in found.new():
             if (model, origin.key.predicate) in taken:
                 continue  # two versions show the same: it is tested on the first
-            if places.get(model, 0) >= config.discovery.most_candidates:
+            if places.get(model, 0) >= most_candidates:
                 left[model] = left.get(model, 0) + 1
                 continue
             places[model] = places.get(model, 0) + 1
@@ -350,7 +363,7 @@ def _freeze(
         frozen(
             origin,
             found.version,
-            _budget(config, found.version.model),
+            config.budget(found.version.model),
             threshold=at_stake,
             now=now,
             frozen_at=frozen_at,
@@ -378,8 +391,3 @@ def _kept(most: int, expected: float) -> float:
 
 def _floor(at: datetime, session_s: float) -> datetime:
     return datetime.fromtimestamp(at.timestamp() // session_s * session_s, UTC)
-
-
-def _budget(config: Config, model: str) -> Budget:
-    found = config.model(model)
-    return found.budget if found else Budget()

@@ -1,7 +1,7 @@
 """The nightly search for slices, in the leading monitor.
 
 A round runs in a thread with an event loop and connections of its own: the fold never waits for it. It gives up after
-`discovery.limit_s`, and when the process is to end.
+`LIMIT_S`, and when the process is to end.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from quantdrift.core.errors import RetryError
 from quantdrift.core.process.run import Stop
 from quantdrift.core.telemetry import DISCOVERED, DISCOVERY_OVERFLOW, SEARCH_TIME, Telemetry
 from quantdrift.drift.discovery.search import GivenUpError
-from quantdrift.monitor.discovery.round import Round, discover
+from quantdrift.monitor.discovery.round import EVERY_S, LIMIT_S, Round, discover
 from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import last_searched
 
@@ -93,9 +93,8 @@ class Discoverer:
             found = await asyncio.to_thread(self._in_thread, now)
         except GivenUpError:
             if not self._stop.is_set():
-                limit_s = self._config.discovery.limit_s
                 _LOG.warning(
-                    "the search for slices did not end within %g s: lower discovery.most_rows", limit_s
+                    "the search for slices did not end within %g s: lower discovery.most_rows", LIMIT_S
                 )
             self._due_at = now + self._every()
             return
@@ -108,12 +107,11 @@ class Discoverer:
         self._tell(found)
 
     def _in_thread(self, now: datetime) -> Round:
-        limit_s = self._config.discovery.limit_s
-        ends_s = self._clock.monotonic_s() + limit_s
+        ends_s = self._clock.monotonic_s() + LIMIT_S
         storage = msgspec.structs.replace(
             self._config.storage,
             pool_size=_CONNECTIONS,
-            statement_timeout_s=max(self._config.storage.statement_timeout_s, limit_s),
+            statement_timeout_s=max(self._config.storage.statement_timeout_s, LIMIT_S),
         )
 
         async def in_a_loop_of_its_own() -> Round:
@@ -143,4 +141,4 @@ class Discoverer:
             self._overflow.add(one.search.n_left_out, {"model": one.version.model, "limit": "conditions"})
 
     def _every(self) -> timedelta:
-        return timedelta(seconds=self._config.discovery.every_s)
+        return timedelta(seconds=EVERY_S)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import msgspec
 
 from quantdrift.core.clock import Clock
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import RetryError
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.slices import ALL, EVERYTHING
@@ -150,7 +150,7 @@ class Explainer:
             for one in catalog.slices.values()
             if one.model == version.model and one.name == ALL and not one.where
         )
-        cap = self._budget(version.model).cap
+        cap = self._config.budget(version.model).cap
         measure = measure_of(row.details, cap)
         held_against = await yardstick(evidence, row, catalog.versions)
         before, past = WindowSample(held_against.items), WindowSample(held_against.past)
@@ -203,10 +203,6 @@ class Explainer:
             ),
             explained=tuple(explained),
         )
-
-    def _budget(self, model: str) -> Budget:
-        found = self._config.model(model)
-        return found.budget if found else Budget()
 
 
 async def _before(

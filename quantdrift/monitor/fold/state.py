@@ -213,8 +213,7 @@ class FoldState:
 
     def budget(self, model: str) -> Budget:
         """Return what the owner of a model accepts."""
-        found = self._config.model(model)
-        return found.budget if found else Budget()
+        return self._config.budget(model)
 
     def task(self, model: str) -> Task:
         """Return what a model gives."""

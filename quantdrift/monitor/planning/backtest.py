@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from quantdrift.core.config.schema import Budget, Config
+from quantdrift.core.config.schema import Config
 from quantdrift.core.records import Metric
 from quantdrift.drift.delay import divergence
 from quantdrift.monitor.fold.fold import Fold
@@ -196,8 +196,7 @@ class Backtest:
 
 def accepted(config: Config, model: str, metric: Metric) -> tuple[float, float]:
     """Return the accepted mean of a metric and the cap of its single values, in its own unit."""
-    found = config.model(model)
-    budget = found.budget if found else Budget()
+    budget = config.budget(model)
     return (budget.divergence, budget.cap) if metric is Metric.DIVERGENCE else (budget.flip, 1.0)
 
 

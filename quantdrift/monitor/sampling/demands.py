@@ -23,6 +23,9 @@ from quantdrift.drift.sampling.stratification import margin_edges
 from quantdrift.storage.monitor.traffic import SignalEvidence, SliceTraffic, TrafficRecord
 
 LEAST_ITEMS = 200  # of fewer no policy is made: the configuration's rates go on
+
+POLICY_STRATA = 64
+"""Most body strata of a policy. Every exchange carries them, some 160 bytes each."""
 _MOST_TOLD = 50
 _SURGE = 100.0
 _MOST_URGENT = 1000.0  # evidence that has no bound leaves room for the shares of others to be told
@@ -55,7 +58,9 @@ def header_layout(config: Config) -> tuple[HeaderStratum, ...]:
     return (*sampling.header_strata, HeaderStratum(name="default", rate=sampling.rate))
 
 
-def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> PolicyDraft | None:
+def draft(
+    config: Config, record: TrafficRecord, previous: Policy | None, *, n_strata: int = POLICY_STRATA
+) -> PolicyDraft | None:
     """Return the policy for what was seen lately, with as many strata as fit into a directive.
 
     None: too little was seen.
@@ -68,6 +73,8 @@ def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> Pol
         What was seen.
     previous
         The policy in force, not lowered by any lag; it is kept while it is good enough.
+    n_strata
+        Most body strata.
 
     Raises
     ------
@@ -79,7 +86,6 @@ def draft(config: Config, record: TrafficRecord, previous: Policy | None) -> Pol
     if len(recent.weight) < LEAST_ITEMS or not recent.offered_per_s.sum() > 0:
         return None
     demands = _demands(record, recent)
-    n_strata = config.monitor.policy_strata
     while True:
         allocation = allocate(
             recent,

@@ -1,6 +1,6 @@
 """Makes the sampling policy in the leading monitor, lowers it when the shadow lags, and gives it to the sidecars.
 
-A policy is worked out every `monitor.policy_s`, and sooner when the evidence against a slice has surged; the lag is looked at
+A policy is worked out every `POLICY_S`, and sooner when the evidence against a slice has surged; the lag is looked at
 every quarter of a minute. A directive is put into the bucket when its rates have changed, and to confirm it when half
 of its time is over: sidecars drop one that nobody confirms. The salt changes with the epoch, which the sidecars put
 before its name, so a new day needs no new directive.
@@ -28,6 +28,7 @@ from quantdrift.core.sampling.policy_message import (
     encode,
     name_of,
 )
+from quantdrift.core.sampling.rates import POLICY_S, POLICY_VALID_S
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
@@ -45,7 +46,7 @@ from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.traffic import read_evidence, read_traffic, replayed_per_s
 
-_SOONER = 0.2  # of policy_s: how soon a policy may follow another because of that
+_SOONER = 0.2  # of POLICY_S: how soon a policy may follow another because of that
 _WINDOW_S = 3600.0  # how far back recent items count
 _LOG = logging.getLogger(__name__)
 
@@ -146,7 +147,7 @@ class PolicyMaker:
     async def _connected(self) -> KeyValue:
         if self._bucket is None:
             self._queue = await Queue.connect(self._config.stream, client_name="quantdrift-monitor")
-            self._bucket = KeyValue(self._queue, self._config.stream, self._config.monitor.policy_valid_s)
+            self._bucket = KeyValue(self._queue, self._config.stream, POLICY_VALID_S)
         return self._bucket
 
     async def _resume(self, bucket: KeyValue) -> Lag:
@@ -172,7 +173,7 @@ class PolicyMaker:
         now, monitor = self._clock.now(), self._config.monitor
         evidence = await read_evidence(self._database, now - timedelta(seconds=monitor.stale_after_s))
         if self._made_at is not None:
-            every_s = monitor.policy_s
+            every_s = POLICY_S
             if surged(self._evidence, evidence):
                 every_s *= _SOONER
             if now < self._made_at + timedelta(seconds=every_s):
@@ -184,7 +185,7 @@ class PolicyMaker:
             tally_s=self._config.sidecar.tally_interval_s,
             stale_s=monitor.stale_after_s,
         )
-        self._measured = await replayed_per_s(self._database, now, monitor.policy_s)
+        self._measured = await replayed_per_s(self._database, now, POLICY_S)
         self._made_at, self._evidence = now, evidence
         made = await asyncio.to_thread(draft, self._config, record, self._standing)
         if made is None:
@@ -205,7 +206,7 @@ class PolicyMaker:
         now = self._clock.now()
         policy = lowered(self._standing, factor)
         policy = msgspec.structs.replace(policy, epoch=name_of(policy))
-        valid_s, given = self._config.monitor.policy_valid_s, self._given
+        valid_s, given = POLICY_VALID_S, self._given
         changed = given is None or given.policy != policy or given.lag_factor != factor
         if not changed and given is not None and now < given.issued_at + timedelta(seconds=valid_s / 2):
             return

@@ -63,18 +63,24 @@ def distance(candidate: Values, reference: Values) -> Values:
 ENOUGH = 10  # times k: with fewer the nearest are not near
 
 
+RESERVOIR = 1024
+"""Last vectors of the reference, 4 bytes a dimension each: more than ten times the 100 neighbours that may be asked for."""
+
+
 class EmbeddingComparator:
     """Compares vectors. One thread at a time may use it: it remembers the reference's.
 
     Parameters
     ----------
     options
-        Tolerance, and how neighbours are looked up.
+        Tolerance, and how many neighbours are looked up.
+    reservoir
+        How many of the reference's last vectors neighbours are looked up in.
     """
 
-    def __init__(self, options: Vectors) -> None:
+    def __init__(self, options: Vectors, *, reservoir: int = RESERVOIR) -> None:
         self._options = options
-        self._reservoir = Reservoir(options.reservoir)
+        self._reservoir = Reservoir(reservoir)
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item.

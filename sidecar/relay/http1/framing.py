@@ -336,4 +336,4 @@ class MessageFramer:
 
     def _bound(self, n_bytes: int) -> None:
         if n_bytes > self._max_head_bytes:
-            raise FramingError("a head is longer than sidecar.max_header_bytes")
+            raise FramingError(f"a head is longer than {self._max_head_bytes} bytes")

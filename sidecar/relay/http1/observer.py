@@ -8,6 +8,7 @@ import re
 from collections import deque
 
 from quantdrift.core.records import Loss
+from quantdrift.sidecar.handoff.frame import MAX_HEADER_BYTES
 from quantdrift.sidecar.relay.http1.framing import TUNNEL, MessageFramer
 from quantdrift.sidecar.relay.observing.head_cache import CachedHead
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, parse_request, parse_response
@@ -75,7 +76,7 @@ class Http1Observer(ExchangeObserver):
 
     def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
-        limit = scope.max_header_bytes
+        limit = MAX_HEADER_BYTES
         parts = scope.parts
         self._requests = MessageFramer(
             self._request_head, self._request_piece, self._request_end, limit, parts

@@ -277,7 +277,7 @@ class Frames:
     def _add(self, flags: int, part: bytes) -> None:
         self._block_bytes += len(part)
         if self._block_bytes > self._max_header_bytes:
-            raise FramingError("a head is longer than sidecar.max_header_bytes")
+            raise FramingError(f"a head is longer than {self._max_header_bytes} bytes")
         if not flags & _END_HEADERS:
             self._block += part
             self._block_bytes += _HEAD_BYTES  # a flood of empty ones has an end, too

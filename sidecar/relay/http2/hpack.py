@@ -148,7 +148,7 @@ class HeaderBlockDecoder:
                 field[2] + _ENTRY_BYTES
             )  # as servers count (RFC 9113, 6.5.2): empty fields have an end, too
             if total > self._max_bytes:
-                raise FramingError("a head is longer than sidecar.max_header_bytes")
+                raise FramingError(f"a head is longer than {self._max_bytes} bytes")
         return fields
 
     def _field(self, index: int) -> Field:

@@ -6,6 +6,7 @@ What is taken is handed over as HTTP/1.1 would have it: a head, trailers in it, 
 import re
 
 from quantdrift.core.records import MARK, Loss
+from quantdrift.sidecar.handoff.frame import MAX_HEADER_BYTES
 from quantdrift.sidecar.handoff.http_head import field_lines, request_head
 from quantdrift.sidecar.relay.http2.frames import PREFACE, Frames
 from quantdrift.sidecar.relay.http2.hpack import HeaderBlock, HeaderBlockDecoder, text
@@ -104,7 +105,7 @@ class Http2Observer(ExchangeObserver):
 
     def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
-        limit = scope.max_header_bytes
+        limit = MAX_HEADER_BYTES
         self._open: dict[int, int] = {}  # streams that are not complete
         self._most = _STREAMS_AT_ONCE  # streams that may be open before more room is asked for
         self._share = MemoryShare(scope.parts)

@@ -75,7 +75,6 @@ class CaptureScope:
         "lines",
         "max_connections",
         "max_exchange_bytes",
-        "max_header_bytes",
         "max_held_bytes",
         "names",
         "offer",
@@ -110,7 +109,6 @@ class CaptureScope:
         """Go over to other bounds, routes and strata: what connections remember of the earlier ones is void."""
         self.max_connections = sidecar.max_connections
         self.parts.limit_bytes = sidecar.max_connections * FOR_EACH_BYTES
-        self.max_header_bytes = sidecar.max_header_bytes
         self.max_exchange_bytes = sidecar.max_exchange_bytes
         self.max_held_bytes = sidecar.max_held_bytes
         self.routes = routes

@@ -18,7 +18,6 @@ interval_s = 0.05
 min_groups = 50
 admin = "127.0.0.1:0"
 [storage]
-partitions_ahead_days = 2
 retention_days = 3650
 [telemetry]
 otlp_endpoint = "{endpoint}"
