@@ -31,15 +31,15 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
-from quantdrift.sidecar.state.config import FileWatch, LiveConfig, follow, settle
-from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
+from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
-from quantdrift.sidecar.state.pause import PauseSwitch
+from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
 
-def lacking(config: Config) -> list[str]:
+def missing_packages(config: Config) -> list[str]:
     """Return what is not installed here and the configuration asks for, each as a sentence that says how to mend it."""
     if config.intake.ext_proc and find_spec("grpc") is None:
         return ["intake.ext_proc needs grpcio, which is not installed: pip install 'quantdrift[ext-proc]'"]
@@ -50,8 +50,8 @@ _LOG = logging.getLogger(__name__)
 # By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
 # copy it.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
-_LOOK_S = 1.0
-_LOOK_UP_S = 2.0
+_POLL_S = 1.0
+_RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
 
@@ -73,8 +73,8 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     OperatorError
         A port or a file cannot be opened, the backend is this sidecar itself, or what a way in needs is not installed.
     """
-    if lacks := lacking(config):
-        raise OperatorError("; ".join(lacks))
+    if missing := missing_packages(config):
+        raise OperatorError("; ".join(missing))
     with ExitStack() as stack:
         relay = intake = tap = None
         if config.sidecar.listen:
@@ -111,34 +111,39 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, settled: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
-        config = settled.config
+    def __init__(self, live_config: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+        config = live_config.config
         self._config = config
-        self._settled = settled
+        self._live_config = live_config
         self._secrets = secrets
         self._directory = directory
         self._sockets = sockets
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
-        self._counters = Counters.create(self._n_relays + 2, MOST_ROWS)
+        self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
         self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
-        observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
-        self._symptoms = TrafficWarnings(self._counters, lambda: self._settled, SystemClock())
+        observe(self._telemetry, self._counters, lambda: self._live_config, SystemClock())
+        self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
-        environment = {**_ALLOCATION, **os.environ, **_told(secrets)}
-        common = ["--config", str(_settle(settled, directory)), "--counters-fd", str(self._counters.fd)]
+        environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
+        common = [
+            "--config",
+            str(_write_for_children(live_config, directory)),
+            "--counters-fd",
+            str(self._counters.fd),
+        ]
         common += ["--n-slots", str(self._counters.n_slots)]
-        inward = [*common, "--handoff", sockets.handoff.getsockname()]
+        worker_arguments = [*common, "--handoff", sockets.handoff.getsockname()]
         self._workers = []
         if sockets.relay is not None:
             self._workers = [
                 self._child(
                     f"relay {index}",
                     _RELAY,
-                    inward,
+                    worker_arguments,
                     index=index,
                     listeners={"--listen-fd": sockets.relay},
                     environment=environment,
@@ -150,7 +155,7 @@ class _Supervisor:
                 self._child(
                     "intake",
                     _INTAKE,
-                    inward,
+                    worker_arguments,
                     index=self._n_relays,
                     listeners={"--listen-fd": sockets.intake, "--tap-fd": sockets.tap},
                     environment=environment,
@@ -174,14 +179,16 @@ class _Supervisor:
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
         if self._sockets.relay is not None:
-            _LOG.info("relaying %s to %s", _shown(self._sockets.relay), self._config.sidecar.backend)
+            _LOG.info("relaying %s to %s", _address_of(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
-            _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
+            _LOG.info("taking exchanges in at %s", _address_of(self._sockets.intake))
         if self._sockets.tap is not None:
             _LOG.info("taking taps in at %s", self._config.intake.tap)
         if self._config.intake.ext_proc:
             _LOG.info("taking Envoy's external processing in at %s", self._config.intake.ext_proc)
-        watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop), self._diagnose(stop))
+        watching = asyncio.gather(
+            self._watch(watch, stop), self._switch.run(stop), self._poll_traffic_warnings(stop)
+        )
         try:
             await stop.wait()
             await self._end(workers, capture)
@@ -194,33 +201,33 @@ class _Supervisor:
             self._telemetry.close()
         return 0
 
-    async def _diagnose(self, stop: Stop) -> None:
-        async def look() -> None:
-            await stop.wait(_LOOK_S)
-            self._symptoms.look()
+    async def _poll_traffic_warnings(self, stop: Stop) -> None:
+        async def poll() -> None:
+            await stop.wait(_POLL_S)
+            self._traffic_warnings.poll()
 
-        await supervise("looking for symptoms", look, stop)
+        await supervise("looking for symptoms", poll, stop)
 
     async def _watch(self, watch: FileWatch | None, stop: Stop) -> None:
         if watch is None:
             return
 
-        async def look() -> None:
-            await stop.wait(_LOOK_S)
+        async def poll() -> None:
+            await stop.wait(_POLL_S)
             try:
-                settled = await asyncio.to_thread(follow, watch, self._settled, self._secrets)
-                if settled is None or settled == self._settled:
+                live_config = await asyncio.to_thread(reload, watch, self._live_config, self._secrets)
+                if live_config is None or live_config == self._live_config:
                     return
-                _settle(settled, self._directory)
+                _write_for_children(live_config, self._directory)
             except OperatorError as error:
                 _LOG.error("the configuration is not taken over, what held goes on: %s", error)
                 self._reloads.add(1, {"result": "refused"})
                 return
-            self._settled = settled
+            self._live_config = live_config
             self._reloads.add(1, {"result": "taken_over"})
             _LOG.info("a new configuration holds")
 
-        await supervise("watching the configuration", look, stop)
+        await supervise("watching the configuration", poll, stop)
 
     async def _end(self, workers: list[asyncio.Task[int]], capture: asyncio.Task[int]) -> None:
         deadlines = Deadlines.of(self._config.sidecar)
@@ -240,8 +247,8 @@ class _Supervisor:
 
     def _is_ready(self) -> bool:
         """Say whether clients, or without a relay those who tell of exchanges, are served. The backend, the stream and the capture process are not asked about."""
-        asked = self._slots[: self._n_relays] or self._slots
-        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in asked)
+        requested = self._slots[: self._n_relays] or self._slots
+        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in requested)
 
     def _child(
         self,
@@ -275,21 +282,21 @@ class _Supervisor:
         )
 
 
-def _settle(settled: LiveConfig, directory: Path) -> Path:
+def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
     # Children are told the secrets by the environment: a file may be gone when one is started anew.
-    config = settled.config
+    config = live_config.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")
     intake = msgspec.structs.replace(config.intake, token_file="")
     config = msgspec.structs.replace(config, capture=capture, intake=intake)
     try:
-        return settle(msgspec.structs.replace(settled, config=config), directory)
+        return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."
         ) from error
 
 
-def _told(secrets: Secrets) -> dict[str, str]:
+def _secret_environment(secrets: Secrets) -> dict[str, str]:
     """Return what the children share: the salt is the configured one, or one of this start."""
     return {
         "QUANTDRIFT_SAMPLING_SALT": secrets.salt.decode() or random.token_hex(16),
@@ -310,7 +317,7 @@ async def _refuse_itself(config: Config) -> None:
     if backend.port != listen.port:
         return
     try:
-        async with asyncio.timeout(_LOOK_UP_S):
+        async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
     except OSError:
         return
@@ -334,16 +341,16 @@ def _is_own(host: str) -> bool:
         return False
 
 
-def _shown(listener: socket.socket) -> str:
+def _address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"{host}:{port}"
 
 
 def _listen(option: str, address: str, backlog: int) -> socket.socket:
-    asked = read_address(address)
+    requested = read_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
-            asked.host, asked.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            requested.host, requested.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:
@@ -380,12 +387,12 @@ def _listen_tap(path: Path, stack: ExitStack) -> socket.socket:
     listener = stack.enter_context(
         _listen_unix(path, "intake.tap is a short path in a directory that exists and may be written to.")
     )
-    stack.callback(_let_go, path, path.stat().st_ino)
+    stack.callback(_remove_socket, path, path.stat().st_ino)
     path.chmod(0o660)  # whoever shares the group may tell of exchanges
     return listener
 
 
-def _let_go(path: Path, inode: int) -> None:
+def _remove_socket(path: Path, inode: int) -> None:
     """Remove a socket, unless a successor has put its own there."""
     with contextlib.suppress(OSError):
         if path.stat().st_ino == inode:

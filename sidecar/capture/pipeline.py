@@ -140,11 +140,11 @@ class CaptureService:
 
     Parameters
     ----------
-    settlement
+    live_config_file
         What holds.
     origin
         This sidecar.
-    notice
+    policy_file
         Where the relay workers look for the policy.
     counters
         Of all processes; the last slot is the capture process's.
@@ -159,25 +159,25 @@ class CaptureService:
 
     def __init__(
         self,
-        settlement: LiveConfigFile,
+        live_config_file: LiveConfigFile,
         origin: SidecarIdentity,
-        notice: PolicyFile,
+        policy_file: PolicyFile,
         counters: Counters,
         clock: Clock,
     ) -> None:
         slot = counters.slot(counters.n_slots - 1)
-        settled = settlement.settled
-        config = settled.config
-        self._settlement = settlement
+        live_config = live_config_file.current
+        config = live_config.config
+        self._live_config_file = live_config_file
         self._origin = origin
-        self._directives = PolicyHistory(config.sampling)
+        self._policy_history = PolicyHistory(config.sampling)
         self._counters = counters
         self._clock = clock
         self.publisher = Publisher(config, slot, clock, origin.boot)
-        self.follower = PolicyWatcher(config, self._directives, notice, slot, clock)
-        recorder = Recorder(settled, origin, self._directives)
+        self.follower = PolicyWatcher(config, self._policy_history, policy_file, slot, clock)
+        recorder = Recorder(live_config, origin, self._policy_history)
         self._strangers = UnknownModels(clock)
-        self._desk = Pipeline(recorder, self.publisher, slot, settled.rows, self._strangers.saw)
+        self._desk = Pipeline(recorder, self.publisher, slot, live_config.rows, self._strangers.saw)
         self.reception = FrameReceiver(config.sidecar, self._handle)
         self._epoch = ""
 
@@ -187,35 +187,35 @@ class CaptureService:
 
     def tell(self) -> None:
         """Tell the relay workers which share of what they draw to refuse at once. Called some times a second."""
-        policy = self._directives.at(self._clock.now().timestamp())
+        policy = self._policy_history.at(self._clock.now().timestamp())
         is_paused = self._desk.paused.everything or bool(self._desk.paused.models)
-        drawn, refused = self._counters.drawn(len(self._settlement.settled.rows))
+        drawn, refused = self._counters.drawn(len(self._live_config_file.current.rows))
         self.publisher.caps.tell(drawn, refused, keeps_all=not is_paused and keeps_all(policy))
 
     def warn(self) -> None:
         """Say which models were seen that are not configured. Called about once a second."""
-        self._strangers.tell([model.name for model in self._settlement.settled.config.models])
+        self._strangers.tell([model.name for model in self._live_config_file.current.config.models])
 
     def look(self) -> None:
         """Go over to another configuration, if another one holds. Called about once a second."""
-        if not self._settlement.refresh():
+        if not self._live_config_file.refresh():
             return
-        settled = self._settlement.settled
+        live_config = self._live_config_file.current
         try:
-            recorder = Recorder(settled, self._origin, self._directives)
+            recorder = Recorder(live_config, self._origin, self._policy_history)
         except OperatorError:  # an adapter that cannot be imported, say
             _LOG.exception("the new configuration's models cannot be captured, the earlier ones are")
-            self._desk.know(settled.rows)  # the relay workers tell of new ones all the same
+            self._desk.know(live_config.rows)  # the relay workers tell of new ones all the same
         else:
-            self._desk.reconfigure(recorder, settled.rows)
-        self._directives.reconfigure(settled.config.sampling)
-        self.publisher.reconfigure(settled.config)
-        self.reception.reconfigure(settled.config.sidecar)
-        self.follower.reconfigure(settled.config)
+            self._desk.reconfigure(recorder, live_config.rows)
+        self._policy_history.reconfigure(live_config.config.sampling)
+        self.publisher.reconfigure(live_config.config)
+        self.reception.reconfigure(live_config.config.sidecar)
+        self.follower.reconfigure(live_config.config)
 
     def _handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
-        is_new = meta.epoch != self._epoch and not self._directives.knows(meta.epoch)
+        is_new = meta.epoch != self._epoch and not self._policy_history.knows(meta.epoch)
         self._epoch = meta.epoch
-        if is_new or meta.stratum >= len(self._settlement.settled.rows):
+        if is_new or meta.stratum >= len(self._live_config_file.current.rows):
             self.look()  # a relay worker was the first to look: at other rates, or at a model that has come
         self._desk.handle(meta, request, response)

@@ -23,7 +23,7 @@ from quantdrift.sidecar.capture.pipeline import CaptureService
 from quantdrift.sidecar.capture.recorder import SidecarIdentity
 from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters
 from quantdrift.sidecar.state.pause import PauseFiles
 from quantdrift.sidecar.state.policy import NAME, PolicyFile
 from quantdrift.sidecar.state.shutdown import Deadlines
@@ -34,7 +34,7 @@ _LOG = logging.getLogger(__name__)
 
 
 async def serve(
-    settlement: LiveConfigFile,
+    live_config_file: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -47,7 +47,7 @@ async def serve(
 
     Parameters
     ----------
-    settlement
+    live_config_file
         What holds; looked at once a second.
     secrets
         Of the sidecar.
@@ -63,22 +63,22 @@ async def serve(
         POD_NAME and MODEL_VERSION are read from it.
     """
     clock = SystemClock()
-    config = settlement.settled.config
+    config = live_config_file.current.config
     slot = counters.slot(counters.n_slots - 1)
-    slot.settle(
-        len(settlement.settled.rows),
+    slot.lose_unfinished(
+        len(live_config_file.current.rows),
         Count.HANDED,
         ended=(Count.THINNED, Count.PUBLISHED),
         loss=Loss.CAPTURE_ERROR,
     )
     origin = origin_of(config, secrets, boot, environment)
     directory = Path(listener.getsockname()).parent
-    notice, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
-    office = CaptureService(settlement, origin, notice, counters, clock)
+    policy_file, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
+    office = CaptureService(live_config_file, origin, policy_file, counters, clock)
     publisher, follower, reception = office.publisher, office.follower, office.reception
     tallies = Tallies(
         counters=counters,
-        rows=lambda: settlement.settled.rows,
+        rows=lambda: live_config_file.current.rows,
         source=origin.source,
         boot=boot,
         queue=lambda: publisher.queue,
@@ -96,7 +96,7 @@ async def serve(
 
     async def tick() -> None:
         await stop.wait(_TICK_S)
-        office.pause(pauses.look())
+        office.pause(pauses.refresh())
         office.look()
         office.warn()
         follower.tick()
@@ -166,11 +166,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--boot", required=True)
     given = parser.parse_args(arguments)
-    settlement = LiveConfigFile(given.config)
-    config = settlement.settled.config
+    live_config_file = LiveConfigFile(given.config)
+    config = live_config_file.current.config
     secrets = load_secrets(config, Role.SIDECAR)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")
-    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
+    counters = Counters(given.counters_fd, given.n_slots, MAX_ROWS)
     listener = socket.socket(fileno=given.handoff_fd)
 
     async def process(stop: Stop) -> int:
@@ -178,7 +178,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return await serve(
-            settlement,
+            live_config_file,
             secrets,
             stop,
             counters=counters,

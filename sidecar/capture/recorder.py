@@ -58,11 +58,11 @@ class Recorder:
 
     Parameters
     ----------
-    settled
+    live_config
         Models, capture rules and rates, and the strata's names.
     origin
         This sidecar.
-    directives
+    policy_history
         What epochs are told from; without it they are the configuration's.
 
     Attributes
@@ -77,19 +77,19 @@ class Recorder:
     """
 
     def __init__(
-        self, settled: LiveConfig, origin: SidecarIdentity, directives: PolicyHistory | None = None
+        self, live_config: LiveConfig, origin: SidecarIdentity, policy_history: PolicyHistory | None = None
     ) -> None:
-        config = settled.config
+        config = live_config.config
         self.model = ""
         self._config = config
-        self._rows = settled.rows
+        self._rows = live_config.rows
         self._origin = origin
         self._limit = config.sidecar.max_exchange_bytes
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
         self._attributes = Attributes(config.capture, origin.hmac_key)
-        self._directives = directives or PolicyHistory(config.sampling)
+        self._policy_history = policy_history or PolicyHistory(config.sampling)
         self._policy: Policy | None = None
         self._thinning = SecondPhase((), b"")
 
@@ -195,7 +195,7 @@ class Recorder:
         if not 200 <= answer.status < 300:
             raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
         asked = parse_head(bytes(request[: meta.request_head_bytes]))
-        route = self._routes.named(asked.method, asked.path)
+        route = self._routes.route(asked.method, asked.path)
         if route is None:
             raise LostError(Loss.DECODE, "no inference request")
         named = self._model(unquote(route.model)) if route.model else None
@@ -210,7 +210,7 @@ class Recorder:
 
     def _policy_of(self, epoch: str) -> Policy:
         if self._policy is None or self._policy.epoch != epoch:
-            policy = self._directives.of(epoch)
+            policy = self._policy_history.of(epoch)
             if policy is None:
                 raise LostError(Loss.CAPTURE_ERROR, f"the policy of epoch {epoch} is not known any more")
             self._policy = policy

@@ -54,7 +54,7 @@ class Tallies:
 
     def take(self) -> Tally:
         """Return the counts of this moment under the next number."""
-        self._slot.note(Gauge.SEQUENCE)
+        self._slot.adjust(Gauge.SEQUENCE)
         return Tally(
             source=self._source,
             boot=self._boot,

@@ -66,7 +66,7 @@ class FrameReceiver:
             reader.close()
 
     def _accept(self) -> asyncio.BufferedProtocol:
-        reader = _Reader(self._size, self._take, self._readers.discard)
+        reader = _Reader(self._size, self._handle_frame, self._readers.discard)
         self._readers.add(reader)
         return reader
 
@@ -76,7 +76,7 @@ class FrameReceiver:
             raise ValueError(f"a frame of {n_rest} bytes with {n_meta} of meta")
         return n_rest, n_meta
 
-    def _take(self, n_meta: int, rest: memoryview) -> None:
+    def _handle_frame(self, n_meta: int, rest: memoryview) -> None:
         self._handle(*parse(n_meta, rest))
         self._n_frames += 1
 
@@ -119,7 +119,7 @@ class _Reader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._stop += nbytes
         try:
-            self._make_room(self._frames())
+            self._fit_next_frame(self._handle_frames())
         except ValueError:
             _LOG.exception("a relay worker's frames are out of step: closing its connection")
             self.close()
@@ -134,7 +134,7 @@ class _Reader(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _frames(self) -> int:
+    def _handle_frames(self) -> int:
         """Take the frames that are there whole; return the length of the next one, as far as it is known."""
         while self._stop - self._start >= HEAD_BYTES:
             begin = self._start + HEAD_BYTES
@@ -145,12 +145,12 @@ class _Reader(asyncio.BufferedProtocol):
             self._take(n_meta, self._buffer[begin : self._start])
         return HEAD_BYTES
 
-    def _make_room(self, n_frame: int) -> None:
+    def _fit_next_frame(self, n_frame: int) -> None:
         """Have the next frame fit in; a long one is read to its end and no further, or the rest had to be moved."""
-        n_there = self._stop - self._start
-        if self._start + n_frame > len(self._buffer) or not n_there:
-            there = bytes(self._buffer[self._start : self._stop])
+        n_unread = self._stop - self._start
+        if self._start + n_frame > len(self._buffer) or not n_unread:
+            unread = bytes(self._buffer[self._start : self._stop])
             self._buffer = self._usual if n_frame <= _BUFFER_BYTES else memoryview(bytearray(n_frame))
-            self._buffer[:n_there] = there
-            self._start, self._stop = 0, n_there
+            self._buffer[:n_unread] = unread
+            self._start, self._stop = 0, n_unread
         self._end = self._start + n_frame if n_frame > _LONG_BYTES else len(self._buffer)

@@ -83,9 +83,9 @@ class ExtProc:
     ) -> None:
         await self._server.stop(self._grace_s)
 
-    def reconfigure(self, settled: LiveConfig) -> None:
+    def reconfigure(self, live_config: LiveConfig) -> None:
         """Go over to another bound; the longest message stays."""
-        self._room.reconfigure(settled.config)
+        self._room.reconfigure(live_config.config)
 
     async def _process(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

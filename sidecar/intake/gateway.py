@@ -10,7 +10,7 @@ from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Draw
-from quantdrift.sidecar.state.counters import DENIED, Count, Denial, Gauge
+from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Count, Denial, Gauge
 from quantdrift.sidecar.tap.wire import Counts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -87,7 +87,7 @@ class Gateway:
         ours = any(name.lower() == MARK for name in headers)
         path = None if ours else scope.routes.find(asked, where)
         if path is None:
-            scope.ignore(is_unknown=asked == b"POST" and not ours)
+            scope.count_ignored(is_unknown=asked == b"POST" and not ours)
             return None
         head = request_head(asked, where, _raw(headers), version)
         draw = scope.sampler.draw(asked, path, head, 0, len(head))
@@ -140,7 +140,7 @@ class Gateway:
             response_head_bytes=len(answer),
             response_bytes=len(answer) + len(response),
         )
-        self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
+        self._scope.send_frame(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
 
     def admit(self, content: bytes, n_rows: int) -> None:
         """Pass on a frame of the hand-off whose maker has drawn already, by the rates that it was told.
@@ -168,7 +168,7 @@ class Gateway:
         if self._scope.refuses(meta.stratum):
             return
         self._scope.slot.add(meta.stratum, Count.TAKEN)
-        self._scope.offer(meta.stratum, [content])
+        self._scope.send_frame(meta.stratum, [content])
 
     def count(self, counts: Counts, places: Mapping[str, int]) -> None:
         """Add what a tap has counted.
@@ -201,20 +201,20 @@ class Gateway:
             if stratum in places:
                 slot.add(places[stratum], Count.TAKEN, n)
                 slot.lose(places[stratum], loss, n)
-        slot.note(Gauge.OBSERVER_ERRORS, counts.errors)
-        slot.note(Gauge.EARLY, early)
+        slot.adjust(Gauge.OBSERVER_ERRORS, counts.errors)
+        slot.adjust(Gauge.EARLY, early)
 
     def ignore(self) -> None:
         """Count a message that is no inference."""
-        self._scope.slot.note(Gauge.IGNORED)
+        self._scope.slot.adjust(Gauge.IGNORED)
 
     def deny(self, why: Denial) -> None:
         """Count a call that was refused before anything was made of it."""
-        self._scope.slot.note(DENIED[why])
+        self._scope.slot.adjust(INTAKE_DENIALS[why])
 
     def hold(self, n_bytes: int) -> None:
         """Account for `n_bytes` more of what waits to be complete, or fewer where it is negative."""
-        self._scope.hold(n_bytes)
+        self._scope.add_held_bytes(n_bytes)
 
     def lose(self, ticket: SampledRequest, loss: Loss) -> None:
         """Count an exchange that cannot be handed over."""

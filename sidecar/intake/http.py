@@ -85,9 +85,9 @@ class HttpIntake:
             await self._ticking
         self._logger.close()
 
-    def reconfigure(self, settled: LiveConfig) -> None:
+    def reconfigure(self, live_config: LiveConfig) -> None:
         """Go over to other bounds; the longest body that is read stays."""
-        self._logger.reconfigure(settled.config)
+        self._logger.reconfigure(live_config.config)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)

@@ -31,7 +31,7 @@ from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.tap.wire import Rates
 
@@ -54,18 +54,18 @@ class Way(Protocol):
     ) -> None:
         """Take no more in, and end."""
 
-    def reconfigure(self, settled: LiveConfig) -> None:
+    def reconfigure(self, live_config: LiveConfig) -> None:
         """Go over to another configuration's bounds."""
 
 
 def ways(
-    settled: LiveConfig, secrets: Secrets, entrance: Gateway, sockets: Sockets, rates: Callable[[], Rates]
+    live_config: LiveConfig, secrets: Secrets, entrance: Gateway, sockets: Sockets, rates: Callable[[], Rates]
 ) -> Iterator[Way]:
     """Return each way in that the configuration asks for.
 
     Parameters
     ----------
-    settled, secrets
+    live_config, secrets
         Of the sidecar.
     entrance
         Where exchanges go.
@@ -74,11 +74,11 @@ def ways(
     rates
         Returns what holds now, for those who draw themselves.
     """
-    config = settled.config
+    config = live_config.config
     if sockets.http is not None:
         yield HttpIntake(config, secrets.intake_token, entrance, sockets.http)
     if sockets.tap is not None:
-        yield TapServer(entrance, sockets.tap, rates, settled)
+        yield TapServer(entrance, sockets.tap, rates, live_config)
     if config.intake.ext_proc:
         from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
@@ -89,7 +89,7 @@ _TICK_S = 1.0
 
 
 async def serve(
-    settlement: LiveConfigFile,
+    live_config_file: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -102,7 +102,7 @@ async def serve(
 
     Parameters
     ----------
-    settlement
+    live_config_file
         What holds; looked at once a second.
     secrets
         Of the sidecar.
@@ -120,54 +120,56 @@ async def serve(
     loop = asyncio.get_running_loop()
     slot = counters.slot(index)
     clock = SystemClock()
-    config = settlement.settled.config
+    config = live_config_file.current.config
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
         slot.set(gauge, 0)  # a predecessor may have been killed
-    slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
-    handout = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
-    handout.connect()
-    phase = LiveScope(
-        settlement,
+    slot.lose_unfinished(
+        len(live_config_file.current.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED
+    )
+    sender = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
+    sender.connect()
+    live_scope = LiveScope(
+        live_config_file,
         secrets.salt,
         Path(handoff).parent,
-        offer=handout.offer,
+        send_frame=sender.send,
         slot=slot,
         clock=clock,
-        gate=LoadShedding(counters.slot(counters.n_slots - 1), clock),
+        load_shedding=LoadShedding(counters.slot(counters.n_slots - 1), clock),
     )
-    entrance = Gateway(phase.scope)
+    entrance = Gateway(live_scope.scope)
 
     def rates() -> Rates:
-        policy = phase.directives.at(clock.now().timestamp())
-        settled = settlement.settled
+        policy = live_scope.policy_history.at(clock.now().timestamp())
+        live_config = live_config_file.current
         return Rates(
             epoch=policy.epoch,
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
-            sticky=settled.config.sampling.sticky_header.lower(),
-            strata=_paused(policy.header_strata) if phase.is_paused else policy.header_strata,
-            places=settled.places[""],
-            max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
+            sticky=live_config.config.sampling.sticky_header.lower(),
+            strata=_paused(policy.header_strata) if live_scope.is_paused else policy.header_strata,
+            places=live_config.rows_by_model[""],
+            max_exchange_bytes=live_config.config.sidecar.max_exchange_bytes,
         )
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        if (settled := phase.look()) is not None:
+        if (live_config := live_scope.refresh()) is not None:
             for way in entered:
-                way.reconfigure(settled)
+                way.reconfigure(live_config)
 
     ended = Stop()
     entered: list[Way] = []
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:
-        for way in ways(settlement.settled, secrets, entrance, sockets, rates):
+        for way in ways(live_config_file.current, secrets, entrance, sockets, rates):
             await stack.enter_async_context(way)
             entered.append(way)
         slot.set(Gauge.SERVING, 1)
         await stop.wait()
         await asyncio.sleep(deadlines.accept_s)
         slot.set(Gauge.SERVING, 0)
-    await handout.finish(deadlines.handout_s - deadlines.drain_s)
+    await sender.finish(deadlines.handoff_s - deadlines.drain_s)
     ended.set()
     await ticking
     return 0
@@ -188,14 +190,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
     given = parser.parse_args(arguments)
-    settlement = LiveConfigFile(given.config)
-    config = settlement.settled.config
+    live_config_file = LiveConfigFile(given.config)
+    config = live_config_file.current.config
     secrets = Secrets(
         salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
         intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
-    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
+    counters = Counters(given.counters_fd, given.n_slots, MAX_ROWS)
     sockets = Sockets(
         http=None if given.listen_fd is None else socket.socket(fileno=given.listen_fd),
         tap=None if given.tap_fd is None else socket.socket(fileno=given.tap_fd),
@@ -203,7 +205,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     async def process(stop: Stop) -> int:
         return await serve(
-            settlement,
+            live_config_file,
             secrets,
             stop,
             counters=counters,

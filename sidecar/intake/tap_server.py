@@ -33,19 +33,19 @@ class TapServer:
         Unix stream socket that taps connect to.
     rates
         Returns what holds now.
-    settled
+    live_config
         The rows of the table of counts. A tap may still tell of strata that the configuration has no more.
     """
 
     def __init__(
-        self, entrance: Gateway, listener: socket.socket, rates: Callable[[], Rates], settled: LiveConfig
+        self, entrance: Gateway, listener: socket.socket, rates: Callable[[], Rates], live_config: LiveConfig
     ) -> None:
         self._entrance = entrance
         self._listener = listener
         self._current = rates
         self._rates = rates()
         self._longest_bytes = 0
-        self.reconfigure(settled)
+        self.reconfigure(live_config)
         self._writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -69,12 +69,12 @@ class TapServer:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    def reconfigure(self, settled: LiveConfig) -> None:
+    def reconfigure(self, live_config: LiveConfig) -> None:
         """Go over to other rows; the rates are told within half a second."""
-        self._n_rows = len(settled.rows)
-        self._places = {row.stratum: index for index, row in enumerate(settled.rows) if not row.model}
+        self._n_rows = len(live_config.rows)
+        self._places = {row.stratum: index for index, row in enumerate(live_config.rows) if not row.model}
         # A tap has yet to hear that less is taken in.
-        self._longest_bytes = max(self._longest_bytes, settled.config.sidecar.max_exchange_bytes)
+        self._longest_bytes = max(self._longest_bytes, live_config.config.sidecar.max_exchange_bytes)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)

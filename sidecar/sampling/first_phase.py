@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 _CONTROL = bytes(
     (*range(32), 127)
 )  # attributes are recorded without them: a stratum is found by what is left
-_ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
@@ -53,12 +53,12 @@ class SamplingKey(msgspec.Struct, frozen=True, gc=False):
     ----------
     stratum
         Row of the table of counts: its header stratum, and its model where the path tells it.
-    key
+    sticky
         The sticky header's value, which decides; empty where its own identifier does.
     """
 
     stratum: int
-    key: bytes
+    sticky: bytes
 
 
 class ExchangeIds:
@@ -77,7 +77,7 @@ class ExchangeIds:
     def __call__(self) -> str:
         """Return the next identifier."""
         self._count += 1
-        return f"{self._prefix}{self._count * _ODD & _MASK:016x}"
+        return f"{self._prefix}{self._count * _MULTIPLIER & _MASK:016x}"
 
 
 class _Rule:
@@ -103,7 +103,7 @@ class _Rule:
         return self._index
 
 
-class _Values:
+class _HeaderValues:
     """Neighbouring strata that each ask for a value of the same header and nothing else: one look for all."""
 
     __slots__ = ("_header", "_indices")
@@ -121,17 +121,17 @@ class _Values:
         return self._indices.get(headers.get(self._header))
 
 
-def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
-    found: list[_Rule | _Values] = []
+def _compile(strata: Sequence[HeaderStratum]) -> list[_Rule | _HeaderValues]:
+    found: list[_Rule | _HeaderValues] = []
     header = ""
     for index, stratum in enumerate(strata):
         if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
             ((name, value),) = stratum.headers.items()
             if name != header:
-                found.append(_Values(name))
+                found.append(_HeaderValues(name))
                 header = name
             values = found[-1]
-            assert isinstance(values, _Values)
+            assert isinstance(values, _HeaderValues)
             values.add(value, index)
         else:
             found.append(_Rule(index, stratum))
@@ -148,13 +148,13 @@ class Sampler:
         The configuration's rates.
     secret
         Key of the salts.
-    mint
+    exchange_ids
         Makes identifiers.
     now_s
         Seconds since 1970, UTC.
-    directives
+    policy_history
         Whose rates hold; without it the configuration's do.
-    places
+    rows
         Row of each header stratum in the table of counts, which a draw is told by, by model; without it their order.
 
     Attributes
@@ -167,20 +167,20 @@ class Sampler:
         self,
         sampling: Sampling,
         secret: bytes,
-        mint: ExchangeIds,
+        exchange_ids: ExchangeIds,
         now_s: float,
-        directives: PolicyHistory | None = None,
+        policy_history: PolicyHistory | None = None,
         *,
-        places: Mapping[str, Sequence[int]] | None = None,
+        rows: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        self._directives = directives or PolicyHistory(sampling)
+        self._policy_history = policy_history or PolicyHistory(sampling)
         self._secret = secret
-        self._mint = mint
+        self._exchange_ids = exchange_ids
         self._sticky = sampling.sticky_header.lower().encode()
         names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
         self.names = frozenset(names | {self._sticky} - {b""})
         # No part of it can backtrack: a hostile head costs linear time.
-        self._fields = (
+        self._header_pattern = (
             re.compile(
                 rb"\r\n(" + b"|".join(map(re.escape, sorted(self.names))) + rb"):([^\r\n]*)", re.IGNORECASE
             )
@@ -189,11 +189,11 @@ class Sampler:
         )
         self._epoch = ""
         self._salt = b""
-        strata = self._directives.at(now_s).header_strata
-        self._places = {"": tuple(range(len(strata)))} if places is None else dict(places)
+        strata = self._policy_history.at(now_s).header_strata
+        self._rows = {"": tuple(range(len(strata)))} if rows is None else dict(rows)
         self._paused = False
-        self._rates = [0.0] * (1 + max(max(rows) for rows in self._places.values()))
-        self._rules = _rules(strata)
+        self._rates = [0.0] * (1 + max(max(rows) for rows in self._rows.values()))
+        self._rules = _compile(strata)
         self.refresh(now_s)
 
     def refresh(self, now_s: float, *, paused: bool = False) -> None:
@@ -206,60 +206,62 @@ class Sampler:
         paused
             Take nothing.
         """
-        policy = self._directives.at(now_s)
+        policy = self._policy_history.at(now_s)
         if policy.epoch == self._epoch and paused == self._paused:
             return
         self._paused = paused
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
-        for rows in self._places.values():
+        for rows in self._rows.values():
             for row, stratum in zip(rows, policy.header_strata, strict=True):
                 self._rates[row] = 0.0 if paused else stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
-        """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
-        return self._draw(self.place(method, path, data, start, stop))
+        """Return what becomes of the request whose head is `data[start:stop]`: `key`, then `take`."""
+        return self._draw(self.key_for(method, path, data, start, stop))
 
-    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
+    def key_for(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
         """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
-        return self.locate(method, path, {} if self._fields is None else self._headers(data, start, stop))
+        return self.key_for_headers(
+            method, path, {} if self._header_pattern is None else self._headers(data, start, stop)
+        )
 
-    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
-        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `gather`."""
+    def key_for_headers(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
+        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `add_header`."""
         index = None
         for rule in self._rules:
             index = rule.find(method, path, headers)
             if index is not None:
                 break
         assert index is not None  # the last rule, `default`, takes everything
-        rows = self._places.get(model_in(path)) or self._places[""]
+        rows = self._rows.get(model_in(path)) or self._rows[""]
         return SamplingKey(rows[index], headers.get(self._sticky, b""))
 
-    def take(self, place: SamplingKey) -> Draw | None:
+    def take(self, key: SamplingKey) -> Draw | None:
         """Return the draw of a request if it is taken.
 
         Its identifier decides, or the sticky header's value where there is one.
         """
-        if self._rates[place.stratum] <= 0.0:
+        if self._rates[key.stratum] <= 0.0:
             return None
-        draw = self._draw(place)
+        draw = self._draw(key)
         return draw if draw.taken else None
 
-    def _draw(self, place: SamplingKey) -> Draw:
-        rate = self._rates[place.stratum]
-        identifier = self._mint()
-        u1 = uniform(place.key or identifier.encode(), self._salt) if rate > 0.0 else 1.0
-        return Draw(place.stratum, u1 < rate, rate, u1, self._epoch, identifier)
+    def _draw(self, key: SamplingKey) -> Draw:
+        rate = self._rates[key.stratum]
+        identifier = self._exchange_ids()
+        u1 = uniform(key.sticky or identifier.encode(), self._salt) if rate > 0.0 else 1.0
+        return Draw(key.stratum, u1 < rate, rate, u1, self._epoch, identifier)
 
     def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
-        assert self._fields is not None
+        assert self._header_pattern is not None
         found: dict[bytes, bytes] = {}
-        for match in self._fields.finditer(data, start, stop - 2):
-            gather(found, match[1].lower(), match[2])
+        for match in self._header_pattern.finditer(data, start, stop - 2):
+            add_header(found, match[1].lower(), match[2])
         return found
 
 
-def gather(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+def add_header(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
     """Add a header field to `found` as strata and the sticky draw see it; its name is in lower case."""
     value = value.strip(b" \t").translate(None, _CONTROL)
     found[name] = found[name] + b", " + value if name in found else value

@@ -93,7 +93,7 @@ def test_a_request_that_was_drawn_is_held_or_lost(share: int, gauge: Gauge) -> N
     told = Counters.create(1, 1).slot(0)
     told.set(gauge, share)
     told.set(Gauge.REFUSING_UNTIL_NS, int((clock.monotonic_s() + 60) * 1e9))
-    bench.scope.gate = LoadShedding(told, clock)
+    bench.scope.load_shedding = LoadShedding(told, clock)
     observer = Http1Observer(bench.scope)
     for _ in range(30):
         observer.request(post(b"q"))

@@ -18,7 +18,7 @@ from quantdrift.sidecar.capture.process import origin_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, settle
+from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, write_live_config
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import PolicyFile
@@ -86,7 +86,7 @@ def test_a_successor_counts_what_died_with_the_process() -> None:
     slot.add(1, Count.THINNED, 2)
     slot.lose(1, Loss.DECODE)
     for _ in range(2):
-        slot.settle(2, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR)
+        slot.lose_unfinished(2, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR)
         assert slot.lost_count(1, Loss.CAPTURE_ERROR) == 4
     assert slot.lost_count(0, Loss.CAPTURE_ERROR) == 0
 
@@ -132,7 +132,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     counters = Counters.create(3, 2)
     counters.slot(0).add(1, Count.OFFERED, 5)
     counters.slot(1).add(1, Count.OFFERED, 7)
-    counters.slot(1).note(Gauge.BLIND, 2)
+    counters.slot(1).adjust(Gauge.BLIND, 2)
     counters.slot(2).lose(0, Loss.DECODE)
     for sequence in (1, 2):
         tallies = Tallies(
@@ -183,7 +183,9 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
         "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}),
         "words": ModelCount(taken=2, lost={Loss.DECODE: 1}),
     }
-    slot.settle(len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH)
+    slot.lose_unfinished(
+        len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH
+    )
     (count,) = counters.strata(settled.rows)
     assert Loss.PUBLISH not in count.lost
 
@@ -196,14 +198,18 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
     counters = Counters.create(2, 8)
     origin = origin_of(config, SECRETS, "b" * 32, {})
     office = CaptureService(
-        LiveConfigFile(settle(settled, tmp_path)), origin, PolicyFile(tmp_path / "policy"), counters, CLOCK
+        LiveConfigFile(write_live_config(settled, tmp_path)),
+        origin,
+        PolicyFile(tmp_path / "policy"),
+        counters,
+        CLOCK,
     )
     meta, request, response = raw_exchange(epoch=policy_at(config.sampling, CLOCK.now().timestamp()).epoch)
     office._handle(meta, memoryview(request), memoryview(response))
     more = msgspec.structs.replace(config, models=(*MODELS, Model(name="new", adapter=adapter)))
     new = LiveConfig.of(more, settled.rows)
-    settle(new, tmp_path)
-    there = msgspec.structs.replace(meta, stratum=new.places["new"][0])
+    write_live_config(new, tmp_path)
+    there = msgspec.structs.replace(meta, stratum=new.rows_by_model["new"][0])
     office._handle(there, memoryview(request), memoryview(response))
     slot = counters.slot(1)
     assert slot.count(there.stratum, Count.HANDED) == 1

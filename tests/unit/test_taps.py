@@ -63,7 +63,7 @@ class End:
             config.sidecar,
             routes=Routes(config.capture.protocols),
             sampler=Sampler(config.sampling, b"s", ExchangeIds(), 0.0),
-            offer=lambda stratum, _: self.taken.append(stratum),
+            send_frame=lambda stratum, _: self.taken.append(stratum),
             slot=self.slot,
             clock=SystemClock(),
         )
@@ -81,7 +81,7 @@ class End:
             salt=b"s",
             sticky="",
             strata=policy_of(self._config.sampling, "e").header_strata,
-            places=self.settled.places[""],
+            places=self.settled.rows_by_model[""],
             max_exchange_bytes=10_000,
         )
 
