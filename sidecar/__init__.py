@@ -1,1 +1,1 @@
-"""The sidecar of an inference pod: relay workers, capture process, intake process, and the tap for Python servers."""
+"""The sidecar of an inference pod: relay workers, capture and intake process, and the tap for Python."""

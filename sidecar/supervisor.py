@@ -1,8 +1,9 @@
-"""The sidecar's first process: owns the port, the counts and the children, and serves the admin port.
+"""The supervisor: the first process of the sidecar.
 
-It is not on the serving path: relay workers accept from the listening socket themselves. It ends last.
+It owns sockets, counters and children, and serves the admin port.
 
-What a way in needs beside a base install.
+It is not on the serving path, because relay workers accept from the listening socket themselves. It ends
+last.
 """
 
 import asyncio
@@ -38,22 +39,21 @@ from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
-
-def missing_packages(config: Config) -> list[str]:
-    """Return what is not installed here and the configuration asks for, each as a sentence that says how to mend it."""
-    if config.intake.ext_proc and find_spec("grpc") is None:
-        return ["intake.ext_proc needs grpcio, which is not installed: pip install 'quantdrift[ext-proc]'"]
-    return []
-
-
 _LOG = logging.getLogger(__name__)
-# By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
-# copy it.
+# By default glibc returns freed buffers of this size to the system; faulting their pages in again costs more
+# than copying the data.
 _ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _POLL_S = 1.0
 _RESOLVE_S = 2.0
 _RELAY = "quantdrift.sidecar.relay.worker"
 _INTAKE = "quantdrift.sidecar.intake.process"
+
+
+def missing_packages(config: Config) -> list[str]:
+    """Return a sentence with the install command for each missing package that the configuration needs."""
+    if config.intake.ext_proc and find_spec("grpc") is None:
+        return ["intake.ext_proc needs grpcio, which is not installed: pip install 'quantdrift[ext-proc]'"]
+    return []
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None = None) -> int:
@@ -62,16 +62,17 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Parameters
     ----------
     config, secrets
-        Of the sidecar; its children get the same configuration, whatever becomes of the file.
+        Of the sidecar; its children get the same configuration, even if the file changes.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path
-        Main file of the configuration, which is followed; None: what was given holds for ever.
+        Main file of the configuration, which is watched for changes; None: the configuration never changes.
 
     Raises
     ------
     OperatorError
-        A port or a file cannot be opened, the backend is this sidecar itself, or what a way in needs is not installed.
+        A port or a file cannot be opened, the backend is this sidecar itself, or a needed package is not
+        installed.
     """
     if missing := missing_packages(config):
         raise OperatorError("; ".join(missing))
@@ -86,7 +87,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
                 _listen("intake.listen", config.intake.listen, config.sidecar.backlog)
             )
         if config.intake.ext_proc:
-            # gRPC opens it itself, in the intake process. Whether it can be opened is better said here.
+            # The intake process opens this port with gRPC; checking it here gives a clear error.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
         await _refuse_itself(config)
         directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
@@ -102,7 +103,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
 
 
 class _Sockets(NamedTuple):
-    """What listens already when the first child starts, and goes on listening when a child dies."""
+    """The listening sockets, open before the first child starts and after a child dies."""
 
     relay: socket.socket | None
     intake: socket.socket | None
@@ -129,13 +130,8 @@ class _Supervisor:
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
         environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
-        common = [
-            "--config",
-            str(_write_for_children(live_config, directory)),
-            "--counters-fd",
-            str(self._counters.fd),
-        ]
-        common += ["--n-slots", str(self._counters.n_slots)]
+        common = ["--config", str(_write_for_children(live_config, directory))]
+        common += ["--counters-fd", str(self._counters.fd), "--n-slots", str(self._counters.n_slots)]
         worker_arguments = [*common, "--handoff", sockets.handoff.getsockname()]
         self._workers = []
         if sockets.relay is not None:
@@ -181,11 +177,13 @@ class _Supervisor:
         if self._sockets.relay is not None:
             _LOG.info("relaying %s to %s", _address_of(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
-            _LOG.info("taking exchanges in at %s", _address_of(self._sockets.intake))
+            _LOG.info("accepting exchanges at %s (intake.listen)", _address_of(self._sockets.intake))
         if self._sockets.tap is not None:
-            _LOG.info("taking taps in at %s", self._config.intake.tap)
+            _LOG.info("accepting taps at %s (intake.tap)", self._config.intake.tap)
         if self._config.intake.ext_proc:
-            _LOG.info("taking Envoy's external processing in at %s", self._config.intake.ext_proc)
+            _LOG.info(
+                "accepting Envoy's external processing at %s (intake.ext_proc)", self._config.intake.ext_proc
+            )
         watching = asyncio.gather(
             self._watch(watch, stop), self._switch.run(stop), self._poll_traffic_warnings(stop)
         )
@@ -206,7 +204,7 @@ class _Supervisor:
             await stop.wait(_POLL_S)
             self._traffic_warnings.poll()
 
-        await supervise("looking for symptoms", poll, stop)
+        await supervise("checking the traffic", poll, stop)
 
     async def _watch(self, watch: FileWatch | None, stop: Stop) -> None:
         if watch is None:
@@ -220,12 +218,14 @@ class _Supervisor:
                     return
                 _write_for_children(live_config, self._directory)
             except OperatorError as error:
-                _LOG.error("the configuration is not taken over, what held goes on: %s", error)
+                _LOG.error(
+                    "the changed configuration is refused, the previous one stays in effect: %s", error
+                )
                 self._reloads.add(1, {"result": "refused"})
                 return
             self._live_config = live_config
             self._reloads.add(1, {"result": "taken_over"})
-            _LOG.info("a new configuration holds")
+            _LOG.info("the changed configuration is in effect")
 
         await supervise("watching the configuration", poll, stop)
 
@@ -235,7 +235,8 @@ class _Supervisor:
         began_s = loop.time()
         for worker in self._workers:
             worker.terminate()
-        # Theirs stay open for the delay. Whoever connects after that must be refused, not left waiting for nobody.
+        # The workers' own copies stay open for the drain delay. After that clients must be refused instead of
+        # waiting.
         for listener in (self._sockets.relay, self._sockets.intake, self._sockets.tap):
             if listener is not None:
                 listener.close()
@@ -246,9 +247,12 @@ class _Supervisor:
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
 
     def _is_ready(self) -> bool:
-        """Say whether clients, or without a relay those who tell of exchanges, are served. The backend, the stream and the capture process are not asked about."""
-        requested = self._slots[: self._n_relays] or self._slots
-        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in requested)
+        """Return whether a relay worker, or without a relay the intake, is serving.
+
+        Backend, stream and capture process do not matter.
+        """
+        slots = self._slots[: self._n_relays] or self._slots
+        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in slots)
 
     def _child(
         self,
@@ -267,23 +271,23 @@ class _Supervisor:
             self._restarts.add(1, {"child": name.partition(" ")[0]})
 
         fds = [self._counters.fd]
-        for option, given in listeners.items():
-            if given is not None:
-                fds.append(given.fileno())
-                arguments = [*arguments, option, str(given.fileno())]
+        for option, listener in listeners.items():
+            if listener is not None:
+                fds.append(listener.fileno())
+                arguments = [*arguments, option, str(listener.fileno())]
         return Child(
             name,
             module,
             [*arguments, "--slot", str(index)],
             fds=fds,
             environment=environment,
-            orphan=signal.SIGKILL,  # an orphan would keep the port from its successor
+            orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
 
 
 def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
-    # Children are told the secrets by the environment: a file may be gone when one is started anew.
+    # Children get the secrets from the environment, because the files may be gone when a child is restarted.
     config = live_config.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")
     intake = msgspec.structs.replace(config.intake, token_file="")
@@ -297,7 +301,10 @@ def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
 
 
 def _secret_environment(secrets: Secrets) -> dict[str, str]:
-    """Return what the children share: the salt is the configured one, or one of this start."""
+    """Return the environment variables with the secrets.
+
+    Without a configured salt, the salt is a random one for this start.
+    """
     return {
         "QUANTDRIFT_SAMPLING_SALT": secrets.salt.decode() or random.token_hex(16),
         "QUANTDRIFT_HMAC_KEY": secrets.hmac_key.decode(),
@@ -306,9 +313,10 @@ def _secret_environment(secrets: Secrets) -> dict[str, str]:
 
 
 async def _refuse_itself(config: Config) -> None:
-    """Refuse a backend whose name or address turns out to be this machine's, on the port that the relay listens on.
+    """Refuse a backend that resolves to an address of this machine on the port that the relay listens on.
 
-    What is written tells the rest (`quantdrift.core.config.check`). A name that cannot be looked up yet is no error.
+    `quantdrift.core.config.check` refuses the cases that need no resolving. A name that cannot be resolved
+    yet is not an error.
     """
     sidecar = config.sidecar
     if not sidecar.listen:
@@ -331,11 +339,11 @@ async def _refuse_itself(config: Config) -> None:
 
 
 def _is_own(host: str) -> bool:
-    """Return whether an IP address is one of this machine's: the system would send from it to itself."""
+    """Return whether an IP address belongs to this machine: the system would send from it to itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # of a datagram socket it sends nothing
+            probe.connect((host, 9))  # on a datagram socket this sends nothing
             return bool(probe.getsockname()[0] == host)
     except OSError:
         return False
@@ -355,7 +363,8 @@ def _listen(option: str, address: str, backlog: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit it. The backend's own probes reach the relay, never a client that has vanished.
+            # Accepted sockets inherit it. Keep-alive probes of the backend reach only the relay, not a
+            # vanished client.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listener.bind(where)
             listener.listen(backlog)
@@ -383,17 +392,17 @@ def _listen_unix(path: Path, advice: str) -> socket.socket:
 def _listen_tap(path: Path, stack: ExitStack) -> socket.socket:
     with contextlib.suppress(OSError):
         if path.is_socket():
-            path.unlink()  # of a sidecar that was killed; one that runs goes on with the taps it has
+            path.unlink()  # left by a killed sidecar; a running one keeps its connected taps
     listener = stack.enter_context(
-        _listen_unix(path, "intake.tap is a short path in a directory that exists and may be written to.")
+        _listen_unix(path, "Set intake.tap to a short path in an existing, writable directory.")
     )
     stack.callback(_remove_socket, path, path.stat().st_ino)
-    path.chmod(0o660)  # whoever shares the group may tell of exchanges
+    path.chmod(0o660)  # members of the group may connect
     return listener
 
 
 def _remove_socket(path: Path, inode: int) -> None:
-    """Remove a socket, unless a successor has put its own there."""
+    """Remove a socket file, unless a successor has created its own."""
     with contextlib.suppress(OSError):
         if path.stat().st_ino == inode:
             path.unlink()

@@ -1,4 +1,4 @@
-"""Takes frames from the relay workers over the Unix socket. It always reads: nothing may back up into a relay."""
+"""The receiving end of the hand-off. It always reads, so that data never backs up into a relay worker."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ Handle = Callable[[RawMeta, memoryview, memoryview], None]
 
 
 class FrameReceiver:
-    """Reads the frames of any number of relay workers and hands each to `handle`.
+    """Reads the frames of any number of relay workers and calls `handle` with each.
 
     Parameters
     ----------
     sidecar
-        Bounds the length of a frame.
+        Its limits bound the length of a frame.
     handle
-        Called with meta, request and response on the loop; what it wants to keep of them it must copy. Its ValueError
-        says that the frames are out of step.
+        Called on the loop with meta, request and response. It must copy what it keeps. A ValueError from it
+        means that the frames are out of step.
     """
 
     def __init__(self, sidecar: Sidecar, handle: Handle) -> None:
@@ -41,17 +41,20 @@ class FrameReceiver:
         self._n_frames = 0
 
     def reconfigure(self, sidecar: Sidecar) -> None:
-        """Go over to other bounds; a lower one is kept by those who send, which hold longer exchanges still."""
+        """Apply other limits.
+
+        A lower limit is not enforced here, since senders still have longer exchanges.
+        """
         limit = sidecar.max_exchange_bytes + 2 * sidecar.max_header_bytes + _META_BYTES
         self._limit = max(self._limit, limit)
 
     async def start(self, listener: socket.socket) -> None:
-        """Accept connections on `listener`, which listens already."""
+        """Accept connections on `listener`, which is listening already."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._accept, sock=listener)
 
     async def finish(self, timeout_s: float) -> None:
-        """Accept no more, read what has been sent, and close: when it is quiet, at the latest after `timeout_s`."""
+        """Stop accepting, read what has been sent, and close once no more arrives, or after `timeout_s`."""
         if self._server is not None:
             self._server.close()
         loop = asyncio.get_running_loop()
@@ -82,14 +85,14 @@ class FrameReceiver:
 
 
 class _Reader(asyncio.BufferedProtocol):
-    """One relay worker's frames, taken from the buffer that the kernel wrote them to.
+    """The connection of one relay worker; frames are read in the buffer that the kernel wrote them to.
 
     Parameters
     ----------
     size
-        Returns of a frame's first bytes how many follow them, and how many of these are meta.
+        Called with the first bytes of a frame; returns how many bytes follow, and how many of them are meta.
     take
-        Called with the number of bytes of meta, and what follows a frame's first bytes.
+        Called with the number of bytes of meta, and the bytes after the first ones of a frame.
     on_end
         Called when the connection is over.
     """
@@ -106,8 +109,8 @@ class _Reader(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._usual = memoryview(bytearray(_BUFFER_BYTES))
         self._buffer = self._usual
-        self._start = self._stop = 0  # of what was read and is not yet taken
-        self._end = _BUFFER_BYTES  # of what may be read at once
+        self._start = self._stop = 0  # of the unread part of the buffer
+        self._end = _BUFFER_BYTES  # where the next read must stop
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -125,17 +128,17 @@ class _Reader(asyncio.BufferedProtocol):
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # The relay worker ended, perhaps in the middle of a frame; its supervisor starts another.
+        # The relay worker ended, perhaps in the middle of a frame; the supervisor starts another one.
         self._on_end(self)
         self.ended.set()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
 
     def _handle_frames(self) -> int:
-        """Take the frames that are there whole; return the length of the next one, as far as it is known."""
+        """Handle the complete frames; return the length of the next one, as far as it is known."""
         while self._stop - self._start >= HEAD_BYTES:
             begin = self._start + HEAD_BYTES
             n_rest, n_meta = self._size(self._buffer[self._start : begin])
@@ -146,7 +149,10 @@ class _Reader(asyncio.BufferedProtocol):
         return HEAD_BYTES
 
     def _fit_next_frame(self, n_frame: int) -> None:
-        """Have the next frame fit in; a long one is read to its end and no further, or the rest had to be moved."""
+        """Make the next frame fit.
+
+        A long one is read exactly to its end, so that no bytes after it need to be moved.
+        """
         n_unread = self._stop - self._start
         if self._start + n_frame > len(self._buffer) or not n_unread:
             unread = bytes(self._buffer[self._start : self._stop])

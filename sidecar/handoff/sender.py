@@ -1,4 +1,4 @@
-"""Hands finished exchanges from a relay worker to the capture process: never waits, never raises, counts what it drops."""
+"""The sending end of the hand-off: it never waits, never raises, and counts the exchanges that it drops."""
 
 import asyncio
 import contextlib
@@ -16,24 +16,24 @@ _LOG = logging.getLogger(__name__)
 
 _MIN_RETRY_S = 0.05
 _MAX_RETRY_S = 2.0
-_SEND_BUFFERS = 64  # at once, far below the system's limit
+_SEND_BUFFERS = 64  # in one call, far below the system's limit
 _SOCKET_BUFFER_BYTES = 1 << 20  # asked for; the system may give less
 
 
 class FrameSender:
-    """The writing end of the Unix socket.
+    """Sends frames to the capture process.
 
-    What is offered in one turn of the loop is sent together at its end, without waiting; what does not fit into the
-    socket's buffer waits here, up to a bound, for the loop to say that the socket takes more.
+    The frames of one turn of the loop are written together at its end, without waiting. What does not fit
+    into the socket's buffer is queued here, up to a limit, until the socket is writable again.
 
     Parameters
     ----------
     path
-        Where the capture process listens.
+        Unix socket of the capture process.
     limit_bytes
-        Most that waits here.
+        Most bytes in the queue.
     slot
-        The worker's counts.
+        Counters of this process.
     loop
         The loop on which every method is called.
     """
@@ -45,17 +45,17 @@ class FrameSender:
         self._loop = loop
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self._is_writing = False  # the loop says when the socket takes more
-        self._is_write_scheduled = False  # it sends at the end of this turn
+        self._is_writing = False  # the loop calls `_write` when the socket is writable
+        self._is_write_scheduled = False  # it writes at the end of this turn
         self._drained: asyncio.Event | None = None
         self._retry_s = _MIN_RETRY_S
         self._buffers: deque[bytes | memoryview] = deque()
-        self._frames: deque[tuple[int, int]] = deque()  # stratum, and where the frame ends in the stream
-        self._n_queued = 0  # bytes of the stream so far
+        self._frames: deque[tuple[int, int]] = deque()  # stratum, and the end of the frame in the byte stream
+        self._n_queued = 0  # bytes queued since the start
         self._n_sent = 0
 
     def connect(self) -> None:
-        """Connect now or later; on a lost connection it is called by itself."""
+        """Connect, or try again later. After a lost connection it is called automatically."""
         if self._is_closed:
             return
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -64,7 +64,7 @@ class FrameSender:
             connection.connect(self._path)
         except OSError as error:
             connection.close()
-            _LOG.debug("no capture process at %s: %s", self._path, error)
+            _LOG.debug("cannot connect to the capture process at %s: %s", self._path, error)
             self._loop.call_later(self._retry_s, self.connect)
             self._retry_s = min(self._retry_s * 2, _MAX_RETRY_S)
             return
@@ -73,14 +73,14 @@ class FrameSender:
         self._loop.add_reader(connection.fileno(), self._detect_close)
 
     def send(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send a frame, or count it as lost.
+        """Queue a frame, or count it as lost.
 
         Parameters
         ----------
         stratum
-            Index of its header stratum.
+            Its row in the table of counts.
         buffers
-            The frame's bytes; they are not copied.
+            The bytes of the frame; they are not copied.
         """
         if self._socket is None:
             self._slot.lose(stratum, Loss.CAPTURE_DOWN)
@@ -90,7 +90,7 @@ class FrameSender:
             self._slot.lose(stratum, Loss.CAPTURE_BEHIND)
             return
         if len(buffers) * PIECE_BYTES > n_bytes:
-            buffers = [b"".join(buffers)]  # what waits must not cost many times what is counted
+            buffers = [b"".join(buffers)]  # many small buffers would use far more memory than is counted
         self._buffers.extend(buffers)
         self._n_queued += n_bytes
         self._frames.append((stratum, self._n_queued))
@@ -99,7 +99,7 @@ class FrameSender:
             self._loop.call_soon(self._write_scheduled)
 
     async def finish(self, timeout_s: float) -> None:
-        """Send what waits, at most for `timeout_s`, count the rest as lost, and close."""
+        """Send what is queued, for at most `timeout_s`, count the rest as lost, and close."""
         self._is_closed = True
         if self._frames:
             self._drained = asyncio.Event()
@@ -120,7 +120,7 @@ class FrameSender:
         except (BlockingIOError, InterruptedError):
             n_bytes = 0
         except OSError as error:
-            _LOG.info("the capture process is gone: %s", error)
+            _LOG.info("the connection to the capture process is lost: %s", error)
             self._disconnect(Loss.CAPTURE_DOWN)
             self.connect()
             return
@@ -149,7 +149,7 @@ class FrameSender:
             self._buffers.popleft()
 
     def _detect_close(self) -> None:
-        """Notice that the other end has closed: it never sends anything."""
+        """Reconnect if the other end has closed; it never sends data."""
         assert self._socket is not None
         try:
             received = self._socket.recv(64)

@@ -1,1 +1,4 @@
-"""The relay on the serving path: it forwards bytes unchanged, finds the exchanges in them and draws the first sample."""
+"""The relay on the serving path.
+
+It forwards bytes unchanged, finds the exchanges in them and draws the first sample.
+"""

@@ -1,7 +1,8 @@
-"""Backpressure of a relay worker: a bound on the bytes buffered for peers that do not read, over all connections.
+"""Backpressure of a relay worker: a bound on the bytes buffered for peers that do not read.
 
-No connection is closed and no byte is dropped. With many connections or many stalled peers, each peer may have less
-unsent data before the relay stops reading from the other end, and each read is shorter.
+The bound is for all connections together. No connection is closed and no byte is dropped. With many
+connections or many stalled peers, each peer may have less unsent data before the relay stops reading from the
+other end, and each read is shorter.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,16 +11,16 @@ from typing import Protocol
 from quantdrift.sidecar.state.counters import Gauge, Slot
 
 HIGH_WATER_BYTES = 256 * 1024
-# The longest single read: while every peer reads (MAX), while some peers are stalled (READ), and while too many are
-# (MIN). A long read of a large body is cheap because it wakes the receiver once.
+# The longest single read: while every peer reads (MAX), while some peers are stalled (READ), and while too
+# many are (MIN). A long read of a large body is cheap because it wakes the receiver once.
 MAX_READ_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
 MIN_READ_BYTES = 16 * 1024
 LONG_READ_BYTES = 128 * 1024  # an end that received a read this long uses the shared buffer from then on
 FULL_LIMIT_CONNECTIONS = 64  # connections, of two ends each, that may all have HIGH_WATER_BYTES
 MAX_STALLED = 124
-# The most unsent data in a worker: all ends just below their limits, and one read for each end above its limit. Beyond
-# that, each end adds at most MIN_READ_BYTES.
+# The most unsent data in a worker: all ends just below their limits, and one read for each end above its
+# limit. Beyond that, each end adds at most MIN_READ_BYTES.
 MAX_UNSENT_BYTES = 2 * FULL_LIMIT_CONNECTIONS * HIGH_WATER_BYTES + MAX_READ_BYTES + MAX_STALLED * READ_BYTES
 
 SHARED_BUFFER = memoryview(bytearray(MAX_READ_BYTES))
@@ -94,7 +95,10 @@ class Backpressure:
         self._fit_read_buffer()
 
     def rebalance(self, n_connections: int) -> None:
-        """Raise the limits again when there are fewer connections. Called about once a second, so that limits do not oscillate."""
+        """Raise the limits again when there are fewer connections.
+
+        Called about once a second, so that limits do not oscillate.
+        """
         if self._n_at_limit > FULL_LIMIT_CONNECTIONS and 2 * n_connections <= self._n_at_limit:
             self._set_limits(n_connections)
         if self._is_constrained and 2 * self._n_stalled <= MAX_STALLED:

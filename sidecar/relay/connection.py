@@ -1,7 +1,8 @@
 """The relay: it forwards bytes between clients and the backend unchanged, then passes them to an observer.
 
-There is one backend connection for each client connection. The serving path waits for the two peers only: a peer that
-does not read stops the relay from reading the other one. An observer that raises is removed; forwarding continues.
+There is one backend connection for each client connection. The serving path waits for the two peers only: a
+peer that does not read stops the relay from reading the other one. An observer that raises is removed;
+forwarding continues.
 """
 
 import asyncio
@@ -48,9 +49,10 @@ def skip(n_bytes: int) -> int:
 class ConnectionEnd(asyncio.Protocol):
     """One end of a connection: what it reads, the other end writes.
 
-    An end that has had a long read uses the shared buffer from then on (`SharedReader`). From there a long read is
-    written straight to the other end's socket if that end has no unsent data. Only what the socket does not take, and
-    what the observer needs, is copied. Short reads are cheaper with buffers of the event loop.
+    An end that has had a long read uses the shared buffer from then on (`SharedReader`). From there a long
+    read is written straight to the other end's socket if that end has no unsent data. Only what the socket
+    does not take, and what the observer needs, is copied. Short reads are cheaper with buffers of the event
+    loop.
 
     Parameters
     ----------
@@ -223,7 +225,10 @@ class ConnectionEnd(asyncio.Protocol):
             self.transport.resume_reading()
 
     def read_remaining(self) -> None:
-        """Read what has arrived already: a failed write closes the transport, and an early answer (413, say) may be unread."""
+        """Read what has arrived already.
+
+        A failed write closes the transport, and an early answer (413, say) may be unread.
+        """
         if self.transport is None:
             return
         own_socket = self.transport.get_extra_info("socket")
@@ -350,7 +355,10 @@ class Relay:
             self._empty.set()
 
     def tick(self) -> None:
-        """Count forwarded bytes and close connections that have been idle for too long. Called about once a second."""
+        """Count forwarded bytes and close connections that have been idle for too long.
+
+        Called about once a second.
+        """
         now_s = self.loop.time()
         n_forwarded = 0
         for connection in list(self.connections):
@@ -368,9 +376,9 @@ class Relay:
     async def drain(self) -> None:
         """Close every connection as soon as it is between exchanges; return when all are closed.
 
-        An HTTP/2 client may send a request at any time, and what it sends while the connection is being closed fails.
-        So its connection is closed once it has been quiet for `QUIET_S`; after `PATIENCE_S`, at the first moment
-        without an exchange.
+        An HTTP/2 client may send a request at any time, and what it sends while the connection is being
+        closed fails. So its connection is closed once it has been quiet for `QUIET_S`; after `PATIENCE_S`, at
+        the first moment without an exchange.
         """
         for connection in list(self.connections):
             connection.drain(patient=True)
@@ -443,7 +451,7 @@ class Connection:
         return self.backend if end is self.client else self.client
 
     def buffer_early(self, data: bytes) -> None:
-        """Keep what the client sent before the backend connection was open, and stop reading from the client."""
+        """Keep what the client sent before the backend was connected, and stop reading from the client."""
         self._early_data.append(data)
         self.backend.mark_stalled()
         self.client.pause()
@@ -509,7 +517,10 @@ class Connection:
         self.backend.abort()
 
     def expire(self, now_s: float) -> None:
-        """Close a closing or draining connection that has been idle for long enough. Called about once a second."""
+        """Close a closing or draining connection that has been idle for long enough.
+
+        Called about once a second.
+        """
         if self._is_closing or self.backend.has_ended:
             limit_s, close = LINGER_S, self.abort
         elif self._is_draining:
@@ -552,7 +563,10 @@ class Connection:
 
     @classmethod
     def find_observer_call(cls, frame: FrameType | None) -> FrameType | None:
-        """Return the stack frame, at or above `frame`, that has called an observer and catches what it raises; else None."""
+        """Return the stack frame, at or above `frame`, that has called an observer, else None.
+
+        It is the frame that catches what the observer raises.
+        """
         callee: FrameType | None = None
         while frame is not None:
             if frame.f_code is cls._guard.__code__:
@@ -608,10 +622,12 @@ class Connection:
             self._close()
 
     def _close_gracefully(self) -> None:
-        """Send the client an end of file, and close once it has closed. What it sends until then is discarded.
+        """Send the client an end of file, and close once it has closed.
 
-        Closing at once would reset the connection as soon as the client sends anything, and the client would lose
-        what it has not read yet.
+        What it sends until then is discarded.
+
+        Closing at once would reset the connection as soon as the client sends anything, and the client would
+        lose what it has not read yet.
         """
         self._is_closing = True
         self._detach_observer()

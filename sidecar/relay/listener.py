@@ -1,7 +1,10 @@
-"""The listener of a relay worker: it accepts as many clients as there are file descriptors for both ends of each.
+"""The listener of a relay worker.
 
-When the process has no file descriptor left, uvloop's own server closes waiting clients, and asyncio's tries again only
-a second later. Here clients stay in the kernel's queue until other clients have left or another worker accepts them.
+It accepts as many clients as there are file descriptors for both ends of each.
+
+When the process has no file descriptor left, uvloop's own server closes waiting clients, and asyncio's tries
+again only a second later. Here clients stay in the kernel's queue until other clients have left or another
+worker accepts them.
 """
 
 import asyncio

@@ -15,8 +15,8 @@ _TLS = b"\x16\x03"  # a record of a handshake, in any version
 class ProtocolDetector(ExchangeObserver):
     """The observer of a new connection until its protocol is known.
 
-    HTTP/2 is followed where the client uses prior knowledge (h2c). TLS is not followed, but counted. Everything else
-    is taken for HTTP/1.1.
+    HTTP/2 is followed where the client uses prior knowledge (h2c). TLS is not followed, but counted.
+    Everything else is taken for HTTP/1.1.
 
     Parameters
     ----------

@@ -1,8 +1,10 @@
-"""The watchdog of a relay worker: it interrupts an observer that does not return, because that blocks the event loop.
+"""The watchdog of a relay worker.
 
-Observers read bounded input in one pass, so none should ever get stuck. If one does, the watchdog raises an error in
-it, and the relay goes on as if the observer had raised. A call that never returns to the interpreter cannot be
-interrupted; observers make no such call.
+It interrupts an observer that does not return, because that blocks the event loop.
+
+Observers read bounded input in one pass, so none should ever get stuck. If one does, the watchdog raises an
+error in it, and the relay goes on as if the observer had raised. A call that never returns to the interpreter
+cannot be interrupted; observers make no such call.
 """
 
 import asyncio
@@ -26,13 +28,14 @@ class StuckError(QuantdriftError):
 class Watchdog:
     """Raises `StuckError` in an observer that is found in the same call twice in a row.
 
-    It measures CPU time, so an observer is not slow because the machine is busy. One per process, on the main thread.
+    It measures CPU time, so an observer is not slow because the machine is busy. One per process, on the main
+    thread.
 
     Parameters
     ----------
     find_observer_call
-        Returns the stack frame, at or above the given one, that has called an observer and catches whatever it
-        raises; None if there is none.
+        Returns the stack frame, at or above the given one, that has called an observer and catches whatever
+        it raises; None if there is none.
     on_repeated
         Called when observers got stuck too often: the cause is a fault that many connections meet.
     loop

@@ -1,4 +1,4 @@
-"""The process of a relay worker: it accepts clients on the inherited socket, relays, observes and hands over samples.
+"""The process of a relay worker: it accepts clients, relays, observes and hands over samples.
 
 The supervisor starts it as `python -m quantdrift.sidecar.relay.worker`. It imports no aiohttp, NATS, numpy or
 OpenTelemetry, so that it stays small.
@@ -52,8 +52,8 @@ async def serve(
     secrets
         Only the salt is used.
     stop
-        Asks for the end. New connections are accepted for another `drain_delay_s`. Then each connection is closed once
-        it is between exchanges, and the remaining ones some time before `grace_s`.
+        Asks for the end. New connections are accepted for another `drain_delay_s`. Then each connection is
+        closed once it is between exchanges, and the remaining ones some time before `grace_s`.
     counters
         Shared by all processes of the sidecar.
     index
@@ -61,7 +61,8 @@ async def serve(
     listening_socket
         Shared with the other workers.
     handoff
-        Path of the Unix socket that the capture process listens on. Policy and pause files are in the same directory.
+        Path of the Unix socket that the capture process listens on. Policy and pause files are in the same
+        directory.
     """
     loop = asyncio.get_running_loop()
     slot = counters.slot(index)

@@ -1,4 +1,4 @@
-"""The first sampling phase: which stratum an inference request is in, and whether it is taken."""
+"""The first sampling phase: the stratum of an inference request, and the draw whether it is taken."""
 
 import os
 import re
@@ -13,29 +13,28 @@ from quantdrift.sidecar.state.policy import PolicyHistory
 from quantdrift.sidecar.state.routes import model_in
 
 _MASK = (1 << 64) - 1
-_CONTROL = bytes(
-    (*range(32), 127)
-)  # attributes are recorded without them: a stratum is found by what is left
-_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
+# Attributes are recorded without control characters, so strata are matched without them, too.
+_CONTROL = bytes((*range(32), 127))
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplication modulo 2**64 keeps numbers distinct
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
-    """What was decided on one request.
+    """The first phase's decision on one request.
 
     Parameters
     ----------
     stratum
-        Row of the table of counts: its header stratum, and its model where the path tells it.
+        Row in the table of counts, for its header stratum and, if the path names it, its model.
     taken
         Whether the first phase took it.
     pi1
-        With which probability it takes a request like this.
+        Probability with which the first phase takes such a request.
     u1
-        What was drawn, in [0, 1): taken where it is below `pi1`.
+        The draw, in [0, 1); the request is taken if it is below `pi1`.
     epoch
-        Whose rates and salt decided.
+        The epoch whose rates and salt were used.
     id
-        32 hexadecimal digits, minted for the exchange.
+        The new identifier of the exchange, 32 hexadecimal digits.
     """
 
     stratum: int
@@ -47,14 +46,15 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
 
 
 class SamplingKey(msgspec.Struct, frozen=True, gc=False):
-    """What of a request decides: of two with the same, both are taken with the same probability.
+    """The part of a request that the draw depends on; requests with equal keys have the same probability.
 
     Parameters
     ----------
     stratum
-        Row of the table of counts: its header stratum, and its model where the path tells it.
+        Row in the table of counts, for its header stratum and, if the path names it, its model.
     sticky
-        The sticky header's value, which decides; empty where its own identifier does.
+        Value of the sticky header, which is hashed for the draw; empty: the identifier of the exchange is
+        hashed.
     """
 
     stratum: int
@@ -62,12 +62,13 @@ class SamplingKey(msgspec.Struct, frozen=True, gc=False):
 
 
 class ExchangeIds:
-    """Makes identifiers of 32 hexadecimal digits: no two are equal, over processes and restarts.
+    """Generates identifiers of 32 hexadecimal digits, unique over processes and restarts.
 
     Parameters
     ----------
     entropy
-        Returns so many random bytes: the half that tells processes apart, and where the other half's count begins.
+        Returns a number of random bytes: for the half that identifies the process, and for the start of the
+        counter in the other half.
     """
 
     def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
@@ -81,7 +82,7 @@ class ExchangeIds:
 
 
 class _Rule:
-    """A header stratum, ready to be asked."""
+    """A header stratum, prepared for matching."""
 
     __slots__ = ("_headers", "_index", "_method", "_path_prefix")
 
@@ -92,7 +93,7 @@ class _Rule:
         self._headers = [(name.encode(), value.encode()) for name, value in stratum.headers.items()]
 
     def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
-        """Return the stratum's index if the request is in it."""
+        """Return the index of the stratum if the request is in it, else None."""
         if self._method and method != self._method:
             return None
         if not path.startswith(self._path_prefix):
@@ -104,7 +105,7 @@ class _Rule:
 
 
 class _HeaderValues:
-    """Neighbouring strata that each ask for a value of the same header and nothing else: one look for all."""
+    """Neighbouring strata that each ask for one value of the same header: a single lookup for all of them."""
 
     __slots__ = ("_header", "_indices")
 
@@ -113,11 +114,11 @@ class _HeaderValues:
         self._indices: dict[bytes | None, int] = {}
 
     def add(self, value: str, index: int) -> None:
-        """Take one more stratum; of two for the same value the first decides."""
+        """Add a stratum; of two for the same value the first one counts."""
         self._indices.setdefault(value.encode(), index)
 
     def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
-        """Return the index of the stratum that the request is in, if any."""
+        """Return the index of the stratum that the request is in, or None."""
         return self._indices.get(headers.get(self._header))
 
 
@@ -140,7 +141,7 @@ def _compile(strata: Sequence[HeaderStratum]) -> list[_Rule | _HeaderValues]:
 
 
 class Sampler:
-    """Decides on requests by the policy in force.
+    """Draws requests by the policy in effect.
 
     Parameters
     ----------
@@ -149,18 +150,19 @@ class Sampler:
     secret
         Key of the salts.
     exchange_ids
-        Makes identifiers.
+        Generates the identifiers of exchanges.
     now_s
         Seconds since 1970, UTC.
     policy_history
-        Whose rates hold; without it the configuration's do.
+        The policies received; None: the configuration's rates.
     rows
-        Row of each header stratum in the table of counts, which a draw is told by, by model; without it their order.
+        By model, the row of each header stratum in the table of counts; None: rows in the order of the
+        strata.
 
     Attributes
     ----------
     names : frozenset of bytes
-        Header fields that a decision needs, in lower case.
+        Lower-case names of the header fields that a draw needs.
     """
 
     def __init__(
@@ -179,7 +181,7 @@ class Sampler:
         self._sticky = sampling.sticky_header.lower().encode()
         names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
         self.names = frozenset(names | {self._sticky} - {b""})
-        # No part of it can backtrack: a hostile head costs linear time.
+        # No part of it can backtrack, so a hostile head takes linear time.
         self._header_pattern = (
             re.compile(
                 rb"\r\n(" + b"|".join(map(re.escape, sorted(self.names))) + rb"):([^\r\n]*)", re.IGNORECASE
@@ -197,14 +199,14 @@ class Sampler:
         self.refresh(now_s)
 
     def refresh(self, now_s: float, *, paused: bool = False) -> None:
-        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same.
+        """Use the epoch of `now_s`, if it is a new one. Called about once a second; the strata never change.
 
         Parameters
         ----------
         now_s
             Seconds since 1970, UTC.
         paused
-            Take nothing.
+            Whether to take no request at all.
         """
         policy = self._policy_history.at(now_s)
         if policy.epoch == self._epoch and paused == self._paused:
@@ -217,30 +219,33 @@ class Sampler:
                 self._rates[row] = 0.0 if paused else stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
-        """Return what becomes of the request whose head is `data[start:stop]`: `key`, then `take`."""
+        """Return the draw of the request whose head is `data[start:stop]`, taken or not."""
         return self._draw(self.key_for(method, path, data, start, stop))
 
     def key_for(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
-        """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
+        """Return the sampling key of the request whose head is `data[start:stop]`.
+
+        It is the same in every epoch.
+        """
         return self.key_for_headers(
             method, path, {} if self._header_pattern is None else self._headers(data, start, stop)
         )
 
     def key_for_headers(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
-        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `add_header`."""
+        """Return the sampling key of a request with `headers`, the fields in `names` as of `add_header`."""
         index = None
         for rule in self._rules:
             index = rule.find(method, path, headers)
             if index is not None:
                 break
-        assert index is not None  # the last rule, `default`, takes everything
+        assert index is not None  # the last rule, `default`, matches every request
         rows = self._rows.get(model_in(path)) or self._rows[""]
         return SamplingKey(rows[index], headers.get(self._sticky, b""))
 
     def take(self, key: SamplingKey) -> Draw | None:
-        """Return the draw of a request if it is taken.
+        """Return the draw of a request, or None if it is not taken.
 
-        Its identifier decides, or the sticky header's value where there is one.
+        The draw hashes the value of the sticky header, or the identifier of the exchange if there is none.
         """
         if self._rates[key.stratum] <= 0.0:
             return None
@@ -262,6 +267,6 @@ class Sampler:
 
 
 def add_header(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Add a header field to `found` as strata and the sticky draw see it; its name is in lower case."""
+    """Add a header field to `found`, cleaned for strata and the sticky draw; its name is in lower case."""
     value = value.strip(b" \t").translate(None, _CONTROL)
     found[name] = found[name] + b", " + value if name in found else value

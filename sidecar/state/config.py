@@ -1,12 +1,15 @@
-"""The configuration in effect in a sidecar: the supervisor reloads it, and the other processes read it from one file.
+"""The configuration in effect in a sidecar.
 
-Only the supervisor reads the user's files, which may change under a running pod; a configuration that it cannot accept
-changes nothing. Children read the file that it writes, also when they are restarted months later. A header stratum
-keeps its rows in the table of counts, one for each model, as long as the sidecar lives, whatever the order of strata in
-later configurations.
+The supervisor reloads it, and the other processes read it from one file.
 
-A mounted ConfigMap is replaced without a signal, so the files are polled. Ports, the stream and the number of processes
-stay as they were at the start. Options that decide what is captured, how much of it and for which models are reloaded.
+Only the supervisor reads the user's files, which may change under a running pod; a configuration that it
+cannot accept changes nothing. Children read the file that it writes, also when they are restarted months
+later. A header stratum keeps its rows in the table of counts, one for each model, as long as the sidecar
+lives, whatever the order of strata in later configurations.
+
+A mounted ConfigMap is replaced without a signal, so the files are polled. Ports, the stream and the number of
+processes stay as they were at the start. Options that decide what is captured, how much of it and for which
+models are reloaded.
 """
 
 import logging
@@ -65,7 +68,10 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def rows_by_model(self) -> dict[str, tuple[int, ...]]:
-        """By model, the row of each header stratum in the order of the policy; `""` stands for an unknown model."""
+        """By model, the row of each header stratum in the order of the policy.
+
+        `""` stands for an unknown model.
+        """
         strata = [stratum.name for stratum in policy_of(self.config.sampling, "").header_strata]
         known = {row: index for index, row in enumerate(self.rows)}
         return {
@@ -75,7 +81,9 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_live_config(live_config: LiveConfig, directory: Path) -> Path:
-    """Write the configuration into the directory of this sidecar, atomically, and return the path of the file.
+    """Write the configuration into the directory of this sidecar atomically.
+
+    Return the path of the file.
 
     Raises
     ------
@@ -114,7 +122,10 @@ class LiveConfigFile:
         self.current = _read(path)
 
     def refresh(self) -> bool:
-        """Read the file if it has changed; return whether the configuration differs. An unreadable file changes nothing."""
+        """Read the file if it has changed; return whether the configuration differs.
+
+        An unreadable file changes nothing.
+        """
         try:
             seen = self._signature()
             if seen == self._seen:
@@ -139,7 +150,8 @@ def _read(path: Path) -> LiveConfig:
     return msgspec.msgpack.decode(path.read_bytes(), type=LiveConfig)
 
 
-# By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores others.
+# By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores
+# others.
 _LIVE = {
     "sidecar": ("max_connections", "max_header_bytes", "max_exchange_bytes", "max_held_bytes"),
     "intake": ("pair_window_s", "max_pending_bytes"),
@@ -150,7 +162,9 @@ _SECTIONS = ("capture", "sampling", "models", "slices")
 
 
 class FileWatch:
-    """Polls the configuration files; a change is loaded once they are unchanged for one poll. The first load is always due.
+    """Polls the configuration files; a change is loaded once they are unchanged for one poll.
+
+    The first load is always due.
 
     Parameters
     ----------

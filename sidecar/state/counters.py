@@ -1,7 +1,7 @@
-"""Exact counters in shared memory: each process writes its own slot, and no count is lost when a process dies.
+"""Exact counters in shared memory, which survive the death of a process. Each process writes its own slot.
 
-The memory is an anonymous file that the supervisor creates and every child inherits. Counters are aligned 64-bit
-integers with one writer each; a reader may see a value one behind, never a torn one.
+The memory is an anonymous file that the supervisor creates and every child inherits. Counters are aligned
+64-bit integers with one writer each; a reader may see a value one behind, never a torn one.
 """
 
 import mmap
@@ -29,9 +29,8 @@ class Gauge(IntEnum):
     FORWARDED_BYTES = 8  # both directions
     SEQUENCE = 9  # capture: number of the last tally
     SERVING = 10  # relay: 1 while it accepts connections
-    POLICY_ISSUED_S = (
-        11  # capture: issue time of the monitor's policy in effect, seconds since 1970; 0: there is none
-    )
+    # capture: issue time of the monitor's policy in effect, seconds since 1970; 0: there is none
+    POLICY_ISSUED_S = 11
     POLICY_CHANGES = 12  # capture: changes of the policy in effect
     POLICY_UNREADABLE = 13  # capture: refused policies of the monitor, by reason
     POLICY_STALE = 14
@@ -152,7 +151,7 @@ class Counters:
         return sum(self._column(slot, count, n_rows) for slot in range(self.n_slots))
 
     def drawn(self, n_rows: int) -> tuple[int, int]:
-        """Return how many requests were ever taken, and how many of them relay and intake refused because of a cap.
+        """Return how many requests were ever taken, and how many of them were refused in advance.
 
         Parameters
         ----------

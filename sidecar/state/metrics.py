@@ -40,7 +40,8 @@ def observe(
     counters
         Written by the other processes.
     live_config
-        Returns the configuration in effect: the rows of the counters, and the limits that add up to the queue limit.
+        Returns the configuration in effect: the rows of the counters, and the limits that add up to the queue
+        limit.
     clock
         For the age of the policy.
     """
@@ -73,7 +74,10 @@ def observe(
 
 
 def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
-    """Return the losses of a stratum by model and reason; the label `model` is empty where it was not known."""
+    """Return the losses of a stratum by model and reason.
+
+    The label `model` is empty where it was not known.
+    """
     without_model = Counter(count.lost)
     for model, model_count in count.models.items():
         without_model.subtract(model_count.lost)

@@ -1,8 +1,8 @@
 """The pause of sampling in this sidecar: by the fleet's bucket in NATS, at the admin port, or by a file.
 
-Two files are in the directory of this sidecar, next to the hand-off socket: the capture process writes the fleet's
-pause, and the supervisor writes that of this sidecar (`pause_switch`). Every process reads both once a second. Relay
-workers import this module, so it must stay light.
+Two files are in the directory of this sidecar, next to the hand-off socket: the capture process writes the
+fleet's pause, and the supervisor writes that of this sidecar (`pause_switch`). Every process reads both once
+a second. Relay workers import this module, so it must stay light.
 """
 
 import logging
@@ -65,7 +65,10 @@ class PauseFiles:
         self._seen: dict[PauseSource, tuple[int, int, int]] = {}
 
     def refresh(self) -> Paused:
-        """Read files that have changed; return what is paused now. An unreadable file keeps its previous content."""
+        """Read files that have changed; return what is paused now.
+
+        An unreadable file keeps its previous content.
+        """
         for source in PauseSource:
             self._read(source)
         now = datetime.now(UTC)
@@ -103,8 +106,8 @@ def read_pause_file(path: Path, now: datetime) -> Pause:
     Parameters
     ----------
     path
-        `sidecar.pause_file`. A missing file pauses nothing. A file that is empty or unreadable, or that names more
-        models than a pause can hold, pauses everything.
+        `sidecar.pause_file`. A missing file pauses nothing. A file that is empty or unreadable, or that names
+        more models than a pause can hold, pauses everything.
     now
         Aware; stamps the orders.
     """

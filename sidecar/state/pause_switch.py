@@ -20,7 +20,9 @@ _POLL_S = 1.0
 
 
 class PauseSwitch:
-    """The local pause: it joins the orders of the admin port with the pause file, and writes them for all processes.
+    """The local pause.
+
+    It joins the orders of the admin port with the pause file, and writes them for all processes.
 
     Parameters
     ----------
@@ -38,7 +40,7 @@ class PauseSwitch:
         self._pauses = PauseFiles(directory)
 
     def routes(self) -> list[web.AbstractRouteDef]:
-        """Return the routes of the admin port: `GET /pause`, `POST /pause` and `POST /resume`, each with `?model=`."""
+        """Return the admin port's routes: `GET /pause`, `POST /pause`, `POST /resume`, each with `?model=`."""
         return [
             web.get("/pause", self._show),
             web.post("/pause", self._pause),
@@ -115,7 +117,10 @@ def _paused_names(pause: Pause) -> tuple[bool, frozenset[str]]:
 
 
 def _refusal(request: web.Request) -> web.Response | None:
-    """Return the refusal of a caller outside this pod: the admin port is open for scraping, the switch only for this pod."""
+    """Return the refusal of a caller outside this pod.
+
+    The admin port is open for scraping, the switch only for this pod.
+    """
     try:
         is_here = ip_address(request.remote or "").is_loopback
     except ValueError:

@@ -1,11 +1,13 @@
-"""The sampling policy in effect: the monitor's policy while a valid one is there, else the configuration's rates.
+"""The sampling policy in effect.
 
-Relay workers, intake and capture process derive the same epoch from the same policy message and time. The salt belongs
-to the epoch, so it changes with the rates, and every `epoch_s` without a change of rates.
+It is the monitor's policy while there is a valid one, else the rates of the configuration.
 
-The capture process writes the policy messages to a file next to the hand-off socket, in the directory of this sidecar,
-and replaces it atomically. So the other processes need no NATS, and a restarted capture process finds the policy of its
-predecessor.
+Relay workers, intake and capture process derive the same epoch from the same policy message and time. The
+salt belongs to the epoch, so it changes with the rates, and every `epoch_s` without a change of rates.
+
+The capture process writes the policy messages to a file next to the hand-off socket, in the directory of this
+sidecar, and replaces it atomically. So the other processes need no NATS, and a restarted capture process
+finds the policy of its predecessor.
 """
 
 import logging
@@ -39,7 +41,8 @@ class PolicyHistory:
     Parameters
     ----------
     sampling
-        The configuration's rates. They are in effect without a policy message, with `paused`, or without `central`.
+        The configuration's rates. They are in effect without a policy message, with `paused`, or without
+        `central`.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -56,9 +59,8 @@ class PolicyHistory:
         self._sampling = sampling
         own = _without_rates(policy_of(sampling, "").header_strata)
         if self._current is not None and _without_rates(self._current.policy.header_strata) != own:
-            self._current = (
-                None  # its rates are for other strata; the next message is checked against the new ones
-            )
+            # Its rates are for other strata; the next message is checked against the new ones.
+            self._current = None
 
     def knows(self, epoch: str) -> bool:
         """Return whether the rates of an epoch are known."""
@@ -77,10 +79,12 @@ class PolicyHistory:
         _remember(self._known, message.policy.epoch, message)
 
     def follow(self, message: PolicyMessage | None) -> None:
-        """Put a policy message into effect; None, or a message with other header strata: the configuration's rates.
+        """Put a policy message into effect, or with None the configuration's rates.
 
-        The process that checked the message may have had another configuration, because each process reads the files
-        at its own time.
+        The latter also if its strata differ.
+
+        The process that checked the message may have had another configuration, because each process reads
+        the files at its own time.
         """
         self._current = None
         if message is not None:

@@ -1,6 +1,7 @@
 """Routes: which requests are inference, and in which protocol, by method and path alone.
 
-The relay checks every request and decodes nothing; the capture process finds the route of sampled requests again.
+The relay checks every request and decodes nothing; the capture process finds the route of sampled requests
+again.
 """
 
 import re
@@ -11,7 +12,8 @@ import msgspec
 
 from quantdrift.core.records import Protocol
 
-# The named groups are model and version, if the path has them. No part can backtrack far, since paths are hostile.
+# The named groups are model and version, if the path has them. No part can backtrack far, since paths are
+# hostile.
 _PATHS = {
     Protocol.OIP_REST: r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer",
     Protocol.OIP_GRPC: r"/inference\.GRPCInferenceService/ModelInfer",
@@ -82,7 +84,7 @@ class Routes:
         self._put_pattern = _pattern(protocol for protocol in self._protocols if protocol in _PUT_PROTOCOLS)
 
     def find(self, method: bytes, target: bytes) -> bytes | None:
-        """Return the path of an inference request, without authority and query, or None for other requests."""
+        """Return the path of an inference request without authority and query, else None."""
         if method == b"POST":
             match = self._post_pattern.fullmatch(target)
         elif method == b"PUT":

@@ -1,7 +1,7 @@
 """Warnings about traffic that is not captured or not answered, derived from the shared counters.
 
-Clients see only a closed connection, or nothing at all. The supervisor checks once a second; a relay worker only
-counts, because it is on the serving path and a log may be slow.
+Clients see only a closed connection, or nothing at all. The supervisor checks once a second; a relay worker
+only counts, because it is on the serving path and a log may be slow.
 """
 
 import errno
@@ -26,7 +26,10 @@ _NO_NAME = -1
 
 
 def connect_errno(error: OSError) -> int:
-    """Return the error number of a failed connection; a number below 0 stands for a name that cannot be resolved."""
+    """Return the error number of a failed connection.
+
+    A number below 0 stands for a name that cannot be resolved.
+    """
     if isinstance(error, socket.gaierror):
         return _NO_NAME
     if isinstance(error, TimeoutError) and error.errno is None:
@@ -44,7 +47,9 @@ def _describe_errno(number: int) -> str:
 
 
 class TrafficWarnings:
-    """Checks the counters and logs problems: at once, then at most every `WARNING_INTERVAL_S`, and once when they end.
+    """Checks the counters and logs problems.
+
+    It logs a problem at once, then at most every `WARNING_INTERVAL_S`, and once when it ends.
 
     Parameters
     ----------
@@ -70,7 +75,10 @@ class TrafficWarnings:
             self._check_for_predictions()
 
     def _check_for_predictions(self) -> None:
-        """Warn of traffic without any inference request. After the first inference request this check is over."""
+        """Warn of traffic without any inference request.
+
+        After the first inference request this check is over.
+        """
         n_posts, n_blind = self._counters.gauge(Gauge.UNKNOWN_POSTS), self._counters.gauge(Gauge.BLIND)
         if n_posts < self._next_n_posts and n_blind < self._next_n_blind:
             return
@@ -98,7 +106,8 @@ class TrafficWarnings:
 class _Backend:
     """The check that connections reach the backend.
 
-    Nothing is logged twice: a warning counts the failures since the one before, and one line reports the recovery.
+    Nothing is logged twice: a warning counts the failures since the one before, and one line reports the
+    recovery.
     """
 
     def __init__(self, counters: Counters, address: str, clock: Clock) -> None:

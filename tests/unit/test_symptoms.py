@@ -10,7 +10,7 @@ import pytest
 from quantdrift.core.clock import ManualClock
 from quantdrift.core.config import Capture, Config, Model
 from quantdrift.core.records import Protocol
-from quantdrift.sidecar.capture.unknown_models import MOST_NAMES, UnknownModels
+from quantdrift.sidecar.capture.unknown_models import MAX_NAMES, UnknownModels
 from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge
 from quantdrift.sidecar.state.routes import known_requests
@@ -177,7 +177,7 @@ class Told:
         """Let time pass, and return what is said then."""
         self.clock.advance(after_s)
         self._caplog.clear()
-        self.strangers.tell([model.name for model in self._models])
+        self.strangers.log([model.name for model in self._models])
         return [record.getMessage() for record in self._caplog.records]
 
 
@@ -185,7 +185,7 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
     """At once, then all of a minute in one line."""
     told = Told(caplog)
     assert told.tell() == []
-    told.strangers.saw("wine")
+    told.strangers.count("wine")
     assert told.tell() == [
         (
             "no such model is configured: saw model `wine` 1 times (did you mean `wines`?) in the sampled requests of the "
@@ -193,8 +193,8 @@ def test_a_misspelt_model_is_told_with_the_name_that_was_meant(caplog: pytest.Lo
         )
     ]
     for _ in range(801):
-        told.strangers.saw("Wines")
-    told.strangers.saw("resnet")
+        told.strangers.count("Wines")
+    told.strangers.count("resnet")
     assert told.tell() == []
     (line,) = told.tell(after_s=60)
     assert "saw model `Wines` 801 times (did you mean `wines`?), model `resnet` 1 times in the" in line
@@ -207,13 +207,13 @@ def test_names_that_clients_choose_can_neither_fill_memory_nor_forge_a_line(
 ) -> None:
     """Their number and length are bounded, and control characters are written out."""
     told = Told(caplog)
-    told.strangers.saw("a\nb\x1b[31m\u202e`" + "x" * 100_000)
-    told.strangers.saw("")
+    told.strangers.count("a\nb\x1b[31m\u202e`" + "x" * 100_000)
+    told.strangers.count("")
     for index in range(10_000):
-        told.strangers.saw(f"n{index}")
+        told.strangers.count(f"n{index}")
     (line,) = told.tell()
     assert "model `a\\nb\\x1b[31m\\u202e'xxx" in line
     assert line.isprintable()
     assert f"and other names {10_002 - 3} times" in line
     assert len(line) < 500
-    assert MOST_NAMES < 100
+    assert MAX_NAMES < 100

@@ -1,8 +1,8 @@
 """Message framing of one direction of an HTTP/1.1 connection. It does no I/O and copies no body.
 
-A parser that returns every header and every body byte costs more than the relay itself. Here one search finds the
-head, cached lines give its meaning, and integer arithmetic finds the end of the body, so that a large body costs
-nothing per byte.
+A parser that returns every header and every body byte costs more than the relay itself. Here one search finds
+the head, cached lines give its meaning, and integer arithmetic finds the end of the body, so that a large
+body costs nothing per byte.
 """
 
 import re
@@ -43,11 +43,11 @@ class MessageFramer:
     Parameters
     ----------
     on_head
-        Called with `data, start, stop` of a complete head, its empty line included; returns the length of the body:
-        bytes, `CHUNKED`, `UNTIL_CLOSE` or `TUNNEL`.
+        Called with `data, start, stop` of a complete head, its empty line included; returns the length of the
+        body: bytes, `CHUNKED`, `UNTIL_CLOSE` or `TUNNEL`.
     on_piece
-        Called with `data, start, stop` of a part of a body as on the wire, chunked framing included, while `keep`
-        is set.
+        Called with `data, start, stop` of a part of a body as on the wire, chunked framing included, while
+        `keep` is set.
     on_end
         Called when a message is complete.
     max_head_bytes
@@ -187,7 +187,7 @@ class MessageFramer:
             self._end()
 
     def pause(self) -> None:
-        """Hold back what follows the present message until `resume` or `tunnel`: its protocol is undecided."""
+        """Hold back what follows the present message until `resume` or `tunnel` decides its protocol."""
         self._backlog = bytearray()
 
     def resume(self) -> None:
@@ -214,7 +214,9 @@ class MessageFramer:
         self._on_end()
 
     def _take_whole_message(self, chunk: bytes, size: int) -> int:
-        """Take the head at the beginning of a chunk, and its body if nothing else follows; return the position after it.
+        """Take the head at the beginning of a chunk, and its body if nothing else follows.
+
+        Return the position after it.
 
         Most messages arrive like this; `_take_parts` handles the others.
         """

@@ -1,7 +1,7 @@
 """The observer of an HTTP/1.1 connection: it pairs requests with responses and buffers the sampled ones.
 
-It gets the bytes after they were forwarded and cannot change or delay them. If it raises, the relay goes on without
-it.
+It gets the bytes after they were forwarded and cannot change or delay them. If it raises, the relay goes on
+without it.
 """
 
 import re

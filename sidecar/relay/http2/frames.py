@@ -1,7 +1,7 @@
 """Frames of one direction of an HTTP/2 connection (RFC 9113). It does no I/O and copies no body.
 
-The content of DATA frames is passed on as offsets; HEADERS and their CONTINUATION frames are passed on as one block.
-Flow control, priorities and pings are ignored, because an observer sends nothing.
+The content of DATA frames is passed on as offsets; HEADERS and their CONTINUATION frames are passed on as one
+block. Flow control, priorities and pings are ignored, because an observer sends nothing.
 """
 
 import struct
@@ -115,7 +115,8 @@ class Frames:
         self._max_header_bytes = max_header_bytes
         self._max_frame_bytes = _FRAME_BYTES
         self._only = _SETTINGS  # the only type of frame that may come next
-        # Of an incomplete frame: its stream, the bytes left of its content, and the bytes left of its padding.
+        # Of an incomplete frame: its stream, the bytes left of its content, and the bytes left of its
+        # padding.
         self._stream = 0
         self._left = 0
         self._tail = preface_bytes
@@ -138,7 +139,8 @@ class Frames:
 
     def allow(self, n_bytes: int) -> None:
         """Allow frames of this length, which the receiver accepts."""
-        # A receiver that lowers its limit may still get longer frames until the sender has read the new limit.
+        # A receiver that lowers its limit may still get longer frames until the sender has read the new
+        # limit.
         self._max_frame_bytes = max(self._max_frame_bytes, n_bytes)
 
     def feed(self, chunk: bytes) -> None:
@@ -213,7 +215,10 @@ class Frames:
                 return pos
 
     def _data(self, chunk: bytes, pos: int, length: int, flags: int, stream: int) -> int:
-        """Take a DATA frame whose head is at `pos`, as far as it has arrived; return the position after it."""
+        """Take a DATA frame whose head is at `pos`, as far as it has arrived.
+
+        Return the position after it.
+        """
         size = len(chunk)
         start, tail = pos + _HEAD_BYTES, 0
         if flags & _PADDED:

@@ -1,11 +1,12 @@
-"""Decoder of the header blocks of one direction of an HTTP/2 connection (HPACK, RFC 7541), decoding text on demand.
+"""Decoder of the header blocks (HPACK, RFC 7541) of one direction of an HTTP/2 connection.
 
-Every block must be read, sampled or not, or the state of the table is lost. Reading takes only the prefixes of the
-representations: Huffman-coded text stays coded until it is needed, and a block that was read before in the same state
-is looked up. In gRPC that is nearly every block after the first one.
+Every block must be read, sampled or not, or the state of the table is lost. Reading takes only the prefixes
+of the representations: Huffman-coded text stays coded until it is needed, and a block that was read before in
+the same state is looked up. In gRPC that is nearly every block after the first one.
 
-The dynamic table is a superset of the sender's: the decoded length of an entry is unknown, so entries are evicted by
-their least possible length. Indices count from the newest entry, so an entry that stays too long is never referred to.
+The dynamic table is a superset of the sender's: the decoded length of an entry is unknown, so entries are
+evicted by their least possible length. Indices count from the newest entry, so an entry that stays too long
+is never referred to.
 """
 
 from collections import deque

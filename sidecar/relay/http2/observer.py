@@ -1,7 +1,9 @@
-"""The observer of an HTTP/2 connection with prior knowledge (h2c): it pairs requests with responses by stream.
+"""The observer of an HTTP/2 connection with prior knowledge (h2c).
 
-Sampled exchanges are handed over in the form of HTTP/1.1: a head, with the trailers in it, and the content of the DATA
-frames.
+It pairs requests with responses by stream.
+
+Sampled exchanges are handed over in the form of HTTP/1.1: a head, with the trailers in it, and the content of
+the DATA frames.
 """
 
 import re
@@ -24,7 +26,8 @@ _VERSION = b"HTTP/2"
 _MARK = MARK.encode()
 _PROBES = re.compile(rb"/grpc\.|/inference\.GRPCInferenceService/(?:Server|ModelReady|ModelMetadata)")
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
-# Fields of an HTTP/1.1 connection. If a client sends them over HTTP/2, they must not decide how a body is read.
+# Fields of an HTTP/1.1 connection. If a client sends them over HTTP/2, they must not decide how a body is
+# read.
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
@@ -303,7 +306,10 @@ class Http2Observer(ExchangeObserver):
             self._lose(stream, Loss.TRUNCATED)
 
     def _goaway(self, last: int) -> None:
-        """Drop the streams after `last`: the backend will not answer them, and the client sends them again elsewhere."""
+        """Drop the streams after `last`.
+
+        The backend will not answer them, and the client sends them again elsewhere.
+        """
         for stream in [stream for stream in self._open if stream > last]:
             self._reset(stream)
 

@@ -1,7 +1,8 @@
 """Caches of parsed message heads: clients and servers repeat themselves.
 
-Mostly a head differs from the last one in a single value, or each of its lines has been seen before; then nothing is
-parsed. The caches are bounded in number and length of entries. Values that may be credentials are not kept.
+Mostly a head differs from the last one in a single value, or each of its lines has been seen before; then
+nothing is parsed. The caches are bounded in number and length of entries. Values that may be credentials are
+not kept.
 """
 
 import re
@@ -107,7 +108,7 @@ class HeadCache(Generic[_Value]):
 
 
 class CachedHead(Generic[_Value]):
-    """The usual head of one direction of a connection: the same bytes each time, except for the value of one field.
+    """The usual head of one direction of a connection, which only differs in the value of one field.
 
     Such a field is the id of a trace or of a request; it has no meaning for framing or sampling.
 
@@ -126,7 +127,7 @@ class CachedHead(Generic[_Value]):
         self._n_tries = 0
 
     def find(self, data: bytes, start: int, stop: int) -> _Value | None:
-        """Return the parsed head of `data[start:stop]`, its empty line included, if it is the usual one, else None."""
+        """Return the parsed head of `data[start:stop]`, with its empty line, if it is the usual one, else None."""
         begin, end = start + len(self._before), stop - len(self._after)
         if (
             begin <= end

@@ -1,7 +1,7 @@
 """Heads of HTTP/1.1 messages, read only as far as needed to find where the message ends.
 
-A head that two parsers might understand differently is refused (RFC 9112, 6.3 and 11.2): following a connection
-wrongly is worse than not following it.
+A head that two parsers might understand differently is refused (RFC 9112, 6.3 and 11.2): following a
+connection wrongly is worse than not following it.
 """
 
 import re
@@ -142,8 +142,9 @@ def _fields(
 ) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
     """Parse a head without its empty line.
 
-    Returns the start line; the length of the body, or None if no field states it; the other meanings of fields; the
-    lines that sampling needs; and the one field whose value may differ the next time, or an empty one.
+    Returns the start line; the length of the body, or None if no field states it; the other meanings of
+    fields; the lines that sampling needs; and the one field whose value may differ the next time, or an empty
+    one.
     """
     plain, meanings = field_cache.plain, field_cache.meanings
     lines = text.split(b"\r\n")

@@ -72,7 +72,10 @@ class LiveScope:
         self._refresh_sampler()
 
     def refresh(self) -> LiveConfig | None:
-        """Apply the present configuration, policy and pause; return the configuration if it has changed. Called about once a second."""
+        """Apply the present configuration, policy and pause; return the configuration if it has changed.
+
+        Called about once a second.
+        """
         live_config = self._live_config_file.current if self._live_config_file.refresh() else None
         if live_config is not None:
             self.policy_history.reconfigure(live_config.config.sampling)

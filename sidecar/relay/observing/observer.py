@@ -56,7 +56,8 @@ class CaptureScope:
     memory : ObserverMemory
         Memory that observers use to follow their connections.
     names : frozenset of bytes
-        Lower-case names of the header fields to look for: those of the sampler, and the mark of quantdrift's own requests.
+        Lower-case names of the header fields to look for: those of the sampler, and the mark of quantdrift's
+        own requests.
     field_cache : FieldCache
         Header lines seen so far.
     request_heads, response_heads : HeadCache
@@ -145,14 +146,18 @@ class CaptureScope:
         Parameters
         ----------
         is_unknown
-            Whether it may be inference in an unknown protocol: it has a body, and is neither quantdrift's own nor a probe.
+            Whether it may be inference in an unknown protocol: it has a body, and is neither quantdrift's own
+            nor a probe.
         """
         self.slot.adjust(Gauge.IGNORED)
         if is_unknown:
             self.slot.adjust(Gauge.UNKNOWN_POSTS)
 
     def refuses(self, stratum: int) -> bool:
-        """Return whether load shedding refuses a drawn request of a stratum; a refused one is counted as lost."""
+        """Return whether load shedding refuses a drawn request of a stratum.
+
+        A refused one is counted as lost.
+        """
         loss = None if self.load_shedding is None else self.load_shedding.refusal()
         if loss is None:
             return False
@@ -200,10 +205,12 @@ class CaptureBuffer:
 
 
 class ExchangeObserver(ABC):
-    """The observer of one connection: it buffers sampled exchanges, within the worker's limits, until they are complete.
+    """The observer of one connection.
 
-    It gets the bytes after they were forwarded, cut into any parts. If a method raises, `abandon` must be called, and
-    no other method after it.
+    It buffers sampled exchanges, within the worker's limits, until they are complete.
+
+    It gets the bytes after they were forwarded, cut into any parts. If a method raises, `abandon` must be
+    called, and no other method after it.
 
     Parameters
     ----------
@@ -276,7 +283,10 @@ class ExchangeObserver(ABC):
     def _keep(
         self, buffer: CaptureBuffer, pieces: list[bytes | memoryview], data: bytes, start: int, stop: int
     ) -> bool:
-        """Buffer `data[start:stop]`, unless the exchange was dropped or becomes too large; return whether it is buffered."""
+        """Buffer `data[start:stop]`, unless the exchange was dropped or becomes too large.
+
+        Return whether it is buffered.
+        """
         if buffer not in self._buffers:
             return False
         scope = self._scope
