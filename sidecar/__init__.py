@@ -1,1 +1,1 @@
-"""Beside the inference pod: relay workers, the capture process, the intake; and the tap for servers in Python."""
+"""The sidecar of an inference pod: relay workers, capture and intake process, and the tap for Python."""

@@ -1,8 +1,9 @@
-"""The sidecar's first process: owns the port, the counts and the children, and serves the admin port.
+"""The supervisor: the first process of the sidecar.
 
-It is not on the serving path: relay workers accept from the listening socket themselves. It ends last.
+It owns sockets, counters and children, and serves the admin port.
 
-What a way in needs beside a base install.
+It is not on the serving path, because relay workers accept from the listening socket themselves. It ends
+last.
 """
 
 import asyncio
@@ -31,30 +32,31 @@ from quantdrift.core.process.admin import Admin
 from quantdrift.core.process.child import Child
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.telemetry import PAUSED, RELOADS, RESTARTS, Telemetry
-from quantdrift.sidecar.state.config import FileWatch, LiveConfig, follow, settle
-from quantdrift.sidecar.state.counters import MOST_ROWS, Counters, Gauge
+from quantdrift.sidecar.state.config import FileWatch, LiveConfig, reload, write_live_config
+from quantdrift.sidecar.state.counters import MAX_ROWS, Counters, Gauge
 from quantdrift.sidecar.state.metrics import observe
 from quantdrift.sidecar.state.pause_switch import PauseSwitch
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.state.traffic_warnings import TrafficWarnings
 
+_LOG = logging.getLogger(__name__)
+# By default glibc returns freed buffers of this size to the system; faulting their pages in again costs more
+# than copying the data.
+_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
+_POLL_S = 1.0
+_RESOLVE_S = 2.0
+_RELAY = "quantdrift.sidecar.relay.worker"
+_INTAKE = "quantdrift.sidecar.intake.process"
 
-def lacking(config: Config) -> list[str]:
-    """Return what is not installed here and the configuration asks for, each as a sentence that says how to mend it."""
+
+def missing_packages(config: Config) -> list[str]:
+    """Return a sentence with the install command for each missing package that the configuration needs."""
     if config.intake.ext_proc and find_spec("grpc") is None:
         return ["intake.ext_proc needs grpcio, which is not installed: pip install 'quantdrift[ext-proc]'"]
     return []
 
 
-_LOG = logging.getLogger(__name__)
-# By default glibc gives a buffer of this size back when it is freed: to fault its pages in again costs more than to
-# copy it.
-_ALLOCATION = {"MALLOC_MMAP_THRESHOLD_": str(4 * MIB), "MALLOC_TRIM_THRESHOLD_": str(16 * MIB)}
 _BACKLOG = 4096  # connections that the kernel holds until they are accepted: Linux's own limit, `somaxconn`
-_LOOK_S = 1.0
-_LOOK_UP_S = 2.0
-_RELAY = "quantdrift.sidecar.relay.worker"
-_INTAKE = "quantdrift.sidecar.intake.process"
 
 
 async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None = None) -> int:
@@ -63,19 +65,20 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
     Parameters
     ----------
     config, secrets
-        Of the sidecar; its children get the same configuration, whatever becomes of the file.
+        Of the sidecar; its children get the same configuration, even if the file changes.
     stop
         Asks for the end: the relay workers drain, then the capture process publishes what it has.
     path
-        Main file of the configuration, which is followed; None: what was given holds for ever.
+        Main file of the configuration, which is watched for changes; None: the configuration never changes.
 
     Raises
     ------
     OperatorError
-        A port or a file cannot be opened, the backend is this sidecar itself, or what a way in needs is not installed.
+        A port or a file cannot be opened, the backend is this sidecar itself, or a needed package is not
+        installed.
     """
-    if lacks := lacking(config):
-        raise OperatorError("; ".join(lacks))
+    if missing := missing_packages(config):
+        raise OperatorError("; ".join(missing))
     with ExitStack() as stack:
         relay = intake = tap = None
         if config.sidecar.listen:
@@ -83,7 +86,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
         if config.intake.listen:
             intake = stack.enter_context(_listen("intake.listen", config.intake.listen))
         if config.intake.ext_proc:
-            # gRPC opens it itself, in the intake process. Whether it can be opened is better said here.
+            # The intake process opens this port with gRPC; checking it here gives a clear error.
             _listen("intake.ext_proc", config.intake.ext_proc, 1).close()
         await _refuse_itself(config)
         directory = Path(tempfile.mkdtemp(prefix="quantdrift-"))
@@ -99,7 +102,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop, path: Path | None 
 
 
 class _Sockets(NamedTuple):
-    """What listens already when the first child starts, and goes on listening when a child dies."""
+    """The listening sockets, open before the first child starts and after a child dies."""
 
     relay: socket.socket | None
     intake: socket.socket | None
@@ -108,34 +111,34 @@ class _Sockets(NamedTuple):
 
 
 class _Supervisor:
-    def __init__(self, settled: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
-        config = settled.config
+    def __init__(self, live_config: LiveConfig, secrets: Secrets, directory: Path, sockets: _Sockets) -> None:
+        config = live_config.config
         self._config = config
-        self._settled = settled
+        self._live_config = live_config
         self._secrets = secrets
         self._directory = directory
         self._sockets = sockets
         self._n_relays = config.sidecar.workers if sockets.relay is not None else 0
-        self._counters = Counters.create(self._n_relays + 2, MOST_ROWS)
+        self._counters = Counters.create(self._n_relays + 2, MAX_ROWS)
         self._slots = [self._counters.slot(index) for index in range(self._n_relays + 1)]
         self._telemetry = Telemetry("quantdrift-sidecar", config.telemetry.resource)
         self._restarts = self._telemetry.counter(RESTARTS)
         self._reloads = self._telemetry.counter(RELOADS)
-        observe(self._telemetry, self._counters, lambda: self._settled, SystemClock())
-        self._symptoms = TrafficWarnings(self._counters, lambda: self._settled, SystemClock())
+        observe(self._telemetry, self._counters, lambda: self._live_config, SystemClock())
+        self._traffic_warnings = TrafficWarnings(self._counters, lambda: self._live_config, SystemClock())
         self._switch = PauseSwitch(directory, config.sidecar.pause_file)
         self._telemetry.observe(PAUSED, self._switch.gauge)
-        environment = {**_ALLOCATION, **os.environ, **_told(secrets)}
-        common = ["--config", str(_settle(settled, directory)), "--counters-fd", str(self._counters.fd)]
-        common += ["--n-slots", str(self._counters.n_slots)]
-        inward = [*common, "--handoff", sockets.handoff.getsockname()]
+        environment = {**_ALLOCATION, **os.environ, **_secret_environment(secrets)}
+        common = ["--config", str(_write_for_children(live_config, directory))]
+        common += ["--counters-fd", str(self._counters.fd), "--n-slots", str(self._counters.n_slots)]
+        worker_arguments = [*common, "--handoff", sockets.handoff.getsockname()]
         self._workers = []
         if sockets.relay is not None:
             self._workers = [
                 self._child(
                     f"relay {index}",
                     _RELAY,
-                    inward,
+                    worker_arguments,
                     index=index,
                     listeners={"--listen-fd": sockets.relay},
                     environment=environment,
@@ -147,7 +150,7 @@ class _Supervisor:
                 self._child(
                     "intake",
                     _INTAKE,
-                    inward,
+                    worker_arguments,
                     index=self._n_relays,
                     listeners={"--listen-fd": sockets.intake, "--tap-fd": sockets.tap},
                     environment=environment,
@@ -171,14 +174,18 @@ class _Supervisor:
         capture = asyncio.create_task(self._capture.run())
         workers = [asyncio.create_task(worker.run()) for worker in self._workers]
         if self._sockets.relay is not None:
-            _LOG.info("relaying %s to %s", _shown(self._sockets.relay), self._config.sidecar.backend)
+            _LOG.info("relaying %s to %s", _address_of(self._sockets.relay), self._config.sidecar.backend)
         if self._sockets.intake is not None:
-            _LOG.info("taking exchanges in at %s", _shown(self._sockets.intake))
+            _LOG.info("accepting exchanges at %s (intake.listen)", _address_of(self._sockets.intake))
         if self._sockets.tap is not None:
-            _LOG.info("taking taps in at %s", self._config.intake.tap)
+            _LOG.info("accepting taps at %s (intake.tap)", self._config.intake.tap)
         if self._config.intake.ext_proc:
-            _LOG.info("taking Envoy's external processing in at %s", self._config.intake.ext_proc)
-        watching = asyncio.gather(self._watch(watch, stop), self._switch.run(stop), self._diagnose(stop))
+            _LOG.info(
+                "accepting Envoy's external processing at %s (intake.ext_proc)", self._config.intake.ext_proc
+            )
+        watching = asyncio.gather(
+            self._watch(watch, stop), self._switch.run(stop), self._poll_traffic_warnings(stop)
+        )
         try:
             await stop.wait()
             await self._end(workers, capture)
@@ -191,33 +198,35 @@ class _Supervisor:
             self._telemetry.close()
         return 0
 
-    async def _diagnose(self, stop: Stop) -> None:
-        async def look() -> None:
-            await stop.wait(_LOOK_S)
-            self._symptoms.look()
+    async def _poll_traffic_warnings(self, stop: Stop) -> None:
+        async def poll() -> None:
+            await stop.wait(_POLL_S)
+            self._traffic_warnings.poll()
 
-        await supervise("looking for symptoms", look, stop)
+        await supervise("checking the traffic", poll, stop)
 
     async def _watch(self, watch: FileWatch | None, stop: Stop) -> None:
         if watch is None:
             return
 
-        async def look() -> None:
-            await stop.wait(_LOOK_S)
+        async def poll() -> None:
+            await stop.wait(_POLL_S)
             try:
-                settled = await asyncio.to_thread(follow, watch, self._settled, self._secrets)
-                if settled is None or settled == self._settled:
+                live_config = await asyncio.to_thread(reload, watch, self._live_config, self._secrets)
+                if live_config is None or live_config == self._live_config:
                     return
-                _settle(settled, self._directory)
+                _write_for_children(live_config, self._directory)
             except OperatorError as error:
-                _LOG.error("the configuration is not taken over, what held goes on: %s", error)
+                _LOG.error(
+                    "the changed configuration is refused, the previous one stays in effect: %s", error
+                )
                 self._reloads.add(1, {"result": "refused"})
                 return
-            self._settled = settled
+            self._live_config = live_config
             self._reloads.add(1, {"result": "taken_over"})
-            _LOG.info("a new configuration holds")
+            _LOG.info("the changed configuration is in effect")
 
-        await supervise("watching the configuration", look, stop)
+        await supervise("watching the configuration", poll, stop)
 
     async def _end(self, workers: list[asyncio.Task[int]], capture: asyncio.Task[int]) -> None:
         deadlines = Deadlines.of(self._config.sidecar)
@@ -225,7 +234,8 @@ class _Supervisor:
         began_s = loop.time()
         for worker in self._workers:
             worker.terminate()
-        # Theirs stay open for the delay. Whoever connects after that must be refused, not left waiting for nobody.
+        # The workers' own copies stay open for the drain delay. After that clients must be refused instead of
+        # waiting.
         for listener in (self._sockets.relay, self._sockets.intake, self._sockets.tap):
             if listener is not None:
                 listener.close()
@@ -236,9 +246,12 @@ class _Supervisor:
         await asyncio.wait([capture], timeout=began_s + deadlines.capture_s - loop.time())
 
     def _is_ready(self) -> bool:
-        """Say whether clients, or without a relay those who tell of exchanges, are served. The backend, the stream and the capture process are not asked about."""
-        asked = self._slots[: self._n_relays] or self._slots
-        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in asked)
+        """Return whether a relay worker, or without a relay the intake, is serving.
+
+        Backend, stream and capture process do not matter.
+        """
+        slots = self._slots[: self._n_relays] or self._slots
+        return not self._stop.is_set() and any(slot.gauge(Gauge.SERVING) for slot in slots)
 
     def _child(
         self,
@@ -257,37 +270,40 @@ class _Supervisor:
             self._restarts.add(1, {"child": name.partition(" ")[0]})
 
         fds = [self._counters.fd]
-        for option, given in listeners.items():
-            if given is not None:
-                fds.append(given.fileno())
-                arguments = [*arguments, option, str(given.fileno())]
+        for option, listener in listeners.items():
+            if listener is not None:
+                fds.append(listener.fileno())
+                arguments = [*arguments, option, str(listener.fileno())]
         return Child(
             name,
             module,
             [*arguments, "--slot", str(index)],
             fds=fds,
             environment=environment,
-            orphan=signal.SIGKILL,  # an orphan would keep the port from its successor
+            orphan=signal.SIGKILL,  # an orphan would keep the port in use
             on_death=died,
         )
 
 
-def _settle(settled: LiveConfig, directory: Path) -> Path:
-    # Children are told the secrets by the environment: a file may be gone when one is started anew.
-    config = settled.config
+def _write_for_children(live_config: LiveConfig, directory: Path) -> Path:
+    # Children get the secrets from the environment, because the files may be gone when a child is restarted.
+    config = live_config.config
     capture = msgspec.structs.replace(config.capture, hmac_key_file="")
     intake = msgspec.structs.replace(config.intake, token_file="")
     config = msgspec.structs.replace(config, capture=capture, intake=intake)
     try:
-        return settle(msgspec.structs.replace(settled, config=config), directory)
+        return write_live_config(msgspec.structs.replace(live_config, config=config), directory)
     except OSError as error:
         raise OperatorError(
             f"{directory} cannot be written to: {error}. Set TMPDIR to a writable path."
         ) from error
 
 
-def _told(secrets: Secrets) -> dict[str, str]:
-    """Return what the children share: the salt is the configured one, or one of this start."""
+def _secret_environment(secrets: Secrets) -> dict[str, str]:
+    """Return the environment variables with the secrets.
+
+    Without a configured salt, the salt is a random one for this start.
+    """
     return {
         "QUANTDRIFT_SAMPLING_SALT": secrets.salt.decode() or random.token_hex(16),
         "QUANTDRIFT_HMAC_KEY": secrets.hmac_key.decode(),
@@ -296,9 +312,10 @@ def _told(secrets: Secrets) -> dict[str, str]:
 
 
 async def _refuse_itself(config: Config) -> None:
-    """Refuse a backend whose name or address turns out to be this machine's, on the port that the relay listens on.
+    """Refuse a backend that resolves to an address of this machine on the port that the relay listens on.
 
-    What is written tells the rest (`quantdrift.core.config.check`). A name that cannot be looked up yet is no error.
+    `quantdrift.core.config.check` refuses the cases that need no resolving. A name that cannot be resolved
+    yet is not an error.
     """
     sidecar = config.sidecar
     if not sidecar.listen:
@@ -307,7 +324,7 @@ async def _refuse_itself(config: Config) -> None:
     if backend.port != listen.port:
         return
     try:
-        async with asyncio.timeout(_LOOK_UP_S):
+        async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(backend.host, backend.port)
     except OSError:
         return
@@ -321,31 +338,32 @@ async def _refuse_itself(config: Config) -> None:
 
 
 def _is_own(host: str) -> bool:
-    """Return whether an IP address is one of this machine's: the system would send from it to itself."""
+    """Return whether an IP address belongs to this machine: the system would send from it to itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # of a datagram socket it sends nothing
+            probe.connect((host, 9))  # on a datagram socket this sends nothing
             return bool(probe.getsockname()[0] == host)
     except OSError:
         return False
 
 
-def _shown(listener: socket.socket) -> str:
+def _address_of(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"{host}:{port}"
 
 
 def _listen(option: str, address: str, backlog: int = _BACKLOG) -> socket.socket:
-    asked = read_address(address)
+    requested = read_address(address)
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(
-            asked.host, asked.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            requested.host, requested.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            # Accepted sockets inherit it. The backend's own probes reach the relay, never a client that has vanished.
+            # Accepted sockets inherit it. Keep-alive probes of the backend reach only the relay, not a
+            # vanished client.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             listener.bind(where)
             listener.listen(backlog)
@@ -373,17 +391,17 @@ def _listen_unix(path: Path, advice: str) -> socket.socket:
 def _listen_tap(path: Path, stack: ExitStack) -> socket.socket:
     with contextlib.suppress(OSError):
         if path.is_socket():
-            path.unlink()  # of a sidecar that was killed; one that runs goes on with the taps it has
+            path.unlink()  # left by a killed sidecar; a running one keeps its connected taps
     listener = stack.enter_context(
-        _listen_unix(path, "intake.tap is a short path in a directory that exists and may be written to.")
+        _listen_unix(path, "Set intake.tap to a short path in an existing, writable directory.")
     )
-    stack.callback(_let_go, path, path.stat().st_ino)
-    path.chmod(0o660)  # whoever shares the group may tell of exchanges
+    stack.callback(_remove_socket, path, path.stat().st_ino)
+    path.chmod(0o660)  # members of the group may connect
     return listener
 
 
-def _let_go(path: Path, inode: int) -> None:
-    """Remove a socket, unless a successor has put its own there."""
+def _remove_socket(path: Path, inode: int) -> None:
+    """Remove a socket file, unless a successor has created its own."""
     with contextlib.suppress(OSError):
         if path.stat().st_ino == inode:
             path.unlink()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from examples.otlp_receiver import OtlpReceiver
+from quantdrift.core.config.schema import Storage
 from quantdrift.core.process.nats_server import NatsServer
 from quantdrift.storage.admin.migrate import upgrade
 from quantdrift.storage.database import Database

@@ -46,7 +46,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
     """
     from quantdrift.cli.config_summary import explain
     from quantdrift.sidecar.protocols.adapters import load_adapter
-    from quantdrift.sidecar.supervisor import lacking
+    from quantdrift.sidecar.supervisor import missing_packages
 
     config = load(config_path)
     for model in config.models:
@@ -61,7 +61,7 @@ def config_check(config_path: Path, requests_per_s: float | None, references: bo
         )
         if not Path(path).exists()
     ]
-    missing += [f"{what} (the sidecar needs it)" for what in lacking(config)]
+    missing += [f"{what} (the sidecar needs it)" for what in missing_packages(config)]
     missing += _unanswered(config)
     explanation = msgspec.structs.replace(explanation, notes=explanation.notes + missing)
     if references:

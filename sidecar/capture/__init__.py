@@ -1,1 +1,4 @@
-"""The capture process: decodes, draws the second sample, redacts, publishes; off the serving path."""
+"""The capture process, off the serving path.
+
+It decodes exchanges, draws the second sample, redacts and publishes.
+"""

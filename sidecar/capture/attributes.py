@@ -1,6 +1,6 @@
-"""What is recorded of an exchange beside its tensors: allow-listed values, cut, and hashed where they are personal.
+"""Attributes of an exchange: allow-listed headers, parameters and JSON values, cut or hashed.
 
-Nothing that the configuration does not name leaves the pod.
+No value that the configuration does not name leaves the pod.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from quantdrift.core.config.schema import Capture
 from quantdrift.core.config.strata import MAX_VALUE_BYTES
 
 _HMAC_DIGITS = 32
-# Postgres takes no NUL, logs and tables none of the others.
+# Postgres refuses NUL; the other control characters break logs and tables.
 _CONTROL = dict.fromkeys((*range(32), 127))
 
 
@@ -41,7 +41,7 @@ class Attributes:
     def pick(
         self, headers: Mapping[str, str], parameters: Mapping[str, Any], document: Mapping[str, Any]
     ) -> dict[str, str]:
-        """Return what is there, keyed `header.NAME`, `parameter.NAME`, `json.PATH`.
+        """Return the values that are present, keyed `header.NAME`, `parameter.NAME`, `json.PATH`.
 
         Parameters
         ----------
@@ -50,7 +50,7 @@ class Attributes:
         parameters
             Of the request.
         document
-            JSON part of the request.
+            The JSON part of the request.
         """
         found: dict[str, Any] = {}
         for name in self._capture.headers:
@@ -58,10 +58,10 @@ class Attributes:
         for name in self._capture.parameters:
             found[f"parameter.{name}"] = parameters.get(name)
         for path in self._capture.json:
-            found[f"json.{path}"] = _walk(document, path)
-        return {key: self._shown(key, as_text(value)) for key, value in found.items() if value is not None}
+            found[f"json.{path}"] = _value_at(document, path)
+        return {key: self._redact(key, as_text(value)) for key, value in found.items() if value is not None}
 
-    def _shown(self, key: str, text: str) -> str:
+    def _redact(self, key: str, text: str) -> str:
         if key in self._hashed:
             return keyed_hash(self._hmac_key, text)
         return cut(text, self._max_value_bytes)
@@ -73,21 +73,21 @@ def keyed_hash(key: bytes, text: str) -> str:
 
 
 def cut(text: str, max_bytes: int) -> str:
-    """Return the longest beginning of `text` that fits into `max_bytes`, without control characters and surrogates."""
+    """Return the longest prefix of `text` within `max_bytes`, without control characters and surrogates."""
     return text.translate(_CONTROL).encode(errors="ignore")[:max_bytes].decode(errors="ignore")
 
 
 def as_text(value: Any) -> str:
-    """Return a string as it is and any other JSON value as compact JSON; a lone surrogate in it stays one."""
+    """Return a string unchanged and any other JSON value as compact JSON; lone surrogates are kept."""
     if isinstance(value, str):
         return value
     try:
         return msgspec.json.encode(value).decode()
-    except UnicodeEncodeError:  # JSON may have "\\ud800", and UTF-8 has no bytes for it
+    except UnicodeEncodeError:  # JSON may contain "\\ud800", which UTF-8 cannot encode
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _walk(document: Any, path: str) -> Any:
+def _value_at(document: Any, path: str) -> Any:
     for step in path.split("."):
         if isinstance(document, Mapping):
             document = document.get(step)

@@ -1,4 +1,4 @@
-"""Where raw exchanges end: each is published, thinned or lost, and counted in any case."""
+"""The capture pipeline: every raw exchange is published, thinned or lost, and counted in any case."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -23,25 +23,25 @@ _LOG = logging.getLogger(__name__)
 
 
 class Pipeline:
-    """Records one raw exchange after the other: published, thinned or lost, and counted in any case.
+    """Processes raw exchanges one after the other.
 
     Parameters
     ----------
     recorder
-        Makes the record.
+        Decodes an exchange and draws the second sample.
     publisher
-        Takes it.
+        Sends records to the stream.
     slot
-        Counts.
+        Counters of the capture process.
     rows
-        What the rows of the table of counts are for.
+        The stratum and model of each row of the table of counts.
     on_unknown
-        Called with the name of a model that is not configured.
+        Called with the name of each model that is not configured.
 
     Attributes
     ----------
     paused : Paused
-        What is let go of; it counts as thinned.
+        The pause in effect; paused exchanges count as thinned.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class Pipeline:
         self.reconfigure(recorder, rows)
 
     def reconfigure(self, recorder: Recorder, rows: Sequence[Row]) -> None:
-        """Go over to another recorder."""
+        """Use another recorder and its rows from now on."""
         self._recorder = recorder
         self._rows = tuple(rows)
         self._known = {row: index for index, row in enumerate(rows)}
 
-    def know(self, rows: Sequence[Row]) -> None:
-        """Go over to a longer list of what rows are for, with the same recorder."""
-        self._recorder.know(rows)
+    def set_rows(self, rows: Sequence[Row]) -> None:
+        """Use a longer list of rows with the same recorder."""
+        self._recorder.set_rows(rows)
         self.reconfigure(self._recorder, rows)
 
     def handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
-        """Deal with one exchange.
+        """Publish, thin or lose one exchange.
 
         Raises
         ------
         ValueError
-            There is no such stratum: the frames are out of step.
+            The stratum does not exist: the frames are out of step.
         """
         if not 0 <= meta.stratum < len(self._rows):
-            raise ValueError(f"there is no stratum with row {meta.stratum}")
+            raise ValueError(f"no row {meta.stratum} in the table of counts")
         self._slot.add(meta.stratum, Count.HANDED)
         exchange = loss = refusal = None
         self._recorder.model = ""
@@ -93,8 +93,8 @@ class Pipeline:
             loss = error.loss
             if isinstance(error, UnknownModelError):
                 self._on_unknown(error.model)
-        except Exception:  # noqa: BLE001 - an observer: one bad exchange must not end it
-            self._note_error(meta)
+        except Exception:  # noqa: BLE001 - one bad exchange must not end the process
+            self._log_error(meta)
             loss = Loss.CAPTURE_ERROR
         row = self._row(meta.stratum)
         if refusal is not None:
@@ -107,7 +107,10 @@ class Pipeline:
             self._publish(meta, exchange, row)
 
     def _refusal(self, meta: RawMeta, request: memoryview, response: memoryview) -> Loss | None:
-        """Return why an exchange that would be published cannot be, before it is decoded for nothing."""
+        """Return why an exchange that would be kept cannot be published, else None.
+
+        It is not decoded for that.
+        """
         refusal = self._publisher.refusal()
         if refusal is None:
             return None
@@ -117,105 +120,118 @@ class Pipeline:
     def _publish(self, meta: RawMeta, exchange: Exchange, row: int) -> None:
         try:
             self._publisher.put(exchange, row)
-        except Exception:  # noqa: BLE001 - a record that cannot be written
-            self._note_error(meta)
+        except Exception:  # noqa: BLE001 - a record that cannot be encoded
+            self._log_error(meta)
             self._slot.lose(row, Loss.CAPTURE_ERROR)
 
     def _row(self, row: int) -> int:
-        """Return the row that an exchange belongs to now that it has been read, and move its counts there."""
+        """Return the row of an exchange whose model is known now, and move its counts there."""
         stratum, model = self._rows[row]
         known = self._known.get(Row(stratum, self._recorder.model), row) if not model else row
         if known != row:
             self._slot.move(row, known, Count.TAKEN, Count.HANDED)
         return known
 
-    def _note_error(self, meta: RawMeta) -> None:
+    def _log_error(self, meta: RawMeta) -> None:
         self._n_errors += 1
-        if self._n_errors & (self._n_errors - 1) == 0:  # 1, 2, 4, 8: one in each must not flood the log
-            _LOG.exception("exchange %s is lost to an error of our own (%d so far)", meta.id, self._n_errors)
+        if (
+            self._n_errors & (self._n_errors - 1) == 0
+        ):  # 1, 2, 4, 8: an error in each exchange must not flood the log
+            _LOG.exception(
+                "exchange %s is lost because of an internal error (%d so far)", meta.id, self._n_errors
+            )
 
 
 class CaptureService:
-    """What of the capture process follows the configuration.
+    """The parts of the capture process that change with the configuration.
 
     Parameters
     ----------
-    settlement
-        What holds.
-    origin
+    live_config_file
+        The configuration in effect.
+    identity
         This sidecar.
-    notice
-        Where the relay workers look for the policy.
+    policy_file
+        The file from which the other processes read the policy.
     counters
-        Of all processes; the last slot is the capture process's.
+        Of all processes; the last slot belongs to the capture process.
     clock
-        Tells the time.
+        Times limits, policies and log lines.
 
     Attributes
     ----------
-    publisher, follower, reception
-        Its parts.
+    publisher, policy_watcher, receiver
+        The parts that the process runs.
     """
 
     def __init__(
         self,
-        settlement: LiveConfigFile,
-        origin: SidecarIdentity,
-        notice: PolicyFile,
+        live_config_file: LiveConfigFile,
+        identity: SidecarIdentity,
+        policy_file: PolicyFile,
         counters: Counters,
         clock: Clock,
     ) -> None:
         slot = counters.slot(counters.n_slots - 1)
-        settled = settlement.settled
-        config = settled.config
-        self._settlement = settlement
-        self._origin = origin
-        self._directives = PolicyHistory(config.sampling)
+        live_config = live_config_file.current
+        config = live_config.config
+        self._live_config_file = live_config_file
+        self._identity = identity
+        self._policy_history = PolicyHistory(config.sampling)
         self._counters = counters
         self._clock = clock
-        self.publisher = Publisher(config, slot, clock, origin.boot)
-        self.follower = PolicyWatcher(config, self._directives, notice, slot, clock)
-        recorder = Recorder(settled, origin, self._directives)
-        self._strangers = UnknownModels(clock)
-        self._desk = Pipeline(recorder, self.publisher, slot, settled.rows, self._strangers.saw)
-        self.reception = FrameReceiver(config.sidecar, self._handle)
+        self.publisher = Publisher(config, slot, clock, identity.boot)
+        self.policy_watcher = PolicyWatcher(config, self._policy_history, policy_file, slot, clock)
+        recorder = Recorder(live_config, identity, self._policy_history)
+        self._unknown_models = UnknownModels(clock)
+        self._pipeline = Pipeline(
+            recorder, self.publisher, slot, live_config.rows, self._unknown_models.count
+        )
+        self.receiver = FrameReceiver(config.sidecar, self._handle)
         self._epoch = ""
 
-    def pause(self, paused: Paused) -> None:
-        """Let go of what is paused from now on: also of what was drawn before."""
-        self._desk.paused = paused
+    def set_paused(self, paused: Paused) -> None:
+        """Apply a pause; it also covers exchanges that were drawn before."""
+        self._pipeline.paused = paused
 
-    def tell(self) -> None:
-        """Tell the relay workers which share of what they draw to refuse at once. Called some times a second."""
-        policy = self._directives.at(self._clock.now().timestamp())
-        is_paused = self._desk.paused.everything or bool(self._desk.paused.models)
-        drawn, refused = self._counters.drawn(len(self._settlement.settled.rows))
-        self.publisher.caps.tell(drawn, refused, keeps_all=not is_paused and keeps_all(policy))
+    def publish_refusal_share(self) -> None:
+        """Publish the share of drawn requests that the relay workers must refuse.
 
-    def warn(self) -> None:
-        """Say which models were seen that are not configured. Called about once a second."""
-        self._strangers.tell([model.name for model in self._settlement.settled.config.models])
+        Called several times a second.
+        """
+        policy = self._policy_history.at(self._clock.now().timestamp())
+        is_paused = self._pipeline.paused.everything or bool(self._pipeline.paused.models)
+        drawn, refused = self._counters.drawn(len(self._live_config_file.current.rows))
+        self.publisher.caps.publish_refusal_share(
+            drawn, refused, keeps_all=not is_paused and keeps_all(policy)
+        )
 
-    def look(self) -> None:
-        """Go over to another configuration, if another one holds. Called about once a second."""
-        if not self._settlement.refresh():
+    def log_unknown_models(self) -> None:
+        """Log the models that were seen but are not configured. Called about once a second."""
+        self._unknown_models.log([model.name for model in self._live_config_file.current.config.models])
+
+    def refresh_config(self) -> None:
+        """Apply the configuration if it has changed. Called about once a second."""
+        if not self._live_config_file.refresh():
             return
-        settled = self._settlement.settled
+        live_config = self._live_config_file.current
         try:
-            recorder = Recorder(settled, self._origin, self._directives)
-        except OperatorError:  # an adapter that cannot be imported, say
-            _LOG.exception("the new configuration's models cannot be captured, the earlier ones are")
-            self._desk.know(settled.rows)  # the relay workers tell of new ones all the same
+            recorder = Recorder(live_config, self._identity, self._policy_history)
+        except OperatorError:  # for example an adapter that cannot be imported
+            _LOG.exception(
+                "the models of the new configuration cannot be captured; the earlier models stay in effect"
+            )
+            self._pipeline.set_rows(live_config.rows)  # the relay workers use the new rows all the same
         else:
-            self._desk.reconfigure(recorder, settled.rows)
-        self._directives.reconfigure(settled.config.sampling)
-        self.publisher.reconfigure(settled.config)
-        self.reception.reconfigure(settled.config.sidecar)
-        self.follower.reconfigure(settled.config)
+            self._pipeline.reconfigure(recorder, live_config.rows)
+        self._policy_history.reconfigure(live_config.config.sampling)
+        self.publisher.reconfigure(live_config.config)
+        self.receiver.reconfigure(live_config.config.sidecar)
+        self.policy_watcher.reconfigure(live_config.config)
 
     def _handle(self, meta: RawMeta, request: memoryview, response: memoryview) -> None:
-        is_new = meta.epoch != self._epoch and not self._directives.knows(meta.epoch)
+        is_new = meta.epoch != self._epoch and not self._policy_history.knows(meta.epoch)
         self._epoch = meta.epoch
-        if is_new or meta.stratum >= len(self._settlement.settled.rows):
-            self.look()  # a relay worker was the first to look: at other rates, or at a model that has come
-        self._desk.handle(meta, request, response)
+        if is_new or meta.stratum >= len(self._live_config_file.current.rows):
+            self.refresh_config()  # a relay worker has read a new configuration first
+        self._pipeline.handle(meta, request, response)

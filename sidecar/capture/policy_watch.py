@@ -1,4 +1,7 @@
-"""Follows the policy bucket: what it holds is judged, followed or refused, and told to the relay workers."""
+"""The watcher of the policy bucket.
+
+It checks policies and pauses, and writes them for the other processes.
+"""
 
 import logging
 from collections.abc import Callable
@@ -14,112 +17,117 @@ from quantdrift.core.sampling.pause import decode as decode_pause
 from quantdrift.core.sampling.policy_message import DIRECTIVE, PolicyMessage, Refusal, RefusedError
 from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
-from quantdrift.sidecar.state.counters import REFUSED, Gauge, Slot
-from quantdrift.sidecar.state.pause import PauseSource, post
-from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory, judged
+from quantdrift.sidecar.state.counters import POLICY_REFUSALS, Gauge, Slot
+from quantdrift.sidecar.state.pause import PauseSource, write_pause
+from quantdrift.sidecar.state.policy import PolicyFile, PolicyHistory, check_policy
 
 _TICK_S = 1.0
 _LOG = logging.getLogger(__name__)
 
 
 class PolicyWatcher:
-    """The capture process's part in the policy's way.
+    """Watches the policy and pause buckets, and puts accepted messages into effect in this sidecar.
 
     Parameters
     ----------
     config
-        Its own rates are what a directive is judged by.
-    directives
-        What the recorder tells epochs from.
-    notice
-        Where the relay workers look.
+        A policy message must fit its strata and rates.
+    policy_history
+        Shared with the recorder, which looks epochs up in it.
+    policy_file
+        The file from which the other processes read the policy.
     slot
-        Counts of the capture process.
+        Counters of the capture process.
     clock
-        Tells the time.
+        Tells whether a policy is valid.
     """
 
     def __init__(
-        self, config: Config, directives: PolicyHistory, notice: PolicyFile, slot: Slot, clock: Clock
+        self, config: Config, policy_history: PolicyHistory, policy_file: PolicyFile, slot: Slot, clock: Clock
     ) -> None:
         self._config = config
-        self._directives = directives
-        self._notice = notice
+        self._policy_history = policy_history
+        self._policy_file = policy_file
         self._slot = slot
         self._clock = clock
         self._epoch = ""
         self._wire: bytes | None = None
-        notice.read(directives, whole=True)  # a predecessor may have posted it
+        policy_file.read(policy_history, with_history=True)  # a predecessor may have written it
         self.tick()
 
     def reconfigure(self, config: Config) -> None:
-        """Judge by another configuration; what was refused or followed is judged anew."""
+        """Apply another configuration; the last message is checked again."""
         self._config = config
         if self._wire is not None:
-            self.see(self._wire)
+            self.handle_policy(self._wire)
 
-    def see(self, wire: bytes | None) -> None:
-        """Deal with what the bucket holds now.
+    def handle_policy(self, wire: bytes | None) -> None:
+        """Handle the present content of the policy bucket.
 
-        A refused directive leaves the configuration's rates in force. Nothing at all changes nothing: the last
-        directive is followed until it lapses.
+        After a refused message the configuration's rates are in effect. An empty bucket changes nothing: the
+        last message stays in effect until it expires.
         """
         if wire is None:
             return
         self._wire = wire
         try:
-            directive = judged(wire, self._config.sampling, self._now_s())
+            message = check_policy(wire, self._config.sampling, self._now_s())
         except RefusedError as error:
-            _LOG.warning("the monitor's policy is refused, the configuration's rates hold: %s", error)
+            _LOG.warning(
+                "the monitor's policy is refused, the configuration's rates are in effect: %s", error
+            )
             self._refuse(error.refusal)
         else:
-            self._directives.follow(directive)
-            self._post(directive)
+            self._policy_history.follow(message)
+            self._write_policy_file(message)
         self.tick()
 
     def tick(self) -> None:
-        """Note what is in force now; called about once a second, because directives lapse."""
+        """Update the counters for the policy in effect.
+
+        Called about once a second, because messages expire.
+        """
         now_s = self._now_s()
-        directive = self._directives.in_force(now_s)
-        if directive is None and self._epoch:
-            _LOG.warning("no policy of the monitor is in force: the configuration's rates hold")
-            if self._lapsed(now_s):
+        message = self._policy_history.active(now_s)
+        if message is None and self._epoch:
+            _LOG.warning("no policy of the monitor is in effect: the configuration's rates are used")
+            if self._has_expired(now_s):
                 self._refuse(Refusal.STALE)
-        epoch = directive.policy.epoch if directive else ""
+        epoch = message.policy.epoch if message else ""
         if epoch != self._epoch:
-            self._slot.note(Gauge.POLICY_CHANGES)
-            if directive is not None:
-                _LOG.info("following the monitor's policy %s", epoch)
+            self._slot.adjust(Gauge.POLICY_CHANGES)
+            if message is not None:
+                _LOG.info("the monitor's policy %s is in effect", epoch)
         self._epoch = epoch
-        self._slot.set(Gauge.POLICY_ISSUED_S, int(directive.issued_at.timestamp()) if directive else 0)
+        self._slot.set(Gauge.POLICY_ISSUED_S, int(message.issued_at.timestamp()) if message else 0)
 
     async def run(self, queue: Callable[[], Queue | None], stop: Stop) -> None:
-        """Follow the bucket until cancelled, from when the configuration wants that.
+        """Watch the policy bucket until cancelled, once the configuration enables `sampling.central`.
 
         Parameters
         ----------
         queue
-            Returns the connection, or None while there is none.
+            Returns the connection to NATS, or None while there is none.
         stop
-            Ends the waiting.
+            Ends the wait for connection and configuration.
         """
-        # A configuration that is taken over may want it later.
+        # A new configuration may enable it later.
         while not self._config.sampling.central or (connection := queue()) is None:
             if await stop.wait(_TICK_S):
                 return
         async with aclosing(KeyValue(connection, self._config.stream).watch(DIRECTIVE)) as entries:
             async for entry in entries:
-                self.see(None if entry is None else entry.value)
+                self.handle_policy(None if entry is None else entry.value)
 
     async def run_pause(self, queue: Callable[[], Queue | None], stop: Stop, directory: Path) -> None:
-        """Follow the pause bucket until cancelled, and tell the other processes what it holds.
+        """Watch the pause bucket until cancelled, and write its content for the other processes.
 
         Parameters
         ----------
         queue, stop
             As for `run`.
         directory
-            Where they look.
+            Where the pause files are.
         """
         while (connection := queue()) is None:
             if await stop.wait(_TICK_S):
@@ -127,50 +135,50 @@ class PolicyWatcher:
         bucket = KeyValue(connection, self._config.stream, purpose=PAUSE)
         async with aclosing(bucket.watch(PAUSE)) as entries:
             async for entry in entries:
-                self.see_pause(None if entry is None else entry.value, directory)
+                self.handle_pause(None if entry is None else entry.value, directory)
 
-    def see_pause(self, wire: bytes | None, directory: Path) -> None:
-        """Deal with what the pause bucket holds now.
+    def handle_pause(self, wire: bytes | None, directory: Path) -> None:
+        """Handle the present content of the pause bucket.
 
-        Nothing at all changes nothing: a bucket that a server has not found again yet looks like one that is not there,
-        and who resumes says so.
+        An empty bucket changes nothing: a bucket that the server has not loaded yet looks empty, too, and
+        resuming writes an explicit message.
 
         Raises
         ------
         OSError
-            The other processes cannot be told.
+            The file for the other processes cannot be written.
         """
         if wire is None:
             return
         try:
             pause = decode_pause(wire)
         except PauseError as error:
-            _LOG.warning("the fleet's pause is unreadable, what held goes on: %s", error)
+            _LOG.warning("the fleet's pause is invalid, the previous one stays in effect: %s", error)
             return
-        post(directory, PauseSource.FLEET, pause)
-        _LOG.info("the fleet's pause: %s", _told(pause))
+        write_pause(directory, PauseSource.FLEET, pause)
+        _LOG.info("paused by the fleet: %s", _describe(pause))
 
-    def _lapsed(self, now_s: float) -> bool:
-        known = self._directives.known
+    def _has_expired(self, now_s: float) -> bool:
+        known = self._policy_history.known
         sampling = self._config.sampling
         return bool(known) and sampling.central and not sampling.paused and not known[0].holds(now_s)
 
     def _refuse(self, refusal: Refusal) -> None:
-        self._slot.note(REFUSED[refusal])
-        self._directives.follow(None)
-        self._post(None)
+        self._slot.adjust(POLICY_REFUSALS[refusal])
+        self._policy_history.follow(None)
+        self._write_policy_file(None)
 
-    def _post(self, directive: PolicyMessage | None) -> None:
+    def _write_policy_file(self, message: PolicyMessage | None) -> None:
         try:
-            self._notice.post(self._directives, follow=directive is not None)
-        except (OSError, ValueError) as error:  # ValueError: too long as we would write it
-            _LOG.warning("the relay workers cannot be told of the policy: %s", error)
+            self._policy_file.write(self._policy_history, follow=message is not None)
+        except (OSError, ValueError) as error:  # ValueError: the message is too long when encoded
+            _LOG.warning("the policy file for the relay workers cannot be written: %s", error)
 
     def _now_s(self) -> float:
         return self._clock.now().timestamp()
 
 
-def _told(pause: Pause) -> str:
+def _describe(pause: Pause) -> str:
     if pause.everything is not None:
         return f"everything, by {pause.everything.by}"
     return ", ".join(sorted(pause.models)) or "nothing"

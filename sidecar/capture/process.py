@@ -1,7 +1,7 @@
-"""The capture process: takes raw exchanges from the relay workers, and publishes records and tallies.
+"""The capture process: it receives raw exchanges from relay and intake, and publishes records and tallies.
 
-The supervisor starts it as `python -m quantdrift.sidecar.capture.process`. The serving path never waits for it: while it is gone or
-behind, the relay workers let go of their samples and count them.
+The supervisor starts it as `python -m quantdrift.sidecar.capture.process`. The serving path never waits for
+it: while it is down or behind, the relay workers drop their samples and count them.
 """
 
 import argparse
@@ -23,18 +23,18 @@ from quantdrift.sidecar.capture.pipeline import CaptureService
 from quantdrift.sidecar.capture.recorder import SidecarIdentity
 from quantdrift.sidecar.capture.tallies import Tallies
 from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters
 from quantdrift.sidecar.state.pause import PauseFiles
 from quantdrift.sidecar.state.policy import NAME, PolicyFile
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
-_TELL_S = 0.25
+_REFUSAL_SHARE_S = 0.25
 _LOG = logging.getLogger(__name__)
 
 
 async def serve(
-    settlement: LiveConfigFile,
+    live_config_file: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -47,39 +47,40 @@ async def serve(
 
     Parameters
     ----------
-    settlement
-        What holds; looked at once a second.
+    live_config_file
+        The configuration in effect; read again once a second when it has changed.
     secrets
-        Of the sidecar.
+        Salt and key of hashed attributes.
     stop
         Asks for the end.
     counters
-        Shared by the sidecar's processes; the last slot is this one's.
+        Shared by the sidecar's processes; the last slot belongs to this process.
     listener
-        Unix stream socket that relay workers connect to, already listening. Beside it they look for the policy.
+        Unix stream socket that relay workers connect to, already listening. The policy file is in its
+        directory.
     boot
-        32 hexadecimal digits, minted when the supervisor started.
+        32 hexadecimal digits, generated when the supervisor started.
     environment
         POD_NAME and MODEL_VERSION are read from it.
     """
     clock = SystemClock()
-    config = settlement.settled.config
+    config = live_config_file.current.config
     slot = counters.slot(counters.n_slots - 1)
-    slot.settle(
-        len(settlement.settled.rows),
+    slot.lose_unfinished(
+        len(live_config_file.current.rows),
         Count.HANDED,
         ended=(Count.THINNED, Count.PUBLISHED),
         loss=Loss.CAPTURE_ERROR,
     )
-    origin = origin_of(config, secrets, boot, environment)
+    identity = identity_of(config, secrets, boot, environment)
     directory = Path(listener.getsockname()).parent
-    notice, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
-    office = CaptureService(settlement, origin, notice, counters, clock)
-    publisher, follower, reception = office.publisher, office.follower, office.reception
+    policy_file, pauses = PolicyFile(directory / NAME), PauseFiles(directory)
+    service = CaptureService(live_config_file, identity, policy_file, counters, clock)
+    publisher, policy_watcher, receiver = service.publisher, service.policy_watcher, service.receiver
     tallies = Tallies(
         counters=counters,
-        rows=lambda: settlement.settled.rows,
-        source=origin.source,
+        rows=lambda: live_config_file.current.rows,
+        source=identity.source,
         boot=boot,
         queue=lambda: publisher.queue,
         clock=clock,
@@ -89,44 +90,46 @@ async def serve(
         await tallies.run(config.sidecar.tally_interval_s, stop)
 
     async def follow() -> None:
-        await follower.run(lambda: publisher.queue, stop)
+        await policy_watcher.run(lambda: publisher.queue, stop)
 
     async def follow_pause() -> None:
-        await follower.run_pause(lambda: publisher.queue, stop, directory)
+        await policy_watcher.run_pause(lambda: publisher.queue, stop, directory)
 
     async def tick() -> None:
         await stop.wait(_TICK_S)
-        office.pause(pauses.look())
-        office.look()
-        office.warn()
-        follower.tick()
+        service.set_paused(pauses.refresh())
+        service.refresh_config()
+        service.log_unknown_models()
+        policy_watcher.tick()
 
-    async def tell() -> None:
-        await stop.wait(_TELL_S)
-        office.tell()
+    async def publish_refusal_share() -> None:
+        await stop.wait(_REFUSAL_SHARE_S)
+        service.publish_refusal_share()
 
     ended = Stop()
-    ticking = [
+    tick_tasks = [
         asyncio.create_task(supervise("the policy's tick", tick, stop)),
-        asyncio.create_task(supervise("telling what to refuse", tell, stop)),
+        asyncio.create_task(supervise("publishing the refusal share", publish_refusal_share, stop)),
     ]
-    following = [
+    watch_tasks = [
         asyncio.create_task(supervise("following the policy", follow, stop)),
         asyncio.create_task(supervise("following the pause", follow_pause, stop)),
     ]
     publishing = asyncio.create_task(publisher.run(ended))
     tallying = asyncio.create_task(supervise("the tally", tally, stop))
-    await reception.start(listener)
-    _LOG.info("capturing as %s", origin.source)
+    await receiver.start(listener)
+    _LOG.info("capturing as %s", identity.source)
     await stop.wait()
     deadlines = Deadlines.of(config.sidecar)
     time_s = deadlines.capture_s - deadlines.relay_s
-    await reception.finish(time_s * 0.25)
+    await receiver.finish(time_s * 0.25)
     if not await publisher.drained(time_s * 0.5):
-        _LOG.warning("ending with exchanges that the stream did not take: they are counted as lost")
-    for task in following:
+        _LOG.warning(
+            "ending before the stream has accepted all exchanges: the remaining ones are counted as lost"
+        )
+    for task in watch_tasks:
         task.cancel()
-    await asyncio.gather(tallying, *ticking, *following, return_exceptions=True)
+    await asyncio.gather(tallying, *tick_tasks, *watch_tasks, return_exceptions=True)
     ended.set()
     await publishing
     with contextlib.suppress(TimeoutError):
@@ -136,17 +139,20 @@ async def serve(
     return 0
 
 
-def origin_of(config: Config, secrets: Secrets, boot: str, environment: Mapping[str, str]) -> SidecarIdentity:
-    """Return what this sidecar knows of itself.
+def identity_of(
+    config: Config, secrets: Secrets, boot: str, environment: Mapping[str, str]
+) -> SidecarIdentity:
+    """Return the identity of this sidecar.
 
     Parameters
     ----------
     config, secrets
         Of the sidecar.
     boot
-        Start of this sidecar. Takes the salt's place where none is shared: all of its processes know it.
+        Identifier of this start. It replaces the salt where none is configured, since all processes know it.
     environment
-        POD_NAME names the sidecar where the configuration does not; MODEL_VERSION the candidate's version.
+        POD_NAME names the sidecar if the configuration does not; MODEL_VERSION is the version of the
+        candidate.
     """
     return SidecarIdentity(
         source=config.sidecar.source or environment.get("POD_NAME") or socket.gethostname(),
@@ -165,25 +171,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--handoff-fd", type=int, required=True)
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--boot", required=True)
-    given = parser.parse_args(arguments)
-    settlement = LiveConfigFile(given.config)
-    config = settlement.settled.config
+    args = parser.parse_args(arguments)
+    live_config_file = LiveConfigFile(args.config)
+    config = live_config_file.current.config
     secrets = load_secrets(config, Role.SIDECAR)
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="capture")
-    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
-    listener = socket.socket(fileno=given.handoff_fd)
+    counters = Counters(args.counters_fd, args.n_slots, MAX_ROWS)
+    listener = socket.socket(fileno=args.handoff_fd)
 
     async def process(stop: Stop) -> int:
-        # Ctrl-C reaches the whole process group: the supervisor says when it is this process's turn.
+        # Ctrl-C reaches the whole process group, but this process must end after the relay: the supervisor
+        # tells it when.
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return await serve(
-            settlement,
+            live_config_file,
             secrets,
             stop,
             counters=counters,
             listener=listener,
-            boot=given.boot,
+            boot=args.boot,
             environment=os.environ,
         )
 

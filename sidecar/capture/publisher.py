@@ -1,4 +1,7 @@
-"""Sends exchanges to the stream from a queue that is bounded in bytes. Whatever does not get there is counted."""
+"""The publisher: it sends exchanges to the stream from a queue bounded in bytes.
+
+Exchanges that do not reach the stream are counted.
+"""
 
 import asyncio
 import contextlib
@@ -21,9 +24,10 @@ from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 _LOG = logging.getLogger(__name__)
 
 _N_IN_FLIGHT = 16
-# Together; a longer one flies alone. The client takes what it cannot send for a server that does not read.
+# All together; a longer exchange is sent alone. The NATS client takes what it cannot send for a stalled
+# server.
 _IN_FLIGHT_BYTES = 4 * MIB
-_ITEM_BYTES = 256  # what waits costs beside its bytes
+_ITEM_BYTES = 256  # memory of a queued exchange in addition to its bytes
 _N_TRIES = 2
 _RECONNECT_S = 1.0
 _REFUSED_S = 10.0
@@ -31,7 +35,7 @@ _CAPS = frozenset({Loss.RATE_CAP, Loss.BYTE_CAP})
 
 
 class _Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One encoded exchange that waits."""
+    """One encoded exchange in the queue."""
 
     model: str
     id: str
@@ -40,30 +44,30 @@ class _Item(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def n_bytes(self) -> int:
-        """What it takes of the queue."""
+        """Its size in the queue."""
         return len(self.wire) + _ITEM_BYTES
 
 
 class Publisher:
-    """The way from this process to the stream. `put` never waits.
+    """The queue to the stream and its senders. `put` never waits.
 
     Parameters
     ----------
     config
-        Bounds, caps and the stream.
+        Size of the queue, rate limits and the stream.
     slot
-        Counts of the capture process.
+        Counters of the capture process.
     clock
-        Times the caps.
+        Times the rate limits.
     boot
-        Start of this sidecar, which the numbers of its exchanges name; empty: they have none.
+        Identifier of this start, part of the numbers of exchanges; empty: exchanges have no numbers.
     publish_timeout_s
         Longest wait for the stream's acknowledgement of one try.
 
     Attributes
     ----------
     caps : RateLimits
-        What may leave this pod.
+        The limits on what leaves this pod.
     """
 
     def __init__(
@@ -81,49 +85,49 @@ class Publisher:
         self._config = config
         self.caps = RateLimits(config.sampling, slot, clock)
         self._items: deque[_Item] = deque()
-        self._queued_bytes = 0  # until acknowledged or lost
-        self._more = asyncio.Semaphore(0)
+        self._queued_bytes = 0  # of exchanges neither acknowledged nor lost
+        self._available = asyncio.Semaphore(0)
         self._in_flight_bytes = 0
-        self._landing = asyncio.Event()
+        self._sent = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
         self._queue: Queue | None = None
         self._connected = asyncio.Event()
-        self._refused_until_s = 0.0  # of the loop; 0: the server takes the stream
+        self._refused_until_s = 0.0  # by the clock of the loop; 0: the server accepts the stream
         slot.set(Gauge.QUEUE_BYTES, 0)
 
     def reconfigure(self, config: Config) -> None:
-        """Go over to another configuration's caps; the stream stays."""
+        """Apply the limits of another configuration; the stream stays."""
         self.caps.reconfigure(config.sampling)
         self._config = config
 
     @property
     def queue(self) -> Queue | None:
-        """The connection, or None before the first one."""
+        """The connection to NATS, or None before the first one."""
         return self._queue
 
     def put(self, exchange: Exchange, stratum: int) -> None:
-        """Queue one exchange, or count why it cannot be.
+        """Queue one exchange, or count it as lost.
 
         Parameters
         ----------
         exchange
-            To be sent.
+            The record to send.
         stratum
-            Index of its header stratum, under which it is counted.
+            Its row in the table of counts.
         """
         wire = encode(exchange)
         if loss := self.refusal(len(wire)):
             self.refuse(stratum, loss)
             return
-        self.caps.take(len(wire))
+        self.caps.count_passed(len(wire))
         item = _Item(model=exchange.model, id=exchange.id, stratum=stratum, wire=wire)
         self._items.append(item)
-        self._note_bytes(item.n_bytes)
-        self._more.release()
+        self._add_queued_bytes(item.n_bytes)
+        self._available.release()
 
     def refusal(self, size: int = 0) -> Loss | None:
-        """Return why an exchange of at least so many bytes cannot be queued now, or None."""
+        """Return why an exchange of at least `size` bytes cannot be queued now, or None."""
         if self._queue is not None and size > self._queue.max_payload_bytes:
             return Loss.TOO_LARGE
         if self._queued_bytes + size + _ITEM_BYTES > self._config.sidecar.queue_bytes:
@@ -133,16 +137,16 @@ class Publisher:
     def refuse(self, stratum: int, loss: Loss) -> None:
         """Count an exchange that cannot be queued."""
         if loss in _CAPS:
-            self.caps.refuse()
+            self.caps.count_refusal()
         self._slot.lose(stratum, loss)
 
     async def run(self, stop: Stop) -> None:
-        """Connect, and send until `stop`; what is queued then is lost and counted.
+        """Connect, and send until `stop`; what is still queued then is counted as lost.
 
         Parameters
         ----------
         stop
-            Set it once `drained` has returned, or when there is no more time.
+            To be set once `drained` has returned.
         """
         senders = [
             asyncio.create_task(supervise("publishing", self._send_next, stop)) for _ in range(_N_IN_FLIGHT)
@@ -169,23 +173,23 @@ class Publisher:
 
     async def _connect(self) -> None:
         stream = self._config.stream
-        told = False
+        is_logged = False
         while self._queue is None:
             try:
                 self._queue = await Queue.connect(
                     stream, client_name="quantdrift-sidecar", publish_timeout_s=self._publish_timeout_s
                 )
             except (RetryError, OperatorError) as error:
-                if not told:
-                    _LOG.warning("%s: it is tried again every %g s", error, _RECONNECT_S)
-                    told = True
+                if not is_logged:
+                    _LOG.warning("%s; the next attempt is made in %g s", error, _RECONNECT_S)
+                    is_logged = True
                 await asyncio.sleep(_RECONNECT_S)
         _LOG.info("publishing to NATS at %s", stream.address)
         self._connected.set()
-        await asyncio.Event().wait()  # from here on the client reconnects by itself
+        await asyncio.Event().wait()  # from now on the NATS client reconnects by itself
 
     async def _send_next(self) -> None:
-        await self._more.acquire()
+        await self._available.acquire()
         item = self._items.popleft()
         try:
             loss = await self._send(item)
@@ -196,27 +200,27 @@ class Publisher:
             self._lose(item, loss)
             return
         self._slot.add(item.stratum, Count.PUBLISHED)
-        self._note_bytes(-item.n_bytes)
+        self._add_queued_bytes(-item.n_bytes)
 
     async def _send(self, item: _Item) -> Loss | None:
-        """Return why it was lost, or None when the stream has acknowledged it.
+        """Send an exchange; return why it was lost, or None when the stream has acknowledged it.
 
-        An outage costs no try: the queue fills meanwhile, and the stream stores what comes twice once.
+        An outage does not use up attempts: the queue fills meanwhile, and the stream stores a duplicate once.
         """
         await self._connected.wait()
         assert self._queue is not None
-        await self._take_off(len(item.wire))
+        await self._wait_for_capacity(len(item.wire))
         try:
             return await self._try(item, self._queue)
         finally:
             self._in_flight_bytes -= len(item.wire)
-            self._landing.set()
+            self._sent.set()
 
-    async def _take_off(self, n_bytes: int) -> None:
-        """Wait until there is room among what is under way."""
+    async def _wait_for_capacity(self, n_bytes: int) -> None:
+        """Wait until `n_bytes` more may be in flight."""
         while self._in_flight_bytes and self._in_flight_bytes + n_bytes > _IN_FLIGHT_BYTES:
-            self._landing.clear()
-            await self._landing.wait()
+            self._sent.clear()
+            await self._sent.wait()
         self._in_flight_bytes += n_bytes
 
     async def _try(self, item: _Item, queue: Queue) -> Loss | None:
@@ -234,39 +238,44 @@ class Publisher:
             except StreamFullError:
                 return Loss.STREAM_FULL
             except OperatorError as error:
-                self._note_refusal(str(error), loop.time())
+                self._log_refusal(str(error), loop.time())
                 return Loss.PUBLISH
             except RetryError as error:
-                _LOG.debug("not acknowledged, %d more tries: %s", n_left, error)
+                _LOG.debug("not acknowledged, %d attempts left: %s", n_left, error)
                 if n_left:
                     await asyncio.sleep(again_at - loop.time())
             else:
-                self._note_refusal("", loop.time())
+                self._log_refusal("", loop.time())
                 return None
         return Loss.PUBLISH
 
     def _number(self, row: int) -> Numbered | None:
-        """Return the next number of a row: the counts outlive this process, and so no number is given twice."""
+        """Return the next number of a row. The counters survive this process, so no number is used twice."""
         if not self._boot:
             return None
         self._slot.add(row, Count.NUMBERED)
         return Numbered(boot=self._boot, row=row, number=self._slot.count(row, Count.NUMBERED))
 
-    def _note_refusal(self, why: str, now_s: float) -> None:
-        """Note why the server refuses the stream, or by nothing that it takes it; both are told once."""
-        if why and not self._refused_until_s:
+    def _log_refusal(self, reason: str, now_s: float) -> None:
+        """Log once why the server refuses the stream.
+
+        An empty reason logs once that it accepts the stream again.
+        """
+        if reason and not self._refused_until_s:
             _LOG.error(
-                "%s. What is captured is lost meanwhile; it is tried again every %g s", why, _REFUSED_S
+                "%s. Captured exchanges are lost meanwhile; the next attempt is made in %g s",
+                reason,
+                _REFUSED_S,
             )
-        elif not why and self._refused_until_s:
-            _LOG.info("NATS takes the stream now")
-        self._refused_until_s = now_s + _REFUSED_S if why else 0.0
+        elif not reason and self._refused_until_s:
+            _LOG.info("NATS accepts exchanges again")
+        self._refused_until_s = now_s + _REFUSED_S if reason else 0.0
 
     def _lose(self, item: _Item, loss: Loss) -> None:
         self._slot.lose(item.stratum, loss)
-        self._note_bytes(-item.n_bytes)
+        self._add_queued_bytes(-item.n_bytes)
 
-    def _note_bytes(self, change: int) -> None:
+    def _add_queued_bytes(self, change: int) -> None:
         self._queued_bytes += change
         self._slot.set(Gauge.QUEUE_BYTES, self._queued_bytes)
         if self._queued_bytes:

@@ -1,4 +1,7 @@
-"""From a raw exchange to the record that leaves the pod, or to the reason why none does. No I/O."""
+"""The recorder: it makes the record that leaves the pod from a raw exchange, or says why there is none.
+
+No I/O.
+"""
 
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -26,24 +29,24 @@ from quantdrift.sidecar.state.routes import Route, Routes
 UNVERSIONED = "unversioned"
 _TRACE_BYTES = 128
 _VERSION_BYTES = 128
-_BYTES_PER_VALUE = 8  # of the longest exchange, for each value in a JSON part
+_BYTES_PER_VALUE = 8  # of the longest exchange, for each value that JSON may hold
 
 
 class SidecarIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What this sidecar knows of itself.
+    """The identity of this sidecar.
 
     Parameters
     ----------
     source
         Its name in every record.
     version
-        The environment's candidate version (pod label), or empty.
+        Version of the candidate from the environment (a pod label), or empty.
     salt
         Secret of the sampling hashes.
     hmac_key
         Key of hashed attributes.
     boot
-        Its start, as in its tallies: 32 hexadecimal digits.
+        Identifier of its start, as in its tallies: 32 hexadecimal digits.
     """
 
     source: str
@@ -58,43 +61,43 @@ class Recorder:
 
     Parameters
     ----------
-    settled
-        Models, capture rules and rates, and the strata's names.
-    origin
+    live_config
+        Models, capture rules, rates, and the names of strata.
+    identity
         This sidecar.
-    directives
-        What epochs are told from; without it they are the configuration's.
+    policy_history
+        The policies by epoch; None: only the configuration's rates.
 
     Attributes
     ----------
     model : str
-        Of the exchange that was looked at last, as far as it was known; empty: not at all.
+        Model of the last exchange; empty if it could not be read.
 
     Raises
     ------
     OperatorError
-        A model's adapter cannot be had.
+        An adapter cannot be loaded.
     """
 
     def __init__(
-        self, settled: LiveConfig, origin: SidecarIdentity, directives: PolicyHistory | None = None
+        self, live_config: LiveConfig, identity: SidecarIdentity, policy_history: PolicyHistory | None = None
     ) -> None:
-        config = settled.config
+        config = live_config.config
         self.model = ""
         self._config = config
-        self._rows = settled.rows
-        self._origin = origin
+        self._rows = live_config.rows
+        self._identity = identity
         self._limit = config.sidecar.max_exchange_bytes
         self._routes = Routes(config.capture.protocols)
         self._models = {model.name: model for model in config.models}
         self._adapters = {model.name: load_adapter(model.adapter) for model in config.models if model.adapter}
-        self._attributes = Attributes(config.capture, origin.hmac_key)
-        self._directives = directives or PolicyHistory(config.sampling)
+        self._attributes = Attributes(config.capture, identity.hmac_key)
+        self._policy_history = policy_history or PolicyHistory(config.sampling)
         self._policy: Policy | None = None
-        self._thinning = SecondPhase((), b"")
+        self._second_phase = SecondPhase((), b"")
 
-    def know(self, rows: Sequence[Row]) -> None:
-        """Go over to a longer list of what rows are for; everything else stays."""
+    def set_rows(self, rows: Sequence[Row]) -> None:
+        """Use a longer list of rows; everything else stays."""
         self._rows = tuple(rows)
 
     def record(
@@ -104,12 +107,12 @@ class Recorder:
         response: bytes | memoryview,
         paused: AbstractSet[str] = frozenset(),
     ) -> Exchange | None:
-        """Return the record, or None where the second sampling phase or a pause let the exchange go.
+        """Return the record, or None if the second sampling phase or a pause drops the exchange.
 
         Parameters
         ----------
         meta
-            What the relay knows of it.
+            The metadata of its frame.
         request, response
             As on the wire, heads included.
         paused
@@ -118,42 +121,44 @@ class Recorder:
         Raises
         ------
         LostError
-            It cannot be used; the reason is in it.
+            The exchange cannot be used; the error has the reason.
         """
-        answer, asked, route, named = self._heads(meta, request, response)
+        response_head, request_head, route, named_model = self._heads(meta, request, response)
         decoder = DECODERS[route.protocol]
         if self.model in paused:
             return None
         wire = WireContext(
             max_bytes=self._limit,
             max_values=self._limit // _BYTES_PER_VALUE,
-            model=named,
-            adapter=self._adapters.get(named.name) if named else None,
+            model=named_model,
+            adapter=self._adapters.get(named_model.name) if named_model else None,
         )
-        content = read_body(asked, bytes(request[meta.request_head_bytes :]), self._limit)
-        query = decoder.request(asked, content, wire)
+        content = read_body(request_head, bytes(request[meta.request_head_bytes :]), self._limit)
+        query = decoder.request(request_head, content, wire)
         model = wire.model or self._model(query.model)
         self.model = model.name
         if self.model in paused:
             return None
-        attributes = self._attributes.pick(asked.headers, query.parameters, query.document)
-        query = msgspec.structs.replace(query, document={})  # it is large
+        attributes = self._attributes.pick(request_head.headers, query.parameters, query.document)
+        query = msgspec.structs.replace(query, document={})  # frees memory: the document may be large
         wire = msgspec.structs.replace(wire, model=model)
         raw = bytes(response[meta.response_head_bytes :])
-        reply = decoder.response(answer, read_body(answer, raw, self._limit - len(content)), query, wire)
+        reply = decoder.response(
+            response_head, read_body(response_head, raw, self._limit - len(content)), query, wire
+        )
 
-        group = self._group(asked)
+        group = self._group(request_head)
         policy = self._policy_of(meta.epoch)
         margin = None
-        if self._thinning.needs_margin:
+        if self._second_phase.needs_margin:
             margin = candidate_margin(reply.outputs, model, route.protocol)
-        thinned = self._thinning.thin(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
-        if not thinned.kept:
+        draw = self._second_phase.draw(group or meta.id, meta.pi1, {MODEL: model.name, **attributes}, margin)
+        if not draw.kept:
             return None
         return Exchange(
             id=meta.id,
             captured_at=datetime.fromtimestamp(meta.captured_at_ns / 1e9, UTC),
-            source=self._origin.source,
+            source=self._identity.source,
             model=model.name,
             version=self._version(reply.version or query.version or unquote(route.version), model),
             protocol=route.protocol,
@@ -163,14 +168,14 @@ class Recorder:
             sampling=Sampling(
                 policy=policy,
                 header_stratum=self._rows[meta.stratum].stratum,
-                body_stratum=thinned.stratum,
+                body_stratum=draw.stratum,
                 pi1=meta.pi1,
-                pi2=thinned.pi2,
+                pi2=draw.pi2,
                 u1=meta.u1,
-                u2=thinned.u2,
+                u2=draw.u2,
             ),
             group=group,
-            trace=cut(asked.headers.get("traceparent", ""), _TRACE_BYTES),
+            trace=cut(request_head.headers.get("traceparent", ""), _TRACE_BYTES),
         )
 
     def surely_keeps(
@@ -180,27 +185,27 @@ class Recorder:
         response: bytes | memoryview,
         paused: AbstractSet[str] = frozenset(),
     ) -> bool:
-        """Return whether `record` would return a record, unless what it decodes cannot be used. Errors are its, too."""
-        _, asked, _, _ = self._heads(meta, request, response)
+        """Return whether `record` would return a record, if decoding succeeds; errors as for `record`."""
+        _, request_head, _, _ = self._heads(meta, request, response)
         if paused and (not self.model or self.model in paused):
             return False
         self._policy_of(meta.epoch)
-        return self._thinning.surely_keeps(self._group(asked) or meta.id, meta.pi1)
+        return self._second_phase.surely_keeps(self._group(request_head) or meta.id, meta.pi1)
 
     def _heads(
         self, meta: RawMeta, request: bytes | memoryview, response: bytes | memoryview
     ) -> tuple[Head, Head, Route, Model | None]:
-        """Return the heads of answer and request, the route, and the model where the path names it."""
-        answer = parse_head(bytes(response[: meta.response_head_bytes]))
-        if not 200 <= answer.status < 300:
-            raise LostError(Loss.ERROR_STATUS, f"status {answer.status}")
-        asked = parse_head(bytes(request[: meta.request_head_bytes]))
-        route = self._routes.named(asked.method, asked.path)
+        """Return the heads of response and request, the route, and the model if the path names it."""
+        response_head = parse_head(bytes(response[: meta.response_head_bytes]))
+        if not 200 <= response_head.status < 300:
+            raise LostError(Loss.ERROR_STATUS, f"status {response_head.status}")
+        request_head = parse_head(bytes(request[: meta.request_head_bytes]))
+        route = self._routes.route(request_head.method, request_head.path)
         if route is None:
-            raise LostError(Loss.DECODE, "no inference request")
-        named = self._model(unquote(route.model)) if route.model else None
-        self.model = named.name if named is not None else ""
-        return answer, asked, route, named
+            raise LostError(Loss.DECODE, "not an inference request")
+        named_model = self._model(unquote(route.model)) if route.model else None
+        self.model = named_model.name if named_model is not None else ""
+        return response_head, request_head, route, named_model
 
     def _model(self, name: str) -> Model:
         model = self._models.get(name)
@@ -210,21 +215,21 @@ class Recorder:
 
     def _policy_of(self, epoch: str) -> Policy:
         if self._policy is None or self._policy.epoch != epoch:
-            policy = self._directives.of(epoch)
+            policy = self._policy_history.of(epoch)
             if policy is None:
                 raise LostError(Loss.CAPTURE_ERROR, f"the policy of epoch {epoch} is not known any more")
             self._policy = policy
-            self._thinning = SecondPhase(policy.body_strata, phase_salt(self._origin.salt, epoch))
+            self._second_phase = SecondPhase(policy.body_strata, phase_salt(self._identity.salt, epoch))
         return self._policy
 
-    def _version(self, wired: str, model: Model) -> str:
-        """Return the first that is told: on the wire, by the configuration, by the environment."""
-        told = cut(wired, _VERSION_BYTES)
-        return told or model.version or self._origin.version or UNVERSIONED
+    def _version(self, wire_version: str, model: Model) -> str:
+        """Return the version on the wire, else that of the configuration, else that of the environment."""
+        version_on_wire = cut(wire_version, _VERSION_BYTES)
+        return version_on_wire or model.version or self._identity.version or UNVERSIONED
 
-    def _group(self, asked: Head) -> str:
-        """Return the statistical unit: requests of one user are taken together and are not independent."""
+    def _group(self, request_head: Head) -> str:
+        """Return the statistical unit: requests of one user are sampled together and are not independent."""
         name = self._config.sampling.sticky_header
-        value = asked.headers.get(name.lower()) if name else None
-        # Without a value it is nobody's: the relay drew for the exchange alone.
-        return keyed_hash(self._origin.hmac_key or self._origin.salt, value) if value else ""
+        value = request_head.headers.get(name.lower()) if name else None
+        # Without a value there is no group: the relay drew for this exchange alone.
+        return keyed_hash(self._identity.hmac_key or self._identity.salt, value) if value else ""

@@ -1,4 +1,7 @@
-"""Publishes the exact counts of the whole sidecar, cumulative since it started: a lost message costs nothing."""
+"""Tallies: the exact counts of the whole sidecar, published as totals since its start.
+
+Because they are totals, a lost message does no harm.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -17,19 +20,18 @@ _LOG = logging.getLogger(__name__)
 class Tallies:
     """Reads the shared counters and publishes them.
 
-    The sequence lives in the counters, so that a capture process that is started anew goes on where the last one
-    ended.
+    The sequence number is one of the counters, so that a restarted capture process continues it.
 
     Parameters
     ----------
     counters
         Of all processes of this sidecar.
     rows
-        Returns what the rows of the counters are for.
+        Returns the stratum and model of each row.
     source, boot
         This sidecar and its start.
     queue
-        Returns the connection, or None while there is none.
+        Returns the connection to NATS, or None while there is none.
     clock
         Stamps the tallies.
     """
@@ -53,8 +55,8 @@ class Tallies:
         self._clock = clock
 
     def take(self) -> Tally:
-        """Return the counts of this moment under the next number."""
-        self._slot.note(Gauge.SEQUENCE)
+        """Return the present counts with the next sequence number."""
+        self._slot.adjust(Gauge.SEQUENCE)
         return Tally(
             source=self._source,
             boot=self._boot,
@@ -73,7 +75,9 @@ class Tallies:
         try:
             await queue.publish_tally(tally.source, tally.boot, tally.sequence, encode(tally))
         except QuantdriftError as error:
-            _LOG.info("tally %d not published, the next one holds its counts: %s", tally.sequence, error)
+            _LOG.info(
+                "tally %d was not published, the next one includes its counts: %s", tally.sequence, error
+            )
             return False
         return True
 

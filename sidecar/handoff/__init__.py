@@ -1,1 +1,1 @@
-"""The Unix socket between relay, intake and capture: its frames, sender and receiver."""
+"""The hand-off over a Unix socket, from relay and intake to the capture process."""

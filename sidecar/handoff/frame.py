@@ -1,8 +1,8 @@
-"""The frame in which a relay worker hands a raw exchange to the capture process, over a Unix stream socket.
+"""The frame that carries a raw exchange to the capture process over a Unix stream socket.
 
-`frame = u32 length | u32 length of meta | meta (MessagePack) | request bytes | response bytes`, lengths big-endian;
-the first counts everything after itself. The bytes are as they were on the wire, message heads and chunked framing
-included: nothing is decoded on the relay's loop.
+`frame = u32 length | u32 length of meta | meta (MessagePack) | request bytes | response bytes`, lengths
+big-endian; the first counts everything after itself. The bytes are those on the wire, message heads and
+chunked framing included: the relay decodes nothing.
 """
 
 import struct
@@ -20,12 +20,12 @@ MAX_HEADER_BYTES = 64 * KIB
 
 
 class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What the relay knows of an exchange.
+    """The metadata of an exchange.
 
     Parameters
     ----------
     id
-        32 hexadecimal digits, minted for it.
+        32 hexadecimal digits.
     stratum
         Row of its header stratum in the table of counts.
     pi1
@@ -33,11 +33,11 @@ class RawMeta(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
     u1
         The first phase's draw.
     epoch
-        Epoch whose rates and salt decided.
+        The epoch whose rates and salt were used.
     captured_at_ns
-        Completion of the response, nanoseconds since 1970, UTC.
+        Time when the response was complete, nanoseconds since 1970, UTC.
     request_head_bytes, request_bytes
-        Length of the request's head (its empty line included), and of the whole request.
+        Length of the request's head, its empty line included, and of the whole request.
     response_head_bytes, response_bytes
         The same of the final response; interim 1xx responses are left out.
     """
@@ -59,7 +59,7 @@ _DECODER = msgspec.msgpack.Decoder(RawMeta)
 
 
 def frame(meta: RawMeta, chunks: Iterable[bytes | memoryview]) -> list[bytes | memoryview]:
-    """Return the buffers of one frame, the chunks uncopied.
+    """Return the buffers of one frame; the chunks are not copied.
 
     Parameters
     ----------
@@ -74,13 +74,13 @@ def frame(meta: RawMeta, chunks: Iterable[bytes | memoryview]) -> list[bytes | m
 
 
 def lengths(head: bytes | memoryview) -> tuple[int, int]:
-    """Return what is still to be read after the 8 bytes of `head`, and how much of it is meta."""
+    """Return the number of bytes after the 8 bytes of `head`, and how many of them are meta."""
     total, meta = _HEAD.unpack(head)
     return total - 4, meta
 
 
 def parse(meta_bytes: int, rest: bytes | memoryview) -> tuple[RawMeta, memoryview, memoryview]:
-    """Return meta, request and response of a frame's `rest`, uncopied.
+    """Return meta, request and response in the `rest` of a frame; they are not copied.
 
     Raises
     ------
@@ -98,4 +98,4 @@ def parse(meta_bytes: int, rest: bytes | memoryview) -> tuple[RawMeta, memoryvie
     return meta, body[: meta.request_bytes], body[meta.request_bytes :]
 
 
-PIECE_BYTES = 100  # what a held buffer costs beside its content
+PIECE_BYTES = 100  # memory of a buffer in addition to its content

@@ -1,14 +1,14 @@
-"""Heads of HTTP/1.1 messages for exchanges that never had one: the capture process reads one form alone.
+"""HTTP/1.1 heads for exchanges that have none of their own, because the capture process reads only this form.
 
-An HTTP/2 stream, a pair of CloudEvents, an Envoy stream and a call in a Python server each become a request and a
-response of this form on the way into the hand-off.
+An HTTP/2 stream, a pair of CloudEvents, an Envoy stream and a call in a Python server each become a request
+and a response of this form before the hand-off.
 """
 
 import re
 from collections.abc import Iterable
 
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # a line's end in a value would begin another field
+_NO_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")  # a line end in a value would begin another field
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
 
 Fields = Iterable[tuple[bytes, bytes]]
@@ -20,11 +20,12 @@ def request_head(method: bytes, target: bytes, fields: Fields, version: bytes = 
     Parameters
     ----------
     method, target
-        Of the start line. What no start line can hold is left out of them.
+        Of the start line; characters that a start line cannot contain are removed.
     fields
-        Header names and values. A name that is none is left out with its value; control characters become spaces.
+        Header names and values. A field with an invalid name is left out; control characters in values become
+        spaces.
     version
-        Shown in the start line.
+        HTTP version in the start line.
     """
     start = b" ".join((_NO_TARGET.sub(b"", method), _NO_TARGET.sub(b"", target), version))
     return _head(start, fields)
@@ -36,7 +37,7 @@ def response_head(status: int, fields: Fields, version: bytes = b"HTTP/1.1") -> 
 
 
 def field_lines(fields: Fields) -> bytes:
-    """Return the lines of header fields, each with its end; parameter as for a request."""
+    """Return the lines of header fields, each with its CR LF; parameter as for a request."""
     return b"".join(
         b"%b: %b\r\n" % (name, _NO_VALUE.sub(b" ", value)) for name, value in fields if _NAME.fullmatch(name)
     )

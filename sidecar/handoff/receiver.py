@@ -1,4 +1,4 @@
-"""Takes frames from the relay workers over the Unix socket. It always reads: nothing may back up into a relay."""
+"""The receiving end of the hand-off. It always reads, so that data never backs up into a relay worker."""
 
 import asyncio
 import contextlib
@@ -21,15 +21,15 @@ Handle = Callable[[RawMeta, memoryview, memoryview], None]
 
 
 class FrameReceiver:
-    """Reads the frames of any number of relay workers and hands each to `handle`.
+    """Reads the frames of any number of relay workers and calls `handle` with each.
 
     Parameters
     ----------
     sidecar
-        Bounds the length of a frame.
+        Its limits bound the length of a frame.
     handle
-        Called with meta, request and response on the loop; what it wants to keep of them it must copy. Its ValueError
-        says that the frames are out of step.
+        Called on the loop with meta, request and response. It must copy what it keeps. A ValueError from it
+        means that the frames are out of step.
     """
 
     def __init__(self, sidecar: Sidecar, handle: Handle) -> None:
@@ -41,17 +41,20 @@ class FrameReceiver:
         self._n_frames = 0
 
     def reconfigure(self, sidecar: Sidecar) -> None:
-        """Go over to other bounds; a lower one is kept by those who send, which hold longer exchanges still."""
+        """Apply other limits.
+
+        A lower limit is not enforced here, since senders still have longer exchanges.
+        """
         limit = sidecar.max_exchange_bytes + 2 * MAX_HEADER_BYTES + _META_BYTES
         self._limit = max(self._limit, limit)
 
     async def start(self, listener: socket.socket) -> None:
-        """Accept connections on `listener`, which listens already."""
+        """Accept connections on `listener`, which is listening already."""
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(self._accept, sock=listener)
 
     async def finish(self, timeout_s: float) -> None:
-        """Accept no more, read what has been sent, and close: when it is quiet, at the latest after `timeout_s`."""
+        """Stop accepting, read what has been sent, and close once no more arrives, or after `timeout_s`."""
         if self._server is not None:
             self._server.close()
         loop = asyncio.get_running_loop()
@@ -66,7 +69,7 @@ class FrameReceiver:
             reader.close()
 
     def _accept(self) -> asyncio.BufferedProtocol:
-        reader = _Reader(self._size, self._take, self._readers.discard)
+        reader = _Reader(self._size, self._handle_frame, self._readers.discard)
         self._readers.add(reader)
         return reader
 
@@ -76,20 +79,20 @@ class FrameReceiver:
             raise ValueError(f"a frame of {n_rest} bytes with {n_meta} of meta")
         return n_rest, n_meta
 
-    def _take(self, n_meta: int, rest: memoryview) -> None:
+    def _handle_frame(self, n_meta: int, rest: memoryview) -> None:
         self._handle(*parse(n_meta, rest))
         self._n_frames += 1
 
 
 class _Reader(asyncio.BufferedProtocol):
-    """One relay worker's frames, taken from the buffer that the kernel wrote them to.
+    """The connection of one relay worker; frames are read in the buffer that the kernel wrote them to.
 
     Parameters
     ----------
     size
-        Returns of a frame's first bytes how many follow them, and how many of these are meta.
+        Called with the first bytes of a frame; returns how many bytes follow, and how many of them are meta.
     take
-        Called with the number of bytes of meta, and what follows a frame's first bytes.
+        Called with the number of bytes of meta, and the bytes after the first ones of a frame.
     on_end
         Called when the connection is over.
     """
@@ -106,8 +109,8 @@ class _Reader(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._usual = memoryview(bytearray(_BUFFER_BYTES))
         self._buffer = self._usual
-        self._start = self._stop = 0  # of what was read and is not yet taken
-        self._end = _BUFFER_BYTES  # of what may be read at once
+        self._start = self._stop = 0  # of the unread part of the buffer
+        self._end = _BUFFER_BYTES  # where the next read must stop
         self.ended = asyncio.Event()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -119,23 +122,23 @@ class _Reader(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self._stop += nbytes
         try:
-            self._make_room(self._frames())
+            self._fit_next_frame(self._handle_frames())
         except ValueError:
             _LOG.exception("a relay worker's frames are out of step: closing its connection")
             self.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # The relay worker ended, perhaps in the middle of a frame; its supervisor starts another.
+        # The relay worker ended, perhaps in the middle of a frame; the supervisor starts another one.
         self._on_end(self)
         self.ended.set()
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the connection."""
         if self._transport is not None:
             self._transport.abort()
 
-    def _frames(self) -> int:
-        """Take the frames that are there whole; return the length of the next one, as far as it is known."""
+    def _handle_frames(self) -> int:
+        """Handle the complete frames; return the length of the next one, as far as it is known."""
         while self._stop - self._start >= HEAD_BYTES:
             begin = self._start + HEAD_BYTES
             n_rest, n_meta = self._size(self._buffer[self._start : begin])
@@ -145,12 +148,15 @@ class _Reader(asyncio.BufferedProtocol):
             self._take(n_meta, self._buffer[begin : self._start])
         return HEAD_BYTES
 
-    def _make_room(self, n_frame: int) -> None:
-        """Have the next frame fit in; a long one is read to its end and no further, or the rest had to be moved."""
-        n_there = self._stop - self._start
-        if self._start + n_frame > len(self._buffer) or not n_there:
-            there = bytes(self._buffer[self._start : self._stop])
+    def _fit_next_frame(self, n_frame: int) -> None:
+        """Make the next frame fit.
+
+        A long one is read exactly to its end, so that no bytes after it need to be moved.
+        """
+        n_unread = self._stop - self._start
+        if self._start + n_frame > len(self._buffer) or not n_unread:
+            unread = bytes(self._buffer[self._start : self._stop])
             self._buffer = self._usual if n_frame <= _BUFFER_BYTES else memoryview(bytearray(n_frame))
-            self._buffer[:n_there] = there
-            self._start, self._stop = 0, n_there
+            self._buffer[:n_unread] = unread
+            self._start, self._stop = 0, n_unread
         self._end = self._start + n_frame if n_frame > _LONG_BYTES else len(self._buffer)

@@ -1,4 +1,4 @@
-"""Hands finished exchanges from a relay worker to the capture process: never waits, never raises, counts what it drops."""
+"""The sending end of the hand-off: it never waits, never raises, and counts the exchanges that it drops."""
 
 import asyncio
 import contextlib
@@ -14,26 +14,26 @@ from quantdrift.sidecar.state.counters import Count, Gauge, Slot
 
 _LOG = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S = 0.05
-_LAST_PAUSE_S = 2.0
-_SEND_BUFFERS = 64  # at once, far below the system's limit
+_MIN_RETRY_S = 0.05
+_MAX_RETRY_S = 2.0
+_SEND_BUFFERS = 64  # in one call, far below the system's limit
 _SOCKET_BUFFER_BYTES = 1 << 20  # asked for; the system may give less
 
 
 class FrameSender:
-    """The writing end of the Unix socket.
+    """Sends frames to the capture process.
 
-    What is offered in one turn of the loop is sent together at its end, without waiting; what does not fit into the
-    socket's buffer waits here, up to a bound, for the loop to say that the socket takes more.
+    The frames of one turn of the loop are written together at its end, without waiting. What does not fit
+    into the socket's buffer is queued here, up to a limit, until the socket is writable again.
 
     Parameters
     ----------
     path
-        Where the capture process listens.
+        Unix socket of the capture process.
     limit_bytes
-        Most that waits here; may be changed later.
+        Most bytes in the queue; may be changed later.
     slot
-        The worker's counts.
+        Counters of this process.
     loop
         The loop on which every method is called.
     """
@@ -45,61 +45,61 @@ class FrameSender:
         self._loop = loop
         self._socket: socket.socket | None = None
         self._is_closed = False
-        self._is_writing = False  # the loop says when the socket takes more
-        self._is_due = False  # it sends at the end of this turn
+        self._is_writing = False  # the loop calls `_write` when the socket is writable
+        self._is_write_scheduled = False  # it writes at the end of this turn
         self._drained: asyncio.Event | None = None
-        self._pause_s = _FIRST_PAUSE_S
+        self._retry_s = _MIN_RETRY_S
         self._buffers: deque[bytes | memoryview] = deque()
-        self._frames: deque[tuple[int, int]] = deque()  # stratum, and where the frame ends in the stream
-        self._n_offered = 0  # bytes of the stream so far
+        self._frames: deque[tuple[int, int]] = deque()  # stratum, and the end of the frame in the byte stream
+        self._n_queued = 0  # bytes queued since the start
         self._n_sent = 0
 
     def connect(self) -> None:
-        """Connect now or later; on a lost connection it is called by itself."""
+        """Connect, or try again later. After a lost connection it is called automatically."""
         if self._is_closed:
             return
-        end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-            end.connect(self._path)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+            connection.connect(self._path)
         except OSError as error:
-            end.close()
-            _LOG.debug("no capture process at %s: %s", self._path, error)
-            self._loop.call_later(self._pause_s, self.connect)
-            self._pause_s = min(self._pause_s * 2, _LAST_PAUSE_S)
+            connection.close()
+            _LOG.debug("cannot connect to the capture process at %s: %s", self._path, error)
+            self._loop.call_later(self._retry_s, self.connect)
+            self._retry_s = min(self._retry_s * 2, _MAX_RETRY_S)
             return
-        self._socket = end
-        self._pause_s = _FIRST_PAUSE_S
-        self._loop.add_reader(end.fileno(), self._hear)
+        self._socket = connection
+        self._retry_s = _MIN_RETRY_S
+        self._loop.add_reader(connection.fileno(), self._detect_close)
 
-    def offer(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
-        """Send a frame, or count it as lost.
+    def send(self, stratum: int, buffers: Sequence[bytes | memoryview]) -> None:
+        """Queue a frame, or count it as lost.
 
         Parameters
         ----------
         stratum
-            Index of its header stratum.
+            Its row in the table of counts.
         buffers
-            The frame's bytes; they are not copied.
+            The bytes of the frame; they are not copied.
         """
         if self._socket is None:
             self._slot.lose(stratum, Loss.CAPTURE_DOWN)
             return
         n_bytes = sum(map(len, buffers))
-        if self._n_offered - self._n_sent + n_bytes > self.limit_bytes:
+        if self._n_queued - self._n_sent + n_bytes > self.limit_bytes:
             self._slot.lose(stratum, Loss.CAPTURE_BEHIND)
             return
         if len(buffers) * PIECE_BYTES > n_bytes:
-            buffers = [b"".join(buffers)]  # what waits must not cost many times what is counted
+            buffers = [b"".join(buffers)]  # many small buffers would use far more memory than is counted
         self._buffers.extend(buffers)
-        self._n_offered += n_bytes
-        self._frames.append((stratum, self._n_offered))
-        if not self._is_writing and not self._is_due:
-            self._is_due = True
-            self._loop.call_soon(self._send_due)
+        self._n_queued += n_bytes
+        self._frames.append((stratum, self._n_queued))
+        if not self._is_writing and not self._is_write_scheduled:
+            self._is_write_scheduled = True
+            self._loop.call_soon(self._write_scheduled)
 
     async def finish(self, timeout_s: float) -> None:
-        """Send what waits, at most for `timeout_s`, count the rest as lost, and close."""
+        """Send what is queued, for at most `timeout_s`, count the rest as lost, and close."""
         self._is_closed = True
         if self._frames:
             self._drained = asyncio.Event()
@@ -108,32 +108,32 @@ class FrameSender:
                     await self._drained.wait()
         self._disconnect(Loss.CAPTURE_BEHIND)
 
-    def _send_due(self) -> None:
-        self._is_due = False
+    def _write_scheduled(self) -> None:
+        self._is_write_scheduled = False
         if self._buffers and not self._is_writing:
-            self._send()
+            self._write()
 
-    def _send(self) -> None:
+    def _write(self) -> None:
         assert self._socket is not None
         try:
             n_bytes = self._socket.sendmsg(list(itertools.islice(self._buffers, _SEND_BUFFERS)))
         except (BlockingIOError, InterruptedError):
             n_bytes = 0
         except OSError as error:
-            _LOG.info("the capture process is gone: %s", error)
+            _LOG.info("the connection to the capture process is lost: %s", error)
             self._disconnect(Loss.CAPTURE_DOWN)
             self.connect()
             return
-        self._sent(n_bytes)
+        self._count_sent(n_bytes)
         if self._is_writing != bool(self._buffers):
             self._is_writing = not self._is_writing
             if self._is_writing:
-                self._loop.add_writer(self._socket.fileno(), self._send)
+                self._loop.add_writer(self._socket.fileno(), self._write)
             else:
                 self._loop.remove_writer(self._socket.fileno())
-        self._slot.set(Gauge.QUEUE_BYTES, self._n_offered - self._n_sent)
+        self._slot.set(Gauge.QUEUE_BYTES, self._n_queued - self._n_sent)
 
-    def _sent(self, n_bytes: int) -> None:
+    def _count_sent(self, n_bytes: int) -> None:
         self._n_sent += n_bytes
         while self._frames and self._frames[0][1] <= self._n_sent:
             stratum, _ = self._frames.popleft()
@@ -148,16 +148,16 @@ class FrameSender:
             n_bytes -= len(first)
             self._buffers.popleft()
 
-    def _hear(self) -> None:
-        """Notice that the other end has closed: it never sends anything."""
+    def _detect_close(self) -> None:
+        """Reconnect if the other end has closed; it never sends data."""
         assert self._socket is not None
         try:
-            heard = self._socket.recv(64)
+            received = self._socket.recv(64)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
-            heard = b""
-        if not heard:
+            received = b""
+        if not received:
             self._disconnect(Loss.CAPTURE_DOWN)
             self.connect()
 
@@ -174,5 +174,5 @@ class FrameSender:
         if self._drained is not None:
             self._drained.set()
         self._is_writing = False
-        self._n_sent = self._n_offered
+        self._n_sent = self._n_queued
         self._slot.set(Gauge.QUEUE_BYTES, 0)

@@ -1,1 +1,1 @@
-"""Ways in beside the relay: what the serving path has already answered, told by others. Never on the serving path."""
+"""The intake process: it takes exchanges from senders other than the relay, off the serving path."""

@@ -1,4 +1,4 @@
-"""What the capture intake is sent: batches of requests with their responses, in the words of any known protocol."""
+"""Batches that clients post to the intake: requests with their responses, in any known protocol."""
 
 import base64
 import binascii
@@ -10,14 +10,14 @@ import msgspec
 
 from quantdrift.core.errors import QuantdriftError
 
-MOST_EXCHANGES = 1000
-_OLDEST = timedelta(days=1)
-_EARLIEST = timedelta(minutes=5)
+MAX_EXCHANGES = 1000
+_MAX_AGE = timedelta(days=1)
+_MAX_AHEAD = timedelta(minutes=5)
 _NONE = msgspec.Raw()
 
 
 class BatchError(QuantdriftError):
-    """A body is no batch at all."""
+    """The body is not a batch."""
 
 
 class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,7 +26,7 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     target
-        The path that the client asked for.
+        The path that the client requested.
     headers
         Of the request, names in lower case.
     request, response
@@ -34,7 +34,7 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
     status, response_headers
         Of the response.
     captured_at
-        When the response was complete; aware.
+        Time when the response was complete; aware.
     """
 
     target: str
@@ -47,22 +47,22 @@ class SubmittedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that was read.
+    """A parsed batch.
 
     Parameters
     ----------
     exchanges
-        Those that are well formed.
+        The valid exchanges.
     rejected
-        Place and fault of the others.
+        Index and error of each of the others.
     """
 
     exchanges: list[SubmittedExchange]
     rejected: list[tuple[int, str]]
 
 
-class _Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """An exchange as it is sent; a content is a JSON document, or any bytes as base64."""
+class _WireExchange(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An exchange on the wire; a content is a JSON document, or any bytes as base64."""
 
     target: Annotated[str, msgspec.Meta(pattern="^/", max_length=4096)]
     headers: dict[str, str] = {}
@@ -76,27 +76,28 @@ class _Sent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    exchanges: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MOST_EXCHANGES)]
+    exchanges: Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EXCHANGES)]
 
 
 _ENVELOPE = msgspec.json.Decoder(_Envelope)
-_SENT = msgspec.json.Decoder(_Sent)
+_EXCHANGE = msgspec.json.Decoder(_WireExchange)
 
 
 def read_batch(body: bytes, now: datetime | None = None) -> Batch:
-    """Return the batch in `body`; what is wrong with one exchange costs the others nothing.
+    """Return the batch in `body`; an invalid exchange does not affect the others.
 
     Parameters
     ----------
     body
         JSON.
     now
-        Aware; stamps exchanges that tell no time, and bounds those that do: a day back, five minutes ahead.
+        Aware. It is the time of exchanges without one; a given time must be at most a day before or five
+        minutes after.
 
     Raises
     ------
     BatchError
-        It is no JSON, or no batch.
+        It is not JSON, or not a batch.
     """
     try:
         envelope = _ENVELOPE.decode(body)
@@ -106,23 +107,23 @@ def read_batch(body: bytes, now: datetime | None = None) -> Batch:
     batch = Batch(exchanges=[], rejected=[])
     for index, raw in enumerate(envelope.exchanges):
         try:
-            batch.exchanges.append(_told(_SENT.decode(raw), at))
+            batch.exchanges.append(_checked(_EXCHANGE.decode(raw), at))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
             batch.rejected.append((index, str(error)))
     return batch
 
 
-def _told(sent: _Sent, now: datetime) -> SubmittedExchange:
-    at = now if isinstance(sent.captured_at, msgspec.UnsetType) else sent.captured_at
-    if not now - _OLDEST <= at <= now + _EARLIEST:
-        raise ValueError("captured_at is more than a day ago, or ahead")
+def _checked(wire: _WireExchange, now: datetime) -> SubmittedExchange:
+    at = now if isinstance(wire.captured_at, msgspec.UnsetType) else wire.captured_at
+    if not now - _MAX_AGE <= at <= now + _MAX_AHEAD:
+        raise ValueError("captured_at is more than a day in the past, or in the future")
     return SubmittedExchange(
-        target=sent.target,
-        headers={name.lower(): value for name, value in sent.headers.items()},
-        request=_content("request", sent.request, sent.request_base64),
-        response=_content("response", sent.response, sent.response_base64),
-        status=sent.status,
-        response_headers={name.lower(): value for name, value in sent.response_headers.items()},
+        target=wire.target,
+        headers={name.lower(): value for name, value in wire.headers.items()},
+        request=_content("request", wire.request, wire.request_base64),
+        response=_content("response", wire.response, wire.response_base64),
+        status=wire.status,
+        response_headers={name.lower(): value for name, value in wire.response_headers.items()},
         captured_at=at,
     )
 

@@ -1,4 +1,4 @@
-"""Who may tell of exchanges: whoever has the intake's token, in a header or, where a caller can send none, in a path."""
+"""Authentication of callers by the intake's token, in a header or, if they can send none, in the path."""
 
 import hmac
 import logging
@@ -8,56 +8,56 @@ from quantdrift.sidecar.state.counters import Denial
 
 _LOG = logging.getLogger(__name__)
 _ADVICE = {
-    Denial.NO_TOKEN: "it gives no token (header `Authorization: Bearer TOKEN`)",
-    Denial.WRONG_TOKEN: "its token is not that of intake.token_file",
-    Denial.OFF: "this way in is off (intake.kserve_logger)",
+    Denial.NO_TOKEN: "it has no token (send the header `Authorization: Bearer TOKEN`)",
+    Denial.WRONG_TOKEN: "its token differs from that in intake.token_file",
+    Denial.OFF: "this endpoint is off (set intake.kserve_logger to turn it on)",
 }
 
 
 class Callers:
-    """Knows callers by the token. What it refuses is counted and logged; no caller is told the reason.
+    """Checks the token of callers. Refused calls are counted and logged; callers are not told the reason.
 
     Parameters
     ----------
     token
-        Of the intake; empty: nobody is known.
-    entrance
-        Keeps the count.
+        The intake's token; empty: every call is refused.
+    gateway
+        Counts refused calls.
     """
 
-    def __init__(self, token: str, entrance: Gateway) -> None:
+    def __init__(self, token: str, gateway: Gateway) -> None:
         self._token = token.encode()
-        self._entrance = entrance
+        self._gateway = gateway
 
-    def has_token(self, way: str, authorization: str) -> bool:
-        """Return whether a call has the token in its header `Authorization`.
+    def has_token(self, endpoint: str, authorization: str) -> bool:
+        """Return whether a call has the token in its `Authorization` header.
 
         Parameters
         ----------
-        way
-            What is called, for the log.
+        endpoint
+            The called endpoint, for the log.
         authorization
-            The header; empty where there is none.
+            The value of the header; empty if it is missing.
         """
         scheme, _, given = authorization.partition(" ")
-        return self.is_token(way, given.strip() if scheme.lower() == "bearer" else "")
+        return self.is_token(endpoint, given.strip() if scheme.lower() == "bearer" else "")
 
-    def is_token(self, way: str, given: str) -> bool:
-        """Return whether what a call gives is the token; the time that it takes does not tell how much of it is right.
+    def is_token(self, endpoint: str, given: str) -> bool:
+        """Return whether a call gives the token, in constant time.
 
         Parameters
         ----------
-        way
-            What is called, for the log.
+        endpoint
+            The called endpoint, for the log.
         given
-            Empty where it gives none.
+            The given token; empty if there is none.
         """
-        is_known = hmac.compare_digest(given.encode(errors="replace"), self._token) and bool(self._token)
-        if not is_known:
-            self.refuse(way, Denial.WRONG_TOKEN if given else Denial.NO_TOKEN)
-        return is_known
+        is_valid = hmac.compare_digest(given.encode(errors="replace"), self._token) and bool(self._token)
+        if not is_valid:
+            self.refuse(endpoint, Denial.WRONG_TOKEN if given else Denial.NO_TOKEN)
+        return is_valid
 
-    def refuse(self, way: str, why: Denial) -> None:
-        """Count and log a call that is refused."""
-        self._entrance.deny(why)
-        _LOG.warning("the intake refuses a call of %s: %s", way, _ADVICE[why])
+    def refuse(self, endpoint: str, reason: Denial) -> None:
+        """Count and log a refused call."""
+        self._gateway.count_denied(reason)
+        _LOG.warning("the intake refuses a call of %s: %s", endpoint, _ADVICE[reason])

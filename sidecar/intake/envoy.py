@@ -1,7 +1,10 @@
-"""Envoy's external processing in observability mode: a gRPC server that is told exchanges and answers nothing.
+"""The gRPC server for Envoy's external processing in observability mode.
 
-Where the intake has a token, a stream must have it in its initial metadata. Envoy slows traffic down where its stream to the processor backs up, so every message is read at once, whatever becomes
-of it. It needs grpcio, which a base install does not have.
+It receives exchanges and sends no answers.
+
+If the intake has a token, a stream must have it in its initial metadata. Envoy slows down traffic when its
+stream to the processor backs up, so every message is read at once, even if it is discarded. It needs grpcio,
+which a base install does not have.
 """
 
 from collections.abc import AsyncIterator
@@ -19,10 +22,10 @@ from quantdrift.sidecar.state.config import LiveConfig
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
-# All at once, whatever they hold; those that were taken are bounded by what they hold long before.
-_MOST_STREAMS = 8192
-_ENVELOPE_BYTES = 1 << 20  # of a message, beside the largest body
-_KEEPALIVE_MS = 30_000  # the streams of an Envoy that has vanished end with its connection
+# Open streams of any kind; sampled ones reach the limit on buffered bytes long before.
+_MAX_STREAMS = 8192
+_ENVELOPE_BYTES = 1 << 20  # of a message, in addition to the largest body
+_KEEPALIVE_MS = 30_000  # the streams of a vanished Envoy end with its connection
 _KEEPALIVE_TIMEOUT_MS = 10_000
 
 
@@ -34,37 +37,35 @@ class ExtProc:
     config
         Of the sidecar.
     token
-        That a stream must give; empty: none need, as the port is at a loopback address.
-    entrance
-        Where exchanges go.
+        The token that a stream must have; empty: none is needed, because the port has a loopback address.
+    gateway
+        Receives the exchanges.
 
     Raises
     ------
     OperatorError
-        On entering: its port cannot be opened.
+        On entering: the port cannot be opened.
     """
 
-    def __init__(self, config: Config, token: str, entrance: Gateway) -> None:
+    def __init__(self, config: Config, token: str, gateway: Gateway) -> None:
         self._address = config.intake.ext_proc
-        self._entrance = entrance
-        self._callers = Callers(token, entrance) if token else None
-        self._room = StreamLimits(config, entrance)
+        self._gateway = gateway
+        self._callers = Callers(token, gateway) if token else None
+        self._limits = StreamLimits(config, gateway)
         deadlines = Deadlines.of(config.sidecar)
         self._grace_s = deadlines.drain_s - deadlines.accept_s
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=_MOST_STREAMS,
+            maximum_concurrent_rpcs=_MAX_STREAMS,
             options=[
                 ("grpc.max_receive_message_length", config.sidecar.max_exchange_bytes + _ENVELOPE_BYTES),
-                ("grpc.so_reuseport", 0),  # a port that another has is an error
+                ("grpc.so_reuseport", 0),  # a port in use is an error
                 ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
                 ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
-                (
-                    "grpc.http2.min_ping_interval_without_data_ms",
-                    1000,
-                ),  # Envoy may ask more often than gRPC likes
+                # Envoy may ping more often than gRPC allows by default.
+                ("grpc.http2.min_ping_interval_without_data_ms", 1000),
             ],
         )
-        # Messages are given and taken as bytes: what is wrong with one must not end as an error of gRPC's.
+        # Messages are handled as bytes, so that an invalid one is not reported as a gRPC error.
         handler = grpc.stream_stream_rpc_method_handler(self._process)
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(_SERVICE, {"Process": handler}),)
@@ -83,9 +84,9 @@ class ExtProc:
     ) -> None:
         await self._server.stop(self._grace_s)
 
-    def reconfigure(self, settled: LiveConfig) -> None:
-        """Go over to another bound; the longest message stays."""
-        self._room.reconfigure(settled.config)
+    def reconfigure(self, live_config: LiveConfig) -> None:
+        """Apply another limit on buffered bytes; the longest message stays."""
+        self._limits.reconfigure(live_config.config)
 
     async def _process(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
@@ -93,8 +94,8 @@ class ExtProc:
         if self._callers is not None:
             given = dict(context.invocation_metadata() or ()).get("authorization", "")
             if not self._callers.has_token("the Envoy external processor", str(given)):
-                return  # no error: Envoy would fail requests with it where the filter does not fail open
-        stream = Stream(self._entrance, self._room)
+                return  # without an error, since Envoy would fail requests if the filter does not fail open
+        stream = Stream(self._gateway, self._limits)
         try:
             async for data in messages:
                 if not stream.take(data):

@@ -1,7 +1,7 @@
-"""One stream of Envoy's external processing: an HTTP exchange that is told message by message. No I/O.
+"""One stream of Envoy's external processing: an HTTP exchange that arrives message by message. No I/O.
 
-In observability mode Envoy waits for no answer and takes none. A stream that is closed is told nothing more, so what is
-not taken costs one message.
+In observability mode Envoy waits for no answer and accepts none. It sends nothing more on a closed stream, so
+a request that is not sampled costs one message.
 """
 
 import logging
@@ -14,68 +14,69 @@ from quantdrift.core.records import Loss
 from quantdrift.sidecar.intake import ext_proc_pb2 as wire
 from quantdrift.sidecar.intake.gateway import Gateway, SampledRequest
 
-# What gRPC keeps for an open stream: measured with 2,000 of them, on Linux x86-64 with CPython 3.11 and grpcio 1.85.
+# What gRPC keeps for an open stream: measured with 2,000 of them, on Linux x86-64 with CPython 3.11 and
+# grpcio 1.85.
 STREAM_BYTES = 32 * 1024
-_PIECE_BYTES = 100  # what a piece of a body costs beside its content
+_PIECE_BYTES = 100  # memory of a piece of a body in addition to its content
 _HTTP1 = b"HTTP/1.1"
 _HTTP2 = b"HTTP/2"
 _LOG = logging.getLogger(__name__)
 
 
 class FilterAdvice(Enum):
-    """What is most likely wrong in the filter's configuration."""
+    """The most likely fault in the configuration of Envoy's filter."""
 
-    MODE = "observability_mode of its ext_proc filter must be true, nothing is answered here"
-    BODIES = "request_body_mode and response_body_mode of its ext_proc filter must be STREAMED"
-    TRAILERS = "response_trailer_mode of its ext_proc filter must be SEND, gRPC has its status there"
+    MODE = "set observability_mode of its ext_proc filter to true, because this server sends no answers"
+    BODIES = "set request_body_mode and response_body_mode of its ext_proc filter to STREAMED"
+    TRAILERS = "set response_trailer_mode of its ext_proc filter to SEND, because gRPC has its status there"
 
 
 class StreamLimits:
-    """What the streams share: a bound, which they share with the other ways in, and what was said of the filter.
+    """The limit on buffered bytes, shared with the other intakes, and the advice that was logged already.
 
     Parameters
     ----------
     config
         Of the sidecar.
-    entrance
-        Keeps the account.
+    gateway
+        Counts the buffered bytes of all intakes.
     """
 
-    def __init__(self, config: Config, entrance: Gateway) -> None:
-        self._entrance = entrance
-        self._said: set[FilterAdvice] = set()
+    def __init__(self, config: Config, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._logged: set[FilterAdvice] = set()
         self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
-        """Go over to another bound."""
+        """Apply another limit."""
         self._limit_bytes = config.intake.max_pending_bytes
 
-    def take(self, n_bytes: int) -> bool:
-        """Hold `n_bytes` more, unless that is too much; return whether they are held."""
-        if self._entrance.held_bytes + n_bytes > self._limit_bytes:
+    def reserve(self, n_bytes: int) -> bool:
+        """Reserve `n_bytes` if the limit allows; return whether they are reserved."""
+        if self._gateway.held_bytes + n_bytes > self._limit_bytes:
             return False
-        self._entrance.hold(n_bytes)
+        self._gateway.add_held_bytes(n_bytes)
         return True
 
-    def give(self, n_bytes: int) -> None:
-        """Hold `n_bytes` no more."""
-        self._entrance.hold(-n_bytes)
+    def release(self, n_bytes: int) -> None:
+        """Release `n_bytes`."""
+        self._gateway.add_held_bytes(-n_bytes)
 
-    def say(self, advice: FilterAdvice) -> None:
-        """Log once what may be to be changed in Envoy."""
-        if advice not in self._said:
-            self._said.add(advice)
-            _LOG.warning("Envoy does not tell an exchange whole. If it tells none: %s", advice.value)
+    def log_advice(self, advice: FilterAdvice) -> None:
+        """Log once what to change in Envoy."""
+        if advice not in self._logged:
+            self._logged.add(advice)
+            _LOG.warning("Envoy sent an incomplete exchange. If all are incomplete: %s", advice.value)
 
 
 class _State(Enum):
-    HEADERS = auto()  # of the message have not come
+    HEADERS = auto()  # the headers have not arrived
     BODY = auto()
     ENDED = auto()
 
 
 class _Half:
-    """A request or a response, as far as it has been told."""
+    """A request or a response, as far as it has arrived."""
 
     __slots__ = ("headers", "n_bytes", "pieces", "state")
 
@@ -87,31 +88,31 @@ class _Half:
 
 
 class Stream:
-    """Takes the messages of one stream.
+    """One stream and its exchange.
 
-    `end` must be called after the last, whatever happened.
+    `end` must be called after the last message, in any case.
 
     Parameters
     ----------
-    entrance
-        Where the exchange goes.
-    room
+    gateway
+        Receives the exchange.
+    limits
         Shared by all streams.
     """
 
-    __slots__ = ("_charged_bytes", "_entrance", "_request", "_response", "_room", "_status", "_ticket")
+    __slots__ = ("_charged_bytes", "_gateway", "_limits", "_request", "_response", "_sampled", "_status")
 
-    def __init__(self, entrance: Gateway, room: StreamLimits) -> None:
-        self._entrance = entrance
-        self._room = room
-        self._ticket: SampledRequest | None = None
+    def __init__(self, gateway: Gateway, limits: StreamLimits) -> None:
+        self._gateway = gateway
+        self._limits = limits
+        self._sampled: SampledRequest | None = None
         self._request = _Half()
         self._response = _Half()
         self._status = 0
         self._charged_bytes = 0
 
     def take(self, data: bytes) -> bool:
-        """Take a message, and return whether another is wanted: where none is, the stream is to be closed.
+        """Handle a message; return whether more are needed. If not, the stream must be closed.
 
         Parameters
         ----------
@@ -121,67 +122,67 @@ class Stream:
         try:
             message = wire.ProcessingRequest.FromString(data)
         except DecodeError as error:
-            _LOG.debug("a message of Envoy's is unreadable: %s", error)
+            _LOG.debug("a message of Envoy cannot be parsed: %s", error)
             return self._lose(Loss.FRAMING)
         kind = message.WhichOneof("request")
-        if self._ticket is None:
-            return kind == "request_headers" and self._ask(message)
+        if self._sampled is None:
+            return kind == "request_headers" and self._on_request_headers(message)
         if kind == "request_body":
-            self._body(self._request, message.request_body)
+            self._on_body(self._request, message.request_body)
         elif kind == "response_headers":
-            self._answer(message.response_headers)
+            self._on_response_headers(message.response_headers)
         elif kind == "response_body":
-            self._body(self._response, message.response_body)
+            self._on_body(self._response, message.response_body)
         elif kind == "request_trailers":
-            self._request.state = _State.ENDED  # there is nothing in them that is used
+            self._request.state = _State.ENDED  # they are not used
         elif kind == "response_trailers":
-            self._trailers(message.response_trailers)
+            self._on_trailers(message.response_trailers)
         elif kind == "request_headers":
-            self._lose(Loss.FRAMING)  # what Envoy may tell beside, one day, is passed over
+            self._lose(Loss.FRAMING)  # other kinds of messages, which Envoy may add, are ignored
         if self._request.state is self._response.state is _State.ENDED:
             self._hand_over()
-        return self._is_open
+        return self._sampled is not None
 
     def end(self) -> None:
-        """Take note that nothing more will come: what is not complete is lost."""
-        if self._ticket is not None:
+        """Handle the end of the stream: an incomplete exchange is lost."""
+        if self._sampled is not None:
             self._advise()
             self._lose(Loss.TRUNCATED)
 
-    def _ask(self, message: wire.ProcessingRequest) -> bool:
-        asked = message.request_headers
-        pseudo = _fields(asked.headers, self._request)
+    def _on_request_headers(self, message: wire.ProcessingRequest) -> bool:
+        request_headers = message.request_headers
+        pseudo = _fields(request_headers.headers, self._request)
         headers = self._request.headers
         if authority := pseudo.get(":authority"):
             headers.setdefault("host", authority)
-        self._ticket = self._entrance.offer(
+        self._sampled = self._gateway.sample(
             pseudo.get(":path", ""), headers, pseudo.get(":method", ""), self._version
         )
-        if self._ticket is None:
+        if self._sampled is None:
             return False
         if not message.observability_mode:
-            self._room.say(FilterAdvice.MODE)
+            self._limits.log_advice(FilterAdvice.MODE)
             return self._lose(Loss.FRAMING)
-        self._request.state = _State.ENDED if asked.end_of_stream else _State.BODY
-        return self._charge(STREAM_BYTES + len(self._ticket.head))
+        self._request.state = _State.ENDED if request_headers.end_of_stream else _State.BODY
+        return self._charge(STREAM_BYTES + len(self._sampled.head))
 
-    def _answer(self, answered: wire.HttpHeaders) -> None:
+    def _on_response_headers(self, response_headers: wire.HttpHeaders) -> None:
         if self._response.state is not _State.HEADERS:
             self._lose(Loss.FRAMING)
             return
-        status = _fields(answered.headers, self._response).get(":status", "")
+        status = _fields(response_headers.headers, self._response).get(":status", "")
         self._status = int(status) if status.isdecimal() else 0
-        self._response.state = _State.ENDED if answered.end_of_stream else _State.BODY
-        self._charge(answered.ByteSize())
+        self._response.state = _State.ENDED if response_headers.end_of_stream else _State.BODY
+        self._charge(response_headers.ByteSize())
 
-    def _body(self, half: _Half, body: wire.HttpBody) -> None:
+    def _on_body(self, half: _Half, body: wire.HttpBody) -> None:
         if half.state is not _State.BODY:
             self._lose(Loss.FRAMING)
             return
         if body.body:
             n_bytes = len(body.body)
             total = self._request.n_bytes + self._response.n_bytes + n_bytes
-            if total > self._entrance.max_exchange_bytes:
+            if total > self._gateway.max_exchange_bytes:
                 self._lose(Loss.HELD_BYTES)
                 return
             if not self._charge(n_bytes + _PIECE_BYTES):
@@ -191,20 +192,20 @@ class Stream:
         if body.end_of_stream:
             half.state = _State.ENDED
 
-    def _trailers(self, told: wire.HttpTrailers) -> None:
+    def _on_trailers(self, message: wire.HttpTrailers) -> None:
         if self._response.state is not _State.BODY:
             self._lose(Loss.FRAMING)
             return
-        _fields(told.trailers, self._response)
+        _fields(message.trailers, self._response)
         self._response.state = _State.ENDED
-        self._charge(told.ByteSize())
+        self._charge(message.ByteSize())
 
     def _hand_over(self) -> None:
-        if self._ticket is None:
-            return  # what came last was too much
-        ticket, self._ticket = self._ticket, None
-        self._entrance.hand_over(
-            ticket,
+        if self._sampled is None:
+            return  # the last message exceeded a limit
+        sampled, self._sampled = self._sampled, None
+        self._gateway.hand_over(
+            sampled,
             b"".join(self._request.pieces),
             b"".join(self._response.pieces),
             status=self._status,
@@ -214,54 +215,50 @@ class Stream:
         self._release()
 
     @property
-    def _is_open(self) -> bool:
-        return self._ticket is not None
-
-    @property
     def _version(self) -> bytes:
         is_grpc = self._request.headers.get("content-type", "").startswith("application/grpc")
         return _HTTP2 if is_grpc else _HTTP1
 
     def _charge(self, n_bytes: int) -> bool:
-        if not self._room.take(n_bytes):
+        if not self._limits.reserve(n_bytes):
             return self._lose(Loss.HELD_BYTES)
         self._charged_bytes += n_bytes
         return True
 
     def _lose(self, loss: Loss) -> bool:
-        """Let go of the exchange if there is one; return False: no more is wanted."""
-        if self._ticket is not None:
-            self._entrance.lose(self._ticket, loss)
-            self._ticket = None
+        """Count the exchange as lost if there is one; return False, since no more messages are needed."""
+        if self._sampled is not None:
+            self._gateway.lose(self._sampled, loss)
+            self._sampled = None
         self._release()
         return False
 
     def _release(self) -> None:
         self._request.pieces.clear()
         self._response.pieces.clear()
-        self._room.give(self._charged_bytes)
+        self._limits.release(self._charged_bytes)
         self._charged_bytes = 0
 
     def _advise(self) -> None:
-        """Say so where what is missing may have a cause that a person can mend."""
+        """Log advice if the configuration of Envoy may be the reason for the missing part."""
         if self._response.state is not _State.BODY:
             return
         if self._request.state is _State.BODY and not self._request.n_bytes:
-            self._room.say(FilterAdvice.BODIES)
+            self._limits.log_advice(FilterAdvice.BODIES)
         elif self._version == _HTTP2 and self._response.n_bytes:
-            self._room.say(FilterAdvice.TRAILERS)
+            self._limits.log_advice(FilterAdvice.TRAILERS)
 
 
-def _fields(told: wire.HeaderMap, half: _Half) -> dict[str, str]:
+def _fields(message: wire.HeaderMap, half: _Half) -> dict[str, str]:
     """Add header fields to those of `half`, and return the pseudo-header fields."""
     pseudo: dict[str, str] = {}
-    for field in told.headers:
+    for field in message.headers:
         name, value = _text(field.key).lower(), _text(field.raw_value or field.value)
         if name.startswith(":"):
             pseudo[name] = value
         else:
-            held = half.headers
-            held[name] = f"{held[name]}, {value}" if name in held else value
+            headers = half.headers
+            headers[name] = f"{headers[name]}, {value}" if name in headers else value
     return pseudo
 
 

@@ -1,4 +1,4 @@
-"""The one door of every way in beside the relay: the same draw, the same counts and the same hand-off as there."""
+"""The gateway of all intakes: it draws, counts and hands over exchanges as the relay does."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,17 +10,17 @@ from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, frame, lengths
 from quantdrift.sidecar.handoff.http_head import request_head, response_head
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import Draw
-from quantdrift.sidecar.state.counters import DENIED, Count, Denial, Gauge
+from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Count, Denial, Gauge
 from quantdrift.sidecar.tap.wire import Counts
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_MOST_COUNTED = 1 << 48  # at once: more would run over in the shared table
-_OF_FRAMING = frozenset({"transfer-encoding", "content-length", "connection"})
+_MAX_COUNT = 1 << 48  # in one message; larger counts could overflow the shared table
+_FRAMING_HEADERS = frozenset({"transfer-encoding", "content-length", "connection"})
 
 
 class SampledRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that was taken, and must be handed over or lost exactly once.
+    """A sampled request, which must be handed over or lost exactly once.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class SampledRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gateway:
-    """Takes exchanges in.
+    """Samples requests of the intakes and hands their exchanges over to the capture process.
 
     Parameters
     ----------
     scope
-        Routes, sampler, counts and hand-off of this process.
+        Routes, sampler, counters and hand-off of this process.
     """
 
     def __init__(self, scope: CaptureScope) -> None:
@@ -48,49 +48,49 @@ class Gateway:
 
     @property
     def held_bytes(self) -> int:
-        """What all ways in together hold of exchanges that are not complete."""
+        """Bytes of incomplete exchanges that all intakes buffer."""
         return self._scope.held_bytes
 
     @property
     def max_exchange_bytes(self) -> int:
-        """Most that a request and its response may have together."""
+        """Most bytes of a request and its response together."""
         return self._scope.max_exchange_bytes
 
-    def offer(
+    def sample(
         self,
         target: str,
         headers: Mapping[str, str],
         method: str = "POST",
         version: bytes = b"HTTP/1.1",
     ) -> SampledRequest | None:
-        """Count a request and draw.
+        """Count a request and draw it.
 
         Parameters
         ----------
         target
-            Path, and query if there is one, as a client would have asked for it.
+            Path and query, as the client requested them.
         headers
             Of the request.
         method
             Of the request.
         version
-            Of HTTP: gRPC is read in `HTTP/2` alone.
+            HTTP version; gRPC is only recognised in `HTTP/2`.
 
         Returns
         -------
-        Ticket or None
-            None where it is no inference, or quantdrift's own, or the first phase does not take it: nothing else is to
-            be done with it.
+        SampledRequest or None
+            None if the request is not inference, is quantdrift's own, or is not taken: no more is to be done
+            with it.
         """
         scope = self._scope
-        asked, where = method.encode(errors="replace"), target.encode(errors="replace")
-        ours = any(name.lower() == MARK for name in headers)
-        path = None if ours else scope.routes.find(asked, where)
+        method_bytes, target_bytes = method.encode(errors="replace"), target.encode(errors="replace")
+        is_own = any(name.lower() == MARK for name in headers)
+        path = None if is_own else scope.routes.find(method_bytes, target_bytes)
         if path is None:
-            scope.ignore(is_unknown=asked == b"POST" and not ours)
+            scope.count_ignored(is_unknown=method_bytes == b"POST" and not is_own)
             return None
-        head = request_head(asked, where, _raw(headers), version)
-        draw = scope.sampler.draw(asked, path, head, 0, len(head))
+        head = request_head(method_bytes, target_bytes, _encode_headers(headers), version)
+        draw = scope.sampler.draw(method_bytes, path, head, 0, len(head))
         scope.slot.add(draw.stratum, Count.OFFERED)
         if not draw.taken or scope.refuses(draw.stratum):
             return None
@@ -99,7 +99,7 @@ class Gateway:
 
     def hand_over(
         self,
-        ticket: SampledRequest,
+        sampled: SampledRequest,
         request: bytes,
         response: bytes,
         *,
@@ -108,54 +108,54 @@ class Gateway:
         captured_at: datetime | None = None,
         version: bytes = b"HTTP/1.1",
     ) -> None:
-        """Give an exchange to the capture process, or count why it could not be given.
+        """Send an exchange to the capture process, or count why it is lost.
 
         Parameters
         ----------
-        ticket
-            Of its request.
+        sampled
+            The result of `sample` for its request.
         request, response
             Contents.
         status, headers
             Of the response.
         captured_at
-            When the response was complete; aware. None: now.
+            Time when the response was complete; aware. None: now.
         version
-            Of HTTP.
+            HTTP version.
         """
-        head, answer = ticket.head, response_head(status, _raw(headers or {}), version)
+        head, answer = sampled.head, response_head(status, _encode_headers(headers or {}), version)
         if len(head) + len(request) + len(answer) + len(response) > self._scope.max_exchange_bytes:
-            self.lose(ticket, Loss.HELD_BYTES)
+            self.lose(sampled, Loss.HELD_BYTES)
             return
         at = captured_at or self._scope.clock.now()
         meta = RawMeta(
-            id=ticket.draw.id,
-            stratum=ticket.draw.stratum,
-            pi1=ticket.draw.pi1,
-            u1=ticket.draw.u1,
-            epoch=ticket.draw.epoch,
+            id=sampled.draw.id,
+            stratum=sampled.draw.stratum,
+            pi1=sampled.draw.pi1,
+            u1=sampled.draw.u1,
+            epoch=sampled.draw.epoch,
             captured_at_ns=(at - _EPOCH) // _MICROSECOND * 1000,
             request_head_bytes=len(head),
             request_bytes=len(head) + len(request),
             response_head_bytes=len(answer),
             response_bytes=len(answer) + len(response),
         )
-        self._scope.offer(ticket.draw.stratum, frame(meta, [head, request, answer, response]))
+        self._scope.send_frame(sampled.draw.stratum, frame(meta, [head, request, answer, response]))
 
-    def admit(self, content: bytes, n_rows: int) -> None:
-        """Pass on a frame of the hand-off whose maker has drawn already, by the rates that it was told.
+    def forward_frame(self, content: bytes, n_rows: int) -> None:
+        """Forward a hand-off frame of a tap, which has drawn the exchange by the rates that it received.
 
         Parameters
         ----------
         content
             The frame.
         n_rows
-            Header strata in the table of counts.
+            Rows in use in the table of counts.
 
         Raises
         ------
         ValueError
-            It is no such frame.
+            It is not a valid frame.
         """
         if len(content) < HEAD_BYTES:
             raise ValueError("a frame without lengths")
@@ -164,67 +164,67 @@ class Gateway:
             raise ValueError("a frame whose lengths do not add up")
         meta, _, _ = parse(n_meta, content[HEAD_BYTES:])
         if not 0 <= meta.stratum < n_rows:
-            raise ValueError(f"there is no stratum {meta.stratum}")
+            raise ValueError(f"no row {meta.stratum} in the table of counts")
         if self._scope.refuses(meta.stratum):
             return
         self._scope.slot.add(meta.stratum, Count.TAKEN)
-        self._scope.offer(meta.stratum, [content])
+        self._scope.send_frame(meta.stratum, [content])
 
-    def count(self, counts: Counts, places: Mapping[str, int]) -> None:
-        """Add what a tap has counted.
+    def add_counts(self, counts: Counts, rows: Mapping[str, int]) -> None:
+        """Add the counts of a tap.
 
         Parameters
         ----------
         counts
-            What is new. A stratum that this sidecar never had was an earlier sidecar's: its calls are counted as those
-            of a tap that does not know the rates.
-        places
-            Row of each stratum that there has been.
+            The new counts. A stratum that this sidecar never had belongs to an earlier sidecar; its calls are
+            counted like those of a tap without rates.
+        rows
+            The row of each stratum that this sidecar has had.
 
         Raises
         ------
         ValueError
-            It counts backwards, or beyond all bounds.
+            A count is negative or too large.
         """
         slot = self._scope.slot
-        lost = [(stratum, loss, n) for stratum, of in counts.lost.items() for loss, n in of.items()]
+        lost = [(stratum, loss, n) for stratum, by_loss in counts.lost.items() for loss, n in by_loss.items()]
         numbers = [*counts.offered.values(), *(n for _, _, n in lost), counts.early, counts.errors]
-        if any(not 0 <= n <= _MOST_COUNTED for n in numbers):
-            raise ValueError("counts that cannot be")
+        if any(not 0 <= n <= _MAX_COUNT for n in numbers):
+            raise ValueError("a count is negative or too large")
         early = counts.early
         for stratum, n in counts.offered.items():
-            if stratum in places:
-                slot.add(places[stratum], Count.OFFERED, n)
+            if stratum in rows:
+                slot.add(rows[stratum], Count.OFFERED, n)
             else:
                 early += n
         for stratum, loss, n in lost:
-            if stratum in places:
-                slot.add(places[stratum], Count.TAKEN, n)
-                slot.lose(places[stratum], loss, n)
-        slot.note(Gauge.OBSERVER_ERRORS, counts.errors)
-        slot.note(Gauge.EARLY, early)
+            if stratum in rows:
+                slot.add(rows[stratum], Count.TAKEN, n)
+                slot.lose(rows[stratum], loss, n)
+        slot.adjust(Gauge.OBSERVER_ERRORS, counts.errors)
+        slot.adjust(Gauge.EARLY, early)
 
-    def ignore(self) -> None:
-        """Count a message that is no inference."""
-        self._scope.slot.note(Gauge.IGNORED)
+    def count_ignored(self) -> None:
+        """Count a message that is not inference."""
+        self._scope.slot.adjust(Gauge.IGNORED)
 
-    def deny(self, why: Denial) -> None:
-        """Count a call that was refused before anything was made of it."""
-        self._scope.slot.note(DENIED[why])
+    def count_denied(self, reason: Denial) -> None:
+        """Count a refused call."""
+        self._scope.slot.adjust(INTAKE_DENIALS[reason])
 
-    def hold(self, n_bytes: int) -> None:
-        """Account for `n_bytes` more of what waits to be complete, or fewer where it is negative."""
-        self._scope.hold(n_bytes)
+    def add_held_bytes(self, n_bytes: int) -> None:
+        """Add `n_bytes`, which may be negative, to the buffered bytes of incomplete exchanges."""
+        self._scope.add_held_bytes(n_bytes)
 
-    def lose(self, ticket: SampledRequest, loss: Loss) -> None:
+    def lose(self, sampled: SampledRequest, loss: Loss) -> None:
         """Count an exchange that cannot be handed over."""
-        self._scope.slot.lose(ticket.draw.stratum, loss)
+        self._scope.slot.lose(sampled.draw.stratum, loss)
 
 
-def _raw(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return header fields without those that tell how a body travelled: what is handed over is the content alone."""
+def _encode_headers(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    """Return header fields without those of framing, because the body is handed over without framing."""
     return [
         (name.encode(errors="replace"), value.encode(errors="replace"))
         for name, value in headers.items()
-        if name.lower() not in _OF_FRAMING
+        if name.lower() not in _FRAMING_HEADERS
     ]

@@ -1,8 +1,8 @@
-"""The HTTP ways in: the capture intake and the KServe logger's sink on one port, served by aiohttp.
+"""The HTTP intakes: batches of exchanges and the KServe logger's sink, on one port served by aiohttp.
 
-Both ask for the intake's token before they read any content. KServe's logger can be given a URL and nothing else, so
-its token may be in the path. Every answer says whether the message was understood, never what became of the exchange: sampling, losses and the
-stream are nobody's business who serves models.
+Both check the intake's token before they read any content. KServe's logger can only be given a URL, so its
+token may be in the path. Every response says whether the message was understood, but not whether the exchange
+was sampled or lost, because that does not concern the caller.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from quantdrift.sidecar.state.counters import Denial
 
 _JSON = "application/json"
 _TICK_S = 1.0
-_READ_S = 60.0  # a batch has come by then, or its sender is stuck
-_END_S = 1.0  # at the end: whoever has not sent its body by then has lost it
-# A logger sends the client's headers as one field.
+_READ_S = 60.0  # after this time the sender of a batch is considered stuck
+_END_S = 1.0  # at shutdown, to receive the rest of a body
+# The logger sends all headers of the client in one field.
 _LIMITS = Limits(head_bytes=METADATA_BYTES + 16 * 1024)
-_NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - says how
-_CODINGS = frozenset({"identity", "gzip", "deflate"})  # undone by the server
+_NO_TOKEN = "give the intake's token: Authorization: Bearer TOKEN"  # noqa: S105 - an explanation, not a secret
+_CONTENT_ENCODINGS = frozenset({"identity", "gzip", "deflate"})  # which the server decodes
 
 
 class HttpIntake:
@@ -45,22 +45,24 @@ class HttpIntake:
     config
         Of the sidecar.
     token
-        That callers must give; empty: nobody is let in.
-    entrance
-        Where exchanges go.
+        The token that callers must give; empty: every call is refused.
+    gateway
+        Receives the exchanges.
     listener
         Listening socket.
     """
 
-    def __init__(self, config: Config, token: str, entrance: Gateway, listener: socket.socket) -> None:
-        self._callers = Callers(token, entrance)
+    def __init__(self, config: Config, token: str, gateway: Gateway, listener: socket.socket) -> None:
+        self._callers = Callers(token, gateway)
         self._has_logger = config.intake.kserve_logger
-        self._entrance = entrance
+        self._gateway = gateway
         self._listener = listener
-        self._logger = KserveLogger(config, entrance)
+        self._logger = KserveLogger(config, gateway)
         self._ended = Stop()
-        self._ticking: asyncio.Task[None] | None = None
-        app = web.Application(client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_in_json])
+        self._tick_task: asyncio.Task[None] | None = None
+        app = web.Application(
+            client_max_size=config.sidecar.max_exchange_bytes, middlewares=[_errors_as_json]
+        )
         app.add_routes(
             [
                 web.post("/", self._event),
@@ -73,7 +75,7 @@ class HttpIntake:
 
     async def __aenter__(self) -> Self:
         await self._port.open(self._listener)
-        self._ticking = asyncio.create_task(supervise("the pairs' tick", self._tick, self._ended))
+        self._tick_task = asyncio.create_task(supervise("expiring KServe events", self._tick, self._ended))
         return self
 
     async def __aexit__(
@@ -81,13 +83,13 @@ class HttpIntake:
     ) -> None:
         await self._port.close()
         self._ended.set()
-        if self._ticking is not None:
-            await self._ticking
+        if self._tick_task is not None:
+            await self._tick_task
         self._logger.close()
 
-    def reconfigure(self, settled: LiveConfig) -> None:
-        """Go over to other bounds; the longest body that is read stays."""
-        self._logger.reconfigure(settled.config)
+    def reconfigure(self, live_config: LiveConfig) -> None:
+        """Apply other limits; the longest body that is read stays."""
+        self._logger.reconfigure(live_config.config)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
@@ -95,46 +97,46 @@ class HttpIntake:
 
     async def _event(self, request: web.Request) -> web.Response:
         if not self._has_token(request, "POST /"):
-            return _told(_NO_TOKEN, 401)
+            return _error(_NO_TOKEN, 401)
         if not self._has_logger:
             self._callers.refuse("POST /", Denial.OFF)
             raise web.HTTPNotFound
         return await self._logger.handle(request)
 
     async def _event_by_path(self, request: web.Request) -> web.Response:
-        way = "POST /kserve/"
-        if not self._callers.is_token(way, request.match_info["token"]):
+        endpoint = "POST /kserve/"
+        if not self._callers.is_token(endpoint, request.match_info["token"]):
             raise web.HTTPNotFound
         if not self._has_logger:
-            self._callers.refuse(way, Denial.OFF)
+            self._callers.refuse(endpoint, Denial.OFF)
             raise web.HTTPNotFound
         return await self._logger.handle(request)
 
     async def _exchanges(self, request: web.Request) -> web.Response:
         if not self._has_token(request, "POST /v1/exchanges"):
-            return _told(_NO_TOKEN, 401)
+            return _error(_NO_TOKEN, 401)
         if request.content_type != _JSON:
-            return _told("a batch is application/json", 415)
-        if request.headers.get("Content-Encoding", "identity").lower() not in _CODINGS:
-            return _told("a batch may be compressed by gzip or deflate", 415)
+            return _error("send a batch as application/json", 415)
+        if request.headers.get("Content-Encoding", "identity").lower() not in _CONTENT_ENCODINGS:
+            return _error("compress a batch with gzip or deflate only", 415)
         try:
             async with asyncio.timeout(_READ_S):
                 body = await request.read()
             batch: Batch = read_batch(body)
         except TimeoutError:
-            return _told("the body has not come", 400)
+            return _error("the body did not arrive in time", 400)
         except BatchError as error:
-            return _told(str(error), 400)
-        for one in batch.exchanges:
-            ticket = self._entrance.offer(one.target, one.headers)
-            if ticket is not None:
-                self._entrance.hand_over(
-                    ticket,
-                    one.request,
-                    one.response,
-                    status=one.status,
-                    headers=one.response_headers,
-                    captured_at=one.captured_at,
+            return _error(str(error), 400)
+        for exchange in batch.exchanges:
+            sampled = self._gateway.sample(exchange.target, exchange.headers)
+            if sampled is not None:
+                self._gateway.hand_over(
+                    sampled,
+                    exchange.request,
+                    exchange.response,
+                    status=exchange.status,
+                    headers=exchange.response_headers,
+                    captured_at=exchange.captured_at,
                 )
         return web.json_response(
             {
@@ -147,22 +149,22 @@ class HttpIntake:
         text = (files("quantdrift.sidecar.intake") / "openapi.json").read_text(encoding="utf-8")
         return web.Response(text=text, content_type=_JSON)
 
-    def _has_token(self, request: web.Request, way: str) -> bool:
-        return self._callers.has_token(way, request.headers.get("Authorization", ""))
+    def _has_token(self, request: web.Request, endpoint: str) -> bool:
+        return self._callers.has_token(endpoint, request.headers.get("Authorization", ""))
 
 
 @web.middleware
-async def _in_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
-    except web.HTTPException as error:  # too long, no such path, another method
-        told = _told(error.text or error.reason, error.status)
+    except web.HTTPException as error:  # body too long, unknown path or wrong method
+        response = _error(error.text or error.reason, error.status)
         if "Allow" in error.headers:
-            told.headers["Allow"] = error.headers["Allow"]
-        return told
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
     except (ClientPayloadError, ContentEncodingError, RequestPayloadError) as error:
-        return _told(f"the body cannot be read: {error}", 400)
+        return _error(f"the body cannot be read: {error}", 400)
 
 
-def _told(error: str, status: int) -> web.Response:
+def _error(error: str, status: int) -> web.Response:
     return web.json_response({"error": error}, status=status)

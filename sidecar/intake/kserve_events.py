@@ -1,7 +1,7 @@
-"""What the KServe logger sends: CloudEvents in binary mode, one for a request and one for its response.
+"""Events of the KServe logger: CloudEvents in binary mode, one for a request and one for its response.
 
-Their path, the response's headers and the request's are gone: what protocol it is must be told by the body, and the
-end of the JSON part of a body with binary tensors be found.
+They have neither the path nor the original headers. So the protocol must be found from the body, and in a
+body with binary tensors the end of the JSON part must be searched for.
 """
 
 import itertools
@@ -18,36 +18,36 @@ from quantdrift.core.errors import QuantdriftError
 _PREFIX = "org.kubeflow.serving.inference."
 _BINARY_TENSOR = "binary_data_size"
 _JSON_LENGTH = "inference-header-content-length"
-# A string, or what opens or closes something. Nothing is built, and no part can backtrack: anybody may send an event.
+# A string or a bracket. Nothing is built and no part can backtrack, because the sender may be hostile.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[{}\[\]]', re.DOTALL)
-_MOST_TOKENS = 200_000  # of the JSON part before binary tensors
+_MAX_TOKENS = 200_000  # of the JSON part before binary tensors
 METADATA_BYTES = 64 * 1024
 
 
 class EventError(QuantdriftError):
-    """An event that nothing can be made of."""
+    """An event that cannot be used."""
 
 
 class Half(StrEnum):
-    """Which half of an exchange an event tells of."""
+    """The half of an exchange that an event is for."""
 
     REQUEST = "request"
     RESPONSE = "response"
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """What the headers of one event tell.
+    """The headers of one event.
 
     Parameters
     ----------
     half
         Request or response.
     key
-        Namespace, service, component and id: the client may have chosen the id, so it may come again.
+        Namespace, service, component and id. The client may choose the id, so a key is not unique.
     service
-        The InferenceService: what the model is called.
+        The InferenceService, which is the name of the model.
     headers
-        Of the client's request, as far as the logger was told to send them; and its trace context.
+        Those of the client's request that the logger is configured to send, and its trace context.
     """
 
     half: Half
@@ -57,7 +57,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Shape(msgspec.Struct, frozen=True):
-    """The members of a JSON document that tell protocols apart; their values are skipped, not built."""
+    """The members of a JSON document that distinguish protocols; their values are skipped, not built."""
 
     instances: msgspec.Raw = msgspec.Raw()
     inputs: msgspec.Raw = msgspec.Raw()
@@ -67,21 +67,25 @@ class _Shape(msgspec.Struct, frozen=True):
 
 
 _SHAPE = msgspec.json.Decoder(_Shape)
-_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # the last: nested too deep
+_UNREADABLE = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # the last one for documents that are nested too deeply
 
 
 def read_event(headers: Mapping[str, str]) -> Event | None:
-    """Return what an event tells of itself, or None where it is none of inference: outliers and drift have their own.
+    """Return the event, or None if it is not about inference (outlier and drift detectors send others).
 
     Parameters
     ----------
     headers
-        Of the HTTP request that carries it; looked up without regard to case.
+        Of the HTTP request that carries it; names are case-insensitive.
 
     Raises
     ------
     EventError
-        It names no id or no service.
+        It has no id or no service.
     """
     kind = headers.get("Ce-Type", "")
     if kind not in (_PREFIX + Half.REQUEST, _PREFIX + Half.RESPONSE):
@@ -89,20 +93,20 @@ def read_event(headers: Mapping[str, str]) -> Event | None:
     service, identifier = unquote(headers.get("Ce-Inferenceservicename", "")), headers.get("Ce-Id", "")
     if not service or not identifier:
         raise EventError("an event needs ce-id and ce-inferenceservicename")
-    asked = _metadata(headers.get("Ce-Metadata", ""))
+    request_headers = _metadata(headers.get("Ce-Metadata", ""))
     for name in ("traceparent", "content-type"):
         if name in headers:
-            asked.setdefault(name, headers[name])
+            request_headers.setdefault(name, headers[name])
     return Event(
         half=Half(kind.removeprefix(_PREFIX)),
         key=(headers.get("Ce-Namespace", ""), service, headers.get("Ce-Component", ""), identifier),
         service=service,
-        headers=asked,
+        headers=request_headers,
     )
 
 
 def target_of(event: Event, body: bytes) -> str:
-    """Return the path that a request must have had.
+    """Return the path that the request must have had.
 
     Parameters
     ----------
@@ -114,7 +118,7 @@ def target_of(event: Event, body: bytes) -> str:
     Raises
     ------
     EventError
-        It is in no known protocol.
+        The protocol is not known.
     """
     if event.headers.get("content-type", "").startswith("application/grpc"):
         return "/inference.GRPCInferenceService/ModelInfer"
@@ -122,7 +126,7 @@ def target_of(event: Event, body: bytes) -> str:
     try:
         shape = _SHAPE.decode(body[:end])
     except _UNREADABLE as error:
-        raise EventError("the request is no JSON object") from error
+        raise EventError("the request is not a JSON object") from error
     name = quote(event.service, safe="")
     if end < len(body.rstrip()) or b'"datatype"' in bytes(shape.inputs):
         return f"/v2/models/{name}/infer"
@@ -133,36 +137,38 @@ def target_of(event: Event, body: bytes) -> str:
             return f"/v1/{path}"
     if shape.input:
         return "/v1/embeddings"
-    raise EventError("the request is in no protocol that is known")
+    raise EventError("the request is in no known protocol")
 
 
 def with_json_length(headers: Mapping[str, str], body: bytes) -> dict[str, str]:
-    """Return `headers` with the length of the JSON part, where tensors follow it: that header was not forwarded.
+    """Return `headers` with the length of the JSON part if binary tensors follow it.
+
+    The event lacks that header.
 
     Raises
     ------
     EventError
-        What follows the JSON part is not as long as its tensors say.
+        The bytes after the JSON part are not as many as its tensors say.
     """
-    told = {name: value for name, value in headers.items() if name != _JSON_LENGTH}
+    fields = {name: value for name, value in headers.items() if name != _JSON_LENGTH}
     if headers.get("content-type", "").startswith("application/grpc"):
-        return told
+        return fields
     end = json_end(body)
     if end >= len(body.rstrip()):
-        return told
+        return fields
     try:
         document = msgspec.json.decode(body[:end])
     except _UNREADABLE as error:
-        raise EventError("the JSON part is unreadable") from error
+        raise EventError("the JSON part is invalid") from error
     if _tensor_bytes(document) != len(body) - end:
-        raise EventError("what follows the JSON part is not what its tensors say")
-    return told | {_JSON_LENGTH: str(end)}
+        raise EventError("the bytes after the JSON part do not match the sizes of its tensors")
+    return fields | {_JSON_LENGTH: str(end)}
 
 
 def json_end(body: bytes) -> int:
-    """Return where the JSON document at the beginning of `body` ends; 0 where there is none.
+    """Return the end of the JSON document at the beginning of `body`, or 0 if there is none.
 
-    Where something follows it, it must be an object, and only its strings and brackets are looked at.
+    If bytes follow it, it must be an object, and only its strings and brackets are read.
     """
     try:
         _SHAPE.decode(body)
@@ -173,7 +179,7 @@ def json_end(body: bytes) -> int:
     if body[:1] != b"{":
         return 0
     depth = 0
-    for token in itertools.islice(_TOKEN.finditer(body), _MOST_TOKENS):
+    for token in itertools.islice(_TOKEN.finditer(body), _MAX_TOKENS):
         first = token[0][:1]
         depth += (first in b"{[") - (first in b"}]")
         if not depth:
@@ -193,18 +199,24 @@ def _tensor_bytes(document: Any) -> int:
 
 
 def _metadata(text: str) -> dict[str, str]:
-    """Return the request's headers: JSON of names to a value, or to a list of them. Anything else tells nothing."""
+    """Return the request's headers from JSON of names to a value or a list of values.
+
+    Anything else is ignored.
+    """
     if not text or len(text) > METADATA_BYTES:
         return {}
-    told: Any = None
-    for form in (text, unquote(text)):  # the binding has quotes percent-encoded; not every logger does so
+    fields: Any = None
+    for form in (
+        text,
+        unquote(text),
+    ):  # the HTTP binding percent-encodes quotes, but not every logger does so
         try:
-            told = msgspec.json.decode(form)
+            fields = msgspec.json.decode(form)
             break
         except _UNREADABLE:
             continue
     found: dict[str, str] = {}
-    for name, value in told.items() if isinstance(told, dict) else ():
+    for name, value in fields.items() if isinstance(fields, dict) else ():
         values = value if isinstance(value, list) else [value]
         if all(isinstance(one, str) for one in values):
             found[name.lower()] = ", ".join(values)

@@ -1,6 +1,7 @@
-"""The KServe logger's sink: events are answered before anything is made of them, and joined to exchanges afterwards.
+"""The sink of the KServe logger: it acknowledges events at once and pairs them to exchanges afterwards.
 
-The logger's agent holds what the sink has not answered, and runs out of memory where the sink is slow.
+The logger's agent keeps events that are not acknowledged, so it would run out of memory if the sink were
+slow.
 """
 
 import asyncio
@@ -23,122 +24,125 @@ from quantdrift.sidecar.intake.kserve_events import (
 from quantdrift.sidecar.intake.kserve_pairs import EventPair, EventPairs, PendingRequest
 
 _TYPE = "content-type"
-_QUIET_S = 30.0  # a body of which nothing comes for so long will not come
+_QUIET_S = 30.0  # a body of which nothing arrives for so long is given up
 _LOG = logging.getLogger(__name__)
 
 
 class KserveLogger:
-    """Takes the events of any number of InferenceServices.
+    """Pairs the events of any number of InferenceServices.
 
     Parameters
     ----------
     config
-        Window and bounds.
-    entrance
-        Where exchanges go.
+        Pairing window and limits.
+    gateway
+        Receives the exchanges.
     """
 
-    def __init__(self, config: Config, entrance: Gateway) -> None:
-        self._entrance = entrance
+    def __init__(self, config: Config, gateway: Gateway) -> None:
+        self._gateway = gateway
         self._pairs = EventPairs(config.intake.pair_window_s, config.intake.max_pending_bytes)
         self._max_bytes = config.sidecar.max_exchange_bytes
-        self._told_bytes = 0  # of what the entrance was told that is held
-        self._reading_bytes = 0  # of bodies that are not complete
+        self._counted_bytes = 0  # as counted by the gateway
+        self._reading_bytes = 0  # of incomplete bodies
 
     def reconfigure(self, config: Config) -> None:
-        """Go over to another window and other bounds."""
+        """Apply another window and other limits."""
         self._pairs.window_s = config.intake.pair_window_s
         self._pairs.limit_bytes = config.intake.max_pending_bytes
         self._max_bytes = config.sidecar.max_exchange_bytes
 
     async def handle(self, request: web.Request) -> web.Response:
-        """Answer an event at once: 200, or 400 where it says too little of itself to be joined, or does not come."""
+        """Respond at once: 200, or 400 if the headers are insufficient or the body does not arrive."""
         try:
             body = await self._read(request)
         except TimeoutError:
-            return web.json_response({"error": "the body has not come"}, status=400)
+            return web.json_response({"error": "the body did not arrive in time"}, status=400)
         try:
             event = read_event(request.headers)
         except EventError as error:
-            self._entrance.ignore()
+            self._gateway.count_ignored()
             return web.json_response({"error": str(error)}, status=400)
         if event is None:
-            self._entrance.ignore()
+            self._gateway.count_ignored()
         else:
             asyncio.get_running_loop().call_soon(self.take, event, body)
         return web.Response()
 
     def take(self, event: Event, body: bytes | None) -> None:
-        """Join an event with its other half, if that is there.
+        """Pair an event with its other half if that has arrived.
 
         Parameters
         ----------
         event
-            What its headers told.
+            Its headers.
         body
-            Its content, or None where it was too long to be kept.
+            Its content, or None if it was too long.
         """
         now_s = asyncio.get_running_loop().time()
         if event.half is Half.REQUEST:
-            asked = self._offer(event, body)
-            pair, lost = self._pairs.ask(event.key, asked, now_s)
+            request = self._sample(event, body)
+            pair, lost = self._pairs.add_request(event.key, request, now_s)
         else:
-            # A response that is too long is none of any request: its request is let go of in the end.
-            pair, lost = self._pairs.answer(event.key, body, now_s) if body is not None else (None, [])
+            # A response that is too long is ignored: its request expires in the end.
+            pair, lost = self._pairs.add_response(event.key, body, now_s) if body is not None else (None, [])
         if pair is not None:
             self._complete(pair)
-        for one in lost:
-            self._entrance.lose(one.ticket, Loss.UNPAIRED)
+        for dropped in lost:
+            self._gateway.lose(dropped.sampled, Loss.UNPAIRED)
         self.tick()
 
     def tick(self) -> None:
-        """Let go of what waits in vain. Called about once a second."""
-        beside = self._entrance.held_bytes - self._told_bytes + self._reading_bytes
-        for one in self._pairs.expire(asyncio.get_running_loop().time(), beside):
-            self._entrance.lose(one.ticket, Loss.UNPAIRED)
+        """Drop halves that have waited too long. Called about once a second."""
+        other_bytes = self._gateway.held_bytes - self._counted_bytes + self._reading_bytes
+        for dropped in self._pairs.expire(asyncio.get_running_loop().time(), other_bytes):
+            self._gateway.lose(dropped.sampled, Loss.UNPAIRED)
         held_bytes = self._pairs.held_bytes + self._reading_bytes
-        self._entrance.hold(held_bytes - self._told_bytes)
-        self._told_bytes = held_bytes
+        self._gateway.add_held_bytes(held_bytes - self._counted_bytes)
+        self._counted_bytes = held_bytes
 
     def close(self) -> None:
-        """Let go of everything."""
-        for one in self._pairs.expire(float("inf")):
-            self._entrance.lose(one.ticket, Loss.TRUNCATED)
+        """Drop everything."""
+        for dropped in self._pairs.expire(float("inf")):
+            self._gateway.lose(dropped.sampled, Loss.TRUNCATED)
 
-    def _offer(self, event: Event, body: bytes | None) -> PendingRequest | None:
+    def _sample(self, event: Event, body: bytes | None) -> PendingRequest | None:
         if body is None:
-            self._entrance.ignore()
+            self._gateway.count_ignored()
             return None
         try:
             target = target_of(event, body)
         except EventError as error:
-            _LOG.debug("an event is passed over: %s", error)
-            self._entrance.ignore()
+            _LOG.debug("an event is ignored: %s", error)
+            self._gateway.count_ignored()
             return None
-        headers = _told(event.headers, body)
-        ticket = self._entrance.offer(target, event.headers if headers is None else headers)
-        if ticket is None:
+        headers = _with_json_length(event.headers, body)
+        sampled = self._gateway.sample(target, event.headers if headers is None else headers)
+        if sampled is None:
             return None
         if headers is None:
-            self._entrance.lose(ticket, Loss.DECODE)
+            self._gateway.lose(sampled, Loss.DECODE)
             return None
-        return PendingRequest(ticket=ticket, kind=headers.get(_TYPE, ""), body=body)
+        return PendingRequest(sampled=sampled, kind=headers.get(_TYPE, ""), body=body)
 
     def _complete(self, pair: EventPair) -> None:
-        # The event bears the request's content type: whether tensors follow the JSON is told by the body alone.
-        headers = _told({_TYPE: pair.asked.kind}, pair.answer)
+        # The event has the content type of the request; only the body shows whether tensors follow the JSON
+        # part.
+        headers = _with_json_length({_TYPE: pair.request.kind}, pair.response)
         if headers is None:
-            self._entrance.lose(pair.asked.ticket, Loss.DECODE)
+            self._gateway.lose(pair.request.sampled, Loss.DECODE)
         else:
-            self._entrance.hand_over(pair.asked.ticket, pair.asked.body, pair.answer, headers=headers)
+            self._gateway.hand_over(pair.request.sampled, pair.request.body, pair.response, headers=headers)
 
     async def _read(self, request: web.Request) -> bytes | None:
-        """Return the content, or None where it, or all that are being read, are too long: it is read to its end still.
+        """Return the content, or None if it, or all that are being read, are too long.
+
+        It is read to its end in any case.
 
         Raises
         ------
         TimeoutError
-            It has stopped coming.
+            No more bytes arrive.
         """
         loop = asyncio.get_running_loop()
         parts: list[bytes] | None = []
@@ -161,7 +165,7 @@ class KserveLogger:
             self._reading_bytes -= n_bytes
 
 
-def _told(headers: Mapping[str, str], body: bytes) -> Mapping[str, str] | None:
+def _with_json_length(headers: Mapping[str, str], body: bytes) -> Mapping[str, str] | None:
     try:
         return with_json_length(headers, body)
     except EventError as error:

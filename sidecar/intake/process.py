@@ -1,9 +1,8 @@
-"""The intake process: takes in exchanges that do not pass the relay, and hands them over as a relay worker does.
+"""The intake process: it takes in exchanges that do not pass the relay.
 
-The supervisor starts it as `python -m quantdrift.sidecar.intake.process` where a way in is configured. Whatever happens to it,
-no request waits for it: those who tell of exchanges have been answered before, or are answered at once.
-
-The ways in that are configured.
+It hands them over as a relay worker does. The supervisor starts it as `python -m
+quantdrift.sidecar.intake.process` if an intake is configured. Whatever happens to it, no request waits for
+it: callers have served their request already, or get a response at once.
 """
 
 import argparse
@@ -31,65 +30,65 @@ from quantdrift.sidecar.intake.tap_server import TapServer
 from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.shutdown import Deadlines
 from quantdrift.sidecar.tap.wire import Rates
 
 
 class Sockets(NamedTuple):
-    """What listens already: the HTTP ways' port and the taps' Unix socket, or None where there is none."""
+    """The listening sockets: HTTP port and Unix socket of taps, or None if not configured."""
 
     http: socket.socket | None
     tap: socket.socket | None
 
 
-class Way(Protocol):
-    """One way in: entered, it takes exchanges in."""
+class Intake(Protocol):
+    """An intake: it takes in exchanges while it is entered."""
 
     async def __aenter__(self) -> Self:
-        """Begin."""
+        """Start."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Take no more in, and end."""
+        """Stop taking in exchanges."""
 
-    def reconfigure(self, settled: LiveConfig) -> None:
-        """Go over to another configuration's bounds."""
+    def reconfigure(self, live_config: LiveConfig) -> None:
+        """Apply another configuration."""
 
 
-def ways(
-    settled: LiveConfig, secrets: Secrets, entrance: Gateway, sockets: Sockets, rates: Callable[[], Rates]
-) -> Iterator[Way]:
-    """Return each way in that the configuration asks for.
+def configured_intakes(
+    live_config: LiveConfig, secrets: Secrets, gateway: Gateway, sockets: Sockets, rates: Callable[[], Rates]
+) -> Iterator[Intake]:
+    """Yield each intake that is configured.
 
     Parameters
     ----------
-    settled, secrets
+    live_config, secrets
         Of the sidecar.
-    entrance
-        Where exchanges go.
+    gateway
+        Receives the exchanges.
     sockets
-        What listens.
+        The listening sockets.
     rates
-        Returns what holds now, for those who draw themselves.
+        Returns the rates in effect, for taps, which draw themselves.
     """
-    config = settled.config
+    config = live_config.config
     if sockets.http is not None:
-        yield HttpIntake(config, secrets.intake_token, entrance, sockets.http)
+        yield HttpIntake(config, secrets.intake_token, gateway, sockets.http)
     if sockets.tap is not None:
-        yield TapServer(entrance, sockets.tap, rates, settled)
+        yield TapServer(gateway, sockets.tap, rates, live_config)
     if config.intake.ext_proc:
         from quantdrift.sidecar.intake.envoy import ExtProc  # noqa: PLC0415 - grpcio is absent in a base install
 
-        yield ExtProc(config, secrets.intake_token, entrance)
+        yield ExtProc(config, secrets.intake_token, gateway)
 
 
 _TICK_S = 1.0
 
 
 async def serve(
-    settlement: LiveConfigFile,
+    live_config_file: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
@@ -98,83 +97,86 @@ async def serve(
     sockets: Sockets,
     handoff: str,
 ) -> int:
-    """Take exchanges in until `stop`; return the exit code.
+    """Run the configured intakes until `stop`; return the exit code.
 
     Parameters
     ----------
-    settlement
-        What holds; looked at once a second.
+    live_config_file
+        The configuration in effect; read again once a second when it has changed.
     secrets
-        Of the sidecar.
+        Salt and token are used.
     stop
-        Asks for the end. Pairs that are not complete by then are lost, and counted.
+        Asks for the end. Pairs that are incomplete then are counted as lost.
     counters
-        Of all processes of the sidecar.
+        Shared by all processes of the sidecar.
     index
-        This process's slot of them.
+        This process's slot.
     sockets
-        What listens.
+        The listening sockets.
     handoff
-        Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
+        Path of the Unix socket that the capture process listens on. Policy and pause files are in the same
+        directory.
     """
     loop = asyncio.get_running_loop()
     slot = counters.slot(index)
     clock = SystemClock()
-    config = settlement.settled.config
+    config = live_config_file.current.config
     for gauge in (Gauge.HELD_BYTES, Gauge.QUEUE_BYTES):
-        slot.set(gauge, 0)  # a predecessor may have been killed
-    slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
-    handout = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
-    handout.connect()
-    phase = LiveScope(
-        settlement,
+        slot.set(gauge, 0)  # a predecessor in this slot may have been killed
+    slot.lose_unfinished(
+        len(live_config_file.current.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED
+    )
+    sender = FrameSender(handoff, config.sidecar.handoff_bytes, slot, loop)
+    sender.connect()
+    live_scope = LiveScope(
+        live_config_file,
         secrets.salt,
         Path(handoff).parent,
-        offer=handout.offer,
+        send_frame=sender.send,
         slot=slot,
         clock=clock,
-        gate=LoadShedding(counters.slot(counters.n_slots - 1), clock),
+        load_shedding=LoadShedding(counters.slot(counters.n_slots - 1), clock),
     )
-    entrance = Gateway(phase.scope)
+    gateway = Gateway(live_scope.scope)
 
     def rates() -> Rates:
-        policy = phase.directives.at(clock.now().timestamp())
-        settled = settlement.settled
+        policy = live_scope.policy_history.at(clock.now().timestamp())
+        live_config = live_config_file.current
         return Rates(
             epoch=policy.epoch,
             salt=epoch_salt(secrets.salt, policy.epoch, 1),
-            sticky=settled.config.sampling.sticky_header.lower(),
-            strata=_paused(policy.header_strata) if phase.is_paused else policy.header_strata,
-            places=settled.places[""],
-            max_exchange_bytes=settled.config.sidecar.max_exchange_bytes,
+            sticky=live_config.config.sampling.sticky_header.lower(),
+            strata=_without_rates(policy.header_strata) if live_scope.is_paused else policy.header_strata,
+            rows=live_config.rows_by_model[""],
+            max_exchange_bytes=live_config.config.sidecar.max_exchange_bytes,
         )
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        if (settled := phase.look()) is not None:
-            handout.limit_bytes = settled.config.sidecar.handoff_bytes
-            for way in entered:
-                way.reconfigure(settled)
+        if (live_config := live_scope.refresh()) is not None:
+            sender.limit_bytes = live_config.config.sidecar.handoff_bytes
+            for intake in intakes:
+                intake.reconfigure(live_config)
 
     ended = Stop()
-    entered: list[Way] = []
-    ticking = asyncio.create_task(supervise("the tick", tick, ended))
+    intakes: list[Intake] = []
+    tick_task = asyncio.create_task(supervise("the tick", tick, ended))
     deadlines = Deadlines.of(config.sidecar)
     async with AsyncExitStack() as stack:
-        for way in ways(settlement.settled, secrets, entrance, sockets, rates):
-            await stack.enter_async_context(way)
-            entered.append(way)
+        for intake in configured_intakes(live_config_file.current, secrets, gateway, sockets, rates):
+            await stack.enter_async_context(intake)
+            intakes.append(intake)
         slot.set(Gauge.SERVING, 1)
         await stop.wait()
         await asyncio.sleep(deadlines.accept_s)
         slot.set(Gauge.SERVING, 0)
-    await handout.finish(deadlines.handout_s - deadlines.drain_s)
+    await sender.finish(deadlines.handoff_s - deadlines.drain_s)
     ended.set()
-    await ticking
+    await tick_task
     return 0
 
 
-def _paused(strata: Iterable[HeaderStratum]) -> tuple[HeaderStratum, ...]:
+def _without_rates(strata: Iterable[HeaderStratum]) -> tuple[HeaderStratum, ...]:
     return tuple(msgspec.structs.replace(stratum, rate=0.0) for stratum in strata)
 
 
@@ -188,29 +190,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
-    given = parser.parse_args(arguments)
-    settlement = LiveConfigFile(given.config)
-    config = settlement.settled.config
+    args = parser.parse_args(arguments)
+    live_config_file = LiveConfigFile(args.config)
+    config = live_config_file.current.config
     secrets = Secrets(
         salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode(),
         intake_token=os.environ.get("QUANTDRIFT_INTAKE_TOKEN", ""),
     )
     setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role="intake")
-    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
+    counters = Counters(args.counters_fd, args.n_slots, MAX_ROWS)
     sockets = Sockets(
-        http=None if given.listen_fd is None else socket.socket(fileno=given.listen_fd),
-        tap=None if given.tap_fd is None else socket.socket(fileno=given.tap_fd),
+        http=None if args.listen_fd is None else socket.socket(fileno=args.listen_fd),
+        tap=None if args.tap_fd is None else socket.socket(fileno=args.tap_fd),
     )
 
     async def process(stop: Stop) -> int:
         return await serve(
-            settlement,
+            live_config_file,
             secrets,
             stop,
             counters=counters,
-            index=given.slot,
+            index=args.slot,
             sockets=sockets,
-            handoff=given.handoff,
+            handoff=args.handoff,
         )
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)

@@ -1,4 +1,7 @@
-"""The Unix socket of the taps: each is told the rates that hold, and what it sends is counted and passed on."""
+"""The Unix socket of the taps.
+
+It sends them the rates in effect, counts their calls and forwards their exchanges.
+"""
 
 import asyncio
 import logging
@@ -17,68 +20,71 @@ from quantdrift.sidecar.tap.wire import HEAD, Counts, Kind, Rates, message
 _LOG = logging.getLogger(__name__)
 _TICK_S = 0.5
 _META_BYTES = 4096
-_HEADS_BYTES = 1 << 20  # heads and JSON parts of what is sent, beside its tensors
+_HEADS_BYTES = 1 << 20  # of heads and JSON parts, in addition to tensors
 _BUFFER_BYTES = 1 << 20
 _COUNTS = msgspec.msgpack.Decoder(Counts)
 
 
 class TapServer:
-    """Serves any number of taps while it is entered. It always reads: nothing may back up into a server.
+    """Serves any number of taps while it is entered.
+
+    It always reads, so that data never backs up into a server.
 
     Parameters
     ----------
-    entrance
-        Where exchanges go.
+    gateway
+        Receives the exchanges.
     listener
         Unix stream socket that taps connect to.
     rates
-        Returns what holds now.
-    settled
-        The rows of the table of counts. A tap may still tell of strata that the configuration has no more.
+        Returns the rates in effect.
+    live_config
+        For the rows of the table of counts. A tap may still count strata that the configuration no longer
+        has.
     """
 
     def __init__(
-        self, entrance: Gateway, listener: socket.socket, rates: Callable[[], Rates], settled: LiveConfig
+        self, gateway: Gateway, listener: socket.socket, rates: Callable[[], Rates], live_config: LiveConfig
     ) -> None:
-        self._entrance = entrance
+        self._gateway = gateway
         self._listener = listener
-        self._current = rates
+        self._current_rates = rates
         self._rates = rates()
         self._longest_bytes = 0
-        self.reconfigure(settled)
+        self.reconfigure(live_config)
         self._writers: set[asyncio.StreamWriter] = set()
         self._readers: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        self._ticking: asyncio.Task[None] | None = None
+        self._tick_task: asyncio.Task[None] | None = None
         self._ended = Stop()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_unix_server(self._accept, sock=self._listener, limit=_BUFFER_BYTES)
-        self._ticking = asyncio.create_task(supervise("telling taps the rates", self._tick, self._ended))
+        self._tick_task = asyncio.create_task(supervise("sending rates to taps", self._tick, self._ended))
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._server is not None
-        assert self._ticking is not None
+        assert self._tick_task is not None
         self._server.close()
         self._ended.set()
-        await self._ticking
+        await self._tick_task
         for task in self._readers:
             task.cancel()
         await asyncio.gather(*self._readers, return_exceptions=True)
 
-    def reconfigure(self, settled: LiveConfig) -> None:
-        """Go over to other rows; the rates are told within half a second."""
-        self._n_rows = len(settled.rows)
-        self._places = {row.stratum: index for index, row in enumerate(settled.rows) if not row.model}
-        # A tap has yet to hear that less is taken in.
-        self._longest_bytes = max(self._longest_bytes, settled.config.sidecar.max_exchange_bytes)
+    def reconfigure(self, live_config: LiveConfig) -> None:
+        """Use other rows; taps get the new rates within half a second."""
+        self._n_rows = len(live_config.rows)
+        self._rows = {row.stratum: index for index, row in enumerate(live_config.rows) if not row.model}
+        # A lower limit is not enforced at once, because taps do not know it yet.
+        self._longest_bytes = max(self._longest_bytes, live_config.config.sidecar.max_exchange_bytes)
 
     async def _tick(self) -> None:
         await self._ended.wait(_TICK_S)
-        rates = self._current()
+        rates = self._current_rates()
         if rates != self._rates:
             self._rates = rates
             for writer in self._writers:
@@ -93,9 +99,9 @@ class TapServer:
             writer.write(message(Kind.RATES, self._rates))
             await self._read(reader, writer)
         except (asyncio.IncompleteReadError, OSError):
-            pass  # the server ended, or was killed
+            pass  # the server ended or was killed
         except (ValueError, msgspec.MsgspecError) as error:
-            _LOG.warning("a tap's messages are out of step, its connection is closed: %s", error)
+            _LOG.warning("closing the connection of a tap, whose messages are out of step: %s", error)
         finally:
             self._readers.discard(task)
             self._writers.discard(writer)
@@ -109,11 +115,13 @@ class TapServer:
                 raise ValueError(f"a message of {length} bytes")
             content = await reader.readexactly(length - 1)
             if kind == Kind.EXCHANGE:
-                self._entrance.admit(content, self._n_rows)
-                await asyncio.sleep(0)  # buffered messages come without a pause: the hand-off must run, too
+                self._gateway.forward_frame(content, self._n_rows)
+                await asyncio.sleep(
+                    0
+                )  # buffered messages arrive without a pause, and the hand-off must run, too
             elif kind == Kind.COUNTS:
                 counts = _COUNTS.decode(content)
-                self._entrance.count(counts, self._places)
+                self._gateway.add_counts(counts, self._rows)
                 writer.write(message(Kind.ACK, counts.number))
             else:
                 raise ValueError(f"a message of kind {kind}")

@@ -1,4 +1,4 @@
-"""What is understood of the wire: one module for each protocol that inference servers speak."""
+"""Decoders of the protocols of inference servers, one module for each protocol."""
 
 from collections.abc import Mapping
 

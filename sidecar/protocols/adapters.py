@@ -1,8 +1,8 @@
-"""How TorchServe's bodies are read: three ways that come with it, and any of one's own.
+"""Adapters for the bodies of TorchServe: three built-in ones, and custom ones.
 
-`bytes` keeps them as they are, `json` reads KServe v1 and plain JSON, `scores` reads what TorchServe's classifiers
-answer. An adapter of one's own is code that runs in the capture process: `package.module:Name`, called without
-arguments.
+`bytes` keeps bodies unchanged, `json` reads KServe v1 and plain JSON, `scores` reads the responses of
+TorchServe's classifiers. A custom adapter, `package.module:Name`, is called without arguments; its code runs
+in the capture process.
 """
 
 import importlib
@@ -25,9 +25,9 @@ _MAX_SCORES = 100_000
 
 
 class BytesAdapter:
-    """Keeps bodies as they are: each field of a form, or the whole body, is a tensor of BYTES.
+    """Keeps bodies unchanged: each field of a form, or the whole body, becomes a tensor of BYTES.
 
-    A reference that takes text can be replayed from it; images need an adapter of one's own.
+    This is enough to replay a reference that takes text; images need a custom adapter.
     """
 
     def inputs(self, parts: Sequence[Part], wire: WireContext) -> tuple[Tensor, ...]:
@@ -51,14 +51,14 @@ class JsonAdapter:
         Raises
         ------
         LostError
-            As from KServe v1's decoder.
+            As for the decoder of KServe v1.
         """
         if len(parts) == 1:
             document = read_json(parts[0].data, wire.max_values)
             return request_tensors(_enveloped(document, "instances", "inputs"), wire.model)
         columns = {part.name: read_json(part.data, wire.max_values) for part in parts}
         if len(columns) < len(parts):
-            raise LostError(Loss.DECODE, "two fields of one name")
+            raise LostError(Loss.DECODE, "two fields with the same name")
         return named_tensors(columns, () if wire.model is None else wire.model.inputs)
 
     def outputs(self, part: Part, wire: WireContext) -> tuple[Tensor, ...]:
@@ -70,8 +70,9 @@ class JsonAdapter:
 class ScoresAdapter(BytesAdapter):
     """Reads an object from label to probability, or a list of them: TorchServe's image and text classifiers.
 
-    It becomes what Triton's classification extension answers, `value:index:label`, the largest first : BYTES,
-    (items, labels). The index comes from the configured labels; without them the label must be the index itself.
+    The result has the form of Triton's classification extension, `value:index:label`, the largest value first
+    : BYTES, (items, labels). The index is that of the configured label; without labels the label must be the
+    index itself.
     """
 
     def outputs(self, part: Part, wire: WireContext) -> tuple[Tensor, ...]:
@@ -80,19 +81,19 @@ class ScoresAdapter(BytesAdapter):
         Raises
         ------
         LostError
-            `decode`: no such objects, or of several sizes. `metadata`: a label that is not configured. `too_large`:
-            more scores than may be held.
+            `decode`: not such objects, or of different sizes. `metadata`: a label that is not configured.
+            `too_large`: too many scores.
         """
         document = read_json(part.data, wire.max_values)
         rows = document if isinstance(document, list) else [document]
         sizes = {len(row) if isinstance(row, dict) else 0 for row in rows}
         if len(sizes) != 1 or 0 in sizes:
-            raise LostError(Loss.DECODE, "no objects from label to score, or of several sizes")
+            raise LostError(Loss.DECODE, "not objects from label to score, or of different sizes")
         if len(rows) * len(rows[0]) > _MAX_SCORES:
             raise LostError(Loss.TOO_LARGE, f"more than {_MAX_SCORES} scores")
         labels = () if wire.model is None else wire.model.labels
-        places = {label: place for place, label in enumerate(labels)}
-        texts = [text for row in rows for text in _ranked(row, places)]
+        indices = {label: index for index, label in enumerate(labels)}
+        texts = [text for row in rows for text in _ranked(row, indices)]
         return (
             Tensor(
                 name=output_name(wire.model, "scores"),
@@ -111,12 +112,12 @@ BUILT_IN: Mapping[str, Callable[[], Adapter]] = {
 
 
 def load_adapter(name: str) -> Adapter:
-    """Return the adapter called `name`; one that does not come with quantdrift is imported, which runs its code.
+    """Return the adapter called `name`; a custom one is imported, which runs its code.
 
     Raises
     ------
     OperatorError
-        It cannot be imported or made, or is no adapter.
+        It cannot be imported or created, or lacks the methods of an adapter.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()
@@ -124,32 +125,34 @@ def load_adapter(name: str) -> Adapter:
     try:
         adapter = getattr(importlib.import_module(module), kind)()
     except Exception as error:
-        raise OperatorError(f"models.adapter `{name}` cannot be made: {error!r}") from error
+        raise OperatorError(f"models.adapter `{name}` cannot be created: {error!r}") from error
     if not all(callable(getattr(adapter, method, None)) for method in ("inputs", "outputs")):
-        raise OperatorError(f"models.adapter `{name}` is none: it needs the methods `inputs` and `outputs`")
-    return adapter  # type: ignore[no-any-return]  # whatever has the methods is one
+        raise OperatorError(
+            f"models.adapter `{name}` is not an adapter: it needs the methods `inputs` and `outputs`"
+        )
+    return adapter  # type: ignore[no-any-return]  # any object with the methods is an adapter
 
 
 def _enveloped(document: Any, rows: str, columns: str) -> Mapping[str, Any]:
-    """Return the document as KServe v1 would have it: a bare list holds rows, anything else columns."""
+    """Return the document in the form of KServe v1: a bare list has rows, anything else has columns."""
     if isinstance(document, dict) and len({rows, columns} & document.keys()) == 1:
         return document
     return {rows if isinstance(document, list) else columns: document}
 
 
-def _ranked(row: Mapping[str, Any], places: Mapping[str, int]) -> list[str]:
+def _ranked(row: Mapping[str, Any], indices: Mapping[str, int]) -> list[str]:
     if not all(type(value) in (int, float) for value in row.values()):
-        raise LostError(Loss.DECODE, "a score that is no number")
+        raise LostError(Loss.DECODE, "a score is not a number")
     try:
         scores = sorted(((float(value), label) for label, value in row.items()), key=lambda entry: -entry[0])
     except OverflowError as error:
-        raise LostError(Loss.DECODE, "a score that is no number") from error
+        raise LostError(Loss.DECODE, "a score is not a number") from error
     found = []
     for value, label in scores:
-        place = places.get(label)
-        if place is None and not places and label.isdecimal() and len(label) < 10:
-            place = int(label)
-        if place is None:
+        index = indices.get(label)
+        if index is None and not indices and label.isdecimal() and len(label) < 10:
+            index = int(label)
+        if index is None:
             raise LostError(Loss.METADATA, "a label that models.labels does not name")
-        found.append(f"{value!r}:{place}:{label}")
+        found.append(f"{value!r}:{index}:{label}")
     return found

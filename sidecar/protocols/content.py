@@ -1,4 +1,4 @@
-"""What the content of a tensor must be like, in every form of the Open Inference Protocol."""
+"""Checks of datatype, shape and content of a tensor, for every form of the Open Inference Protocol."""
 
 import math
 import struct
@@ -13,25 +13,25 @@ _LENGTH = struct.Struct("<I")
 _MAX_RANK = 32
 _MAX_SIZE = 2**63 - 1
 
-# BF16 comes only as bytes.
+# BF16 is only sent as bytes.
 _ITEM_BYTES: Mapping[str, int] = {"BF16": 2} | {name: dtype.itemsize for name, dtype in DTYPES.items()}
 
 
 def item_bytes(datatype: str) -> int:
-    """Return how long an element is, of any datatype but BYTES."""
+    """Return the bytes of an element, for any datatype but BYTES."""
     return _ITEM_BYTES[datatype]
 
 
 def check_shape(datatype: str, shape: Sequence[int]) -> None:
-    """Raise where a tensor's datatype or shape is none (`decode`)."""
+    """Raise `decode` if the datatype is unknown or the shape invalid."""
     if datatype not in _ITEM_BYTES and datatype != "BYTES":
-        raise LostError(Loss.DECODE, "a tensor's datatype is not known")
+        raise LostError(Loss.DECODE, "the datatype of a tensor is unknown")
     if len(shape) > _MAX_RANK or any(not 0 <= size <= _MAX_SIZE for size in shape):
-        raise LostError(Loss.DECODE, "a tensor's shape is none")
+        raise LostError(Loss.DECODE, "the shape of a tensor is invalid")
 
 
 def check_content(datatype: str, shape: Sequence[int], data: bytes) -> None:
-    """Raise where binary content does not fill a shape (`decode`); datatype and shape have been checked."""
+    """Raise `decode` if binary content does not fill a shape; datatype and shape must have been checked."""
     n_items = math.prod(shape)
     if datatype != "BYTES":
         if len(data) != n_items * _ITEM_BYTES[datatype]:
@@ -46,7 +46,7 @@ def check_content(datatype: str, shape: Sequence[int], data: bytes) -> None:
 
 
 def pack_strings(strings: Iterable[bytes]) -> bytes:
-    """Return strings as the content of a tensor of BYTES: each with its length before it."""
+    """Return strings as the content of a tensor of BYTES, each preceded by its length."""
     data = bytearray()
     for string in strings:
         data += _LENGTH.pack(len(string))
@@ -55,12 +55,12 @@ def pack_strings(strings: Iterable[bytes]) -> bytes:
 
 
 def refuse_sequence(parameters: Mapping[str, Any]) -> None:
-    """Raise where a request is a step of a stateful sequence: it cannot be replayed alone."""
+    """Raise `sequence` if a request is a step of a stateful sequence, which cannot be replayed alone."""
     if parameters.get("sequence_id"):  # 0 and the empty string stand for none
         raise LostError(Loss.SEQUENCE, "it belongs to a sequence")
 
 
 def refuse_shared_memory(parameters: Iterable[str] | None) -> None:
-    """Raise where the names of a tensor's parameters say that it did not travel."""
+    """Raise `shared_memory` if the parameters of a tensor say that its content is not in the message."""
     if parameters and "shared_memory_region" in parameters:
         raise LostError(Loss.SHARED_MEMORY, "a tensor is in shared memory")

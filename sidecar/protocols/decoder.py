@@ -1,4 +1,4 @@
-"""What every protocol's decoder is: from the content of two messages to named tensors. No I/O."""
+"""The interface of decoders: they turn the bodies of request and response into named tensors. No I/O."""
 
 import typing
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,8 @@ from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Tensor
 from quantdrift.sidecar.protocols.http_message import Head
 
-# A JSON value of two bytes on the wire takes up to 75 in memory: a body's length alone bounds nothing.
+# A JSON value of two bytes on the wire takes up to 75 bytes in memory, so the length of a body is not a
+# bound.
 MAX_JSON_VALUES = 2_000_000
 
 
@@ -22,7 +23,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     name
         The field's name; `body` for a whole body.
     content_type
-        In lower case, without parameters; empty where it is not told.
+        In lower case, without parameters; empty if it is missing.
     data
         Decompressed.
     """
@@ -33,32 +34,32 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Adapter(typing.Protocol):
-    """Reads bodies whose form is a matter between a model's handler and its clients.
+    """Reads bodies whose form only the handler of a model defines.
 
-    Whatever it raises costs the exchange and nothing else: a `LostError` is counted by its reason, any other error as
-    `capture_error`, with its traceback in the log.
+    An error that it raises only loses the exchange: a `LostError` is counted by its reason, any other error
+    as `capture_error`, with its traceback in the log.
     """
 
     def inputs(self, parts: Sequence[Part], wire: "WireContext") -> tuple[Tensor, ...]:
-        """Return the tensors of a request: of its whole body, or of its form's fields, in their order."""
+        """Return the tensors of a request, from its whole body or from the fields of its form in order."""
 
     def outputs(self, part: Part, wire: "WireContext") -> tuple[Tensor, ...]:
         """Return the tensors of a response."""
 
 
 class WireContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decoder is told beside the messages.
+    """The context of decoding: limits and the configuration of the model.
 
     Parameters
     ----------
     max_bytes
         Longest content after decompression.
     max_values
-        Most values that a JSON document may hold.
+        Most values in a JSON document.
     model
-        The model's configuration; None where only the body names the model.
+        Configuration of the model; None if only the body names the model.
     adapter
-        What the configuration names for the model, or None.
+        The adapter configured for the model, or None.
     """
 
     max_bytes: int
@@ -75,11 +76,11 @@ class DecodedRequest(msgspec.Struct, frozen=True, kw_only=True):
     inputs
         Its tensors. Text is BYTES, UTF-8.
     parameters
-        Its parameters, as the protocol calls them, by name.
+        The parameters of the protocol, by name.
     document
-        Its JSON document, empty where there is none.
+        The JSON document; empty if there is none.
     model, version
-        What the body names, or empty where it names none: then the path does.
+        As named in the body, else empty: then the path names them.
     """
 
     inputs: tuple[Tensor, ...]
@@ -95,7 +96,7 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     version
-        The version that answered, or empty where the response does not tell.
+        The version that answered; empty if the response does not name it.
     outputs
         Its tensors.
     """
@@ -105,7 +106,10 @@ class DecodedResponse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decoder(typing.Protocol):
-    """Reads the messages of one protocol. Contents come de-chunked and, by Content-Encoding, decompressed."""
+    """Decodes the messages of one protocol.
+
+    Bodies are already de-chunked and decompressed (Content-Encoding).
+    """
 
     def request(self, head: Head, body: bytes, wire: WireContext) -> DecodedRequest:
         """Return the request.
@@ -113,8 +117,8 @@ class Decoder(typing.Protocol):
         Raises
         ------
         LostError
-            It cannot be used; the reason is in it.
+            The exchange cannot be used; the error has the reason.
         """
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
-        """Return the response to `query`, which comes without its document; errors as for a request."""
+        """Return the response to `query`, whose document is left out; errors as for a request."""

@@ -1,18 +1,18 @@
-"""How the capture process says that an exchange cannot be used."""
+"""Errors for exchanges that cannot be used."""
 
 from quantdrift.core.errors import QuantdriftError
 from quantdrift.core.records import Loss
 
 
 class LostError(QuantdriftError):
-    """An exchange that was taken is let go of, counted under `loss`.
+    """A sampled exchange is lost, and counted under `loss`.
 
     Parameters
     ----------
     loss
         The counted reason.
     detail
-        What was wrong, in words, without any payload.
+        A description of the fault, without any payload.
     """
 
     def __init__(self, loss: Loss, detail: str) -> None:
@@ -27,7 +27,7 @@ class UnknownModelError(LostError):
     Parameters
     ----------
     model
-        The name on the wire, as the client chose it: kept apart from the message.
+        The name on the wire. It is not in the message, because clients choose it.
     """
 
     def __init__(self, model: str) -> None:

@@ -1,4 +1,4 @@
-"""gRPC's own layer: messages with their prefixes, compressed or not, and how much may be in one."""
+"""gRPC framing: length-prefixed messages, compressed or not, and a bound on their number of fields."""
 
 import struct
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.http_message import Head, expand
 
 _PREFIX = struct.Struct("!?I")  # whether it is compressed, and its length
-# A field of two bytes on the wire takes up to 50 in memory: a message's length alone bounds nothing.
+# A field of two bytes on the wire takes up to 50 bytes in memory, so the length of a message is not a bound.
 _MAX_FIELDS = 50_000
 _MAX_VARINT_BYTES = 10
 
 Nested = Mapping[int, "Nested"]
-"""The fields of a message that are messages themselves, by number, with theirs."""
+"""The fields that are messages themselves, by number, each with its own nested fields."""
 
 
 def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
@@ -22,16 +22,16 @@ def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
     Parameters
     ----------
     head
-        Its `grpc-encoding` tells how messages are compressed that say of themselves that they are.
+        Its `grpc-encoding` is the compression of messages that are marked as compressed.
     body
-        What came in DATA frames.
+        The content of the DATA frames.
     max_bytes
-        Most that all of them hold.
+        Most bytes of all messages together.
 
     Raises
     ------
     LostError
-        `decode`: they are none. `too_large`: above the limit.
+        `decode`: the messages are malformed. `too_large`: above the limit.
     """
     messages: list[bytes] = []
     position, left = 0, max_bytes
@@ -56,14 +56,14 @@ def read_messages(head: Head, body: bytes, max_bytes: int) -> list[bytes]:
 
 
 def check_fields(messages: list[bytes], nested: Nested) -> None:
-    """Raise where messages hold more fields than may be held (`too_large`), or are none (`decode`).
+    """Raise `too_large` if messages have too many fields, or `decode` if they are malformed.
 
     Parameters
     ----------
     messages
         Serialised.
     nested
-        Where else fields are counted beside their top level.
+        The fields whose messages are counted, too.
     """
     left = _MAX_FIELDS
     for message in messages:
@@ -74,7 +74,7 @@ def check_fields(messages: list[bytes], nested: Nested) -> None:
 
 
 def _count(data: bytes, position: int, stop: int, nested: Nested, left: int) -> int:
-    """Return how many of the `left` fields are left after those of `data[position:stop]`."""
+    """Return the number of fields still allowed, of `left`, after those of `data[position:stop]`."""
     while position < stop:
         left -= 1
         if left < 0:
@@ -92,7 +92,7 @@ def _count(data: bytes, position: int, stop: int, nested: Nested, left: int) -> 
         elif kind in (1, 5):
             position += 8 if kind == 1 else 4
         else:
-            raise LostError(Loss.DECODE, "a message holds what is no field")
+            raise LostError(Loss.DECODE, "a message has a malformed field")
     return left
 
 
@@ -103,4 +103,4 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << (7 * n)
         if byte < 0x80:
             return value, position + n + 1
-    raise LostError(Loss.DECODE, "a message holds a number that is none")
+    raise LostError(Loss.DECODE, "a message has a malformed number")

@@ -1,6 +1,6 @@
-"""HTTP/1.1 messages as they were on the wire: heads parsed, bodies de-chunked and decompressed within a bound.
+"""Parser of complete HTTP/1.1 messages: it reads heads, and de-chunks and decompresses bodies within a limit.
 
-The relay has delimited them already; here nothing is searched for, only read.
+The relay has found the boundaries of the messages already.
 """
 
 import zlib
@@ -13,7 +13,7 @@ from quantdrift.sidecar.protocols.errors import LostError
 
 _CHUNK_HEAD_BYTES = 4096  # a chunk's size line, extensions included
 _GZIP = 16 + zlib.MAX_WBITS
-# Each coding may expand to the limit again, and each member of gzip copies what is behind it: both cost time.
+# Each coding may expand to the limit again, and each gzip member copies the data after it: both cost time.
 _MAX_CODINGS = 4
 _MAX_MEMBERS = 64
 
@@ -52,12 +52,12 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_head(raw: bytes) -> Head:
-    """Return the head in `raw`, which ends with its empty line.
+    """Parse a head that ends with its empty line.
 
     Raises
     ------
     LostError
-        `decode`: it is none.
+        `decode`: it is malformed.
     """
     lines = raw.removesuffix(b"\r\n\r\n").split(b"\r\n")
     start = _text(lines[0]).split(" ", 2)
@@ -67,33 +67,33 @@ def parse_head(raw: bytes) -> Head:
     for line in lines[1:]:
         name, colon, value = line.partition(b":")
         if not colon or not name or name[:1] in b" \t":
-            raise LostError(Loss.DECODE, "a header line is none")
+            raise LostError(Loss.DECODE, "a header line is malformed")
         key, text = _text(name).lower(), _text(value.strip(b" \t"))
         headers[key] = f"{headers[key]}, {text}" if key in headers else text
     return Head(start=(start[0], start[1], start[2] if len(start) > 2 else ""), headers=headers)
 
 
 def read_body(head: Head, raw: bytes, limit_bytes: int) -> bytes:
-    """Return the content of a message whose bytes after the head are `raw`.
+    """Return the decoded body of a message.
 
     Parameters
     ----------
     head
-        Its Transfer-Encoding and Content-Encoding are undone: chunked; gzip and deflate.
+        Its Transfer-Encoding (chunked) and Content-Encoding (gzip, deflate) are decoded.
     raw
-        As on the wire, complete.
+        The bytes after the head, as on the wire.
     limit_bytes
-        Longest content: a small compressed body may hold a very long one.
+        Longest decoded body, since a small compressed body may expand to a very long one.
 
     Raises
     ------
     LostError
-        `decode`: not what the head says, or a coding that is not known. `too_large`: above the limit.
+        `decode`: the body does not fit the head, or the coding is unknown. `too_large`: above the limit.
     """
     codings = _codings(head, "transfer-encoding")
     if codings:
         if codings != ["chunked"]:
-            raise LostError(Loss.DECODE, "a transfer coding that is not known")
+            raise LostError(Loss.DECODE, "an unknown transfer coding")
         raw = _dechunk(raw)
     encodings = _codings(head, "content-encoding")
     if len(encodings) > _MAX_CODINGS:
@@ -121,7 +121,7 @@ def _dechunk(raw: bytes) -> bytes:
         size = int(digits, 16)
         position = end + 2
         if size == 0:
-            return b"".join(parts)  # trailers say nothing that is used here
+            return b"".join(parts)  # trailers are not used
         chunk = raw[position : position + size]
         position += size + 2
         if len(chunk) != size or raw[position - 2 : position] != b"\r\n":
@@ -130,23 +130,23 @@ def _dechunk(raw: bytes) -> bytes:
 
 
 def expand(coding: str, raw: bytes, limit_bytes: int) -> bytes:
-    """Return what was compressed; errors as for a body.
+    """Decompress `raw`; errors as for a body.
 
     Parameters
     ----------
     coding
         `gzip` or `deflate`.
     raw
-        Whole.
+        The whole compressed body.
     limit_bytes
-        Longest content.
+        Longest result.
     """
     if coding in ("gzip", "x-gzip"):
         windows = [_GZIP]
     elif coding == "deflate":
         windows = [zlib.MAX_WBITS, -zlib.MAX_WBITS]  # some send it without the zlib header
     else:
-        raise LostError(Loss.DECODE, "a content coding that is not known")
+        raise LostError(Loss.DECODE, "an unknown content coding")
     for window in windows:
         try:
             return _inflate(raw, window, limit_bytes)

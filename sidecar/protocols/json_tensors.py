@@ -1,4 +1,4 @@
-"""JSON as servers and clients write it: documents within a bound, and their values as tensors."""
+"""JSON documents of bounded size, and the conversion of their values to tensors."""
 
 import base64
 import binascii
@@ -26,7 +26,7 @@ _ARRAY_HEADS = (1, 3, 5)  # bytes, by the array's length
 _MAX_RANK = 32
 _BASE64 = "b64"
 
-# What JSON may hold for each kind of type. A server whose JSON knows no NaN writes null.
+# The JSON types for each kind of numpy type. A server whose JSON library has no NaN writes null.
 _JSON_TYPES: Mapping[str, frozenset[type]] = {
     "b": frozenset({bool}),
     "u": frozenset({int}),
@@ -36,22 +36,22 @@ _JSON_TYPES: Mapping[str, frozenset[type]] = {
 
 
 def read_document(part: bytes, max_values: int) -> dict[str, Any]:
-    """Return the JSON object in `part`, which holds at most `max_values` values.
+    """Return the JSON object in `part`, which may have at most `max_values` values.
 
     Raises
     ------
     LostError
-        `decode`: it is none. `too_large`: it holds more.
+        `decode`: it is not a JSON object. `too_large`: it has more values.
     """
     document = read_json(part, max_values)
     if not isinstance(document, dict):
-        raise LostError(Loss.DECODE, "the JSON part is no object")
+        raise LostError(Loss.DECODE, "the JSON part is not an object")
     return document
 
 
 def read_json(part: bytes, max_values: int) -> Any:
     """Return the JSON value in `part`; errors as for a document."""
-    # With what stands beside it a value takes two bytes at least: most documents need not be counted.
+    # A value and its separator take at least two bytes, so most documents need not be counted.
     if (len(part) + 1) // 2 > max_values and _most_values(part) > max_values:
         raise LostError(Loss.TOO_LARGE, f"the JSON part holds more than {max_values} values")
     try:
@@ -63,26 +63,29 @@ def read_json(part: bytes, max_values: int) -> Any:
 
 
 def _most_values(part: bytes) -> int:
-    """Return a bound on the values in a document. `bytes.count` takes ten times as long where hits are dense."""
+    """Return an upper bound on the values in a document.
+
+    `bytes.count` takes ten times as long where hits are dense.
+    """
     codes = np.frombuffer(part, np.uint8)
     return sum(int(np.count_nonzero(codes == code)) for code in b",[{")
 
 
 def _lenient(part: bytes) -> Any:
-    """Read what is no strict JSON but is written by servers: NaN and Infinity, which a broken model answers."""
+    """Parse JSON with NaN and Infinity, which servers write when a model is broken."""
     try:
         return json.loads(part)
     except (ValueError, RecursionError) as error:
-        raise LostError(Loss.DECODE, "the JSON part is unreadable") from error
+        raise LostError(Loss.DECODE, "the JSON part is invalid") from error
 
 
 def convert(document: Any, kind: type[_T]) -> _T:
-    """Return a document as the records that it should be made of.
+    """Convert a document to a record type.
 
     Raises
     ------
     LostError
-        `decode`: it is not; the detail says where.
+        `decode`: it does not fit; the detail says where.
     """
     try:
         return msgspec.convert(document, kind)
@@ -91,11 +94,11 @@ def convert(document: Any, kind: type[_T]) -> _T:
 
 
 def write_json(value: Any) -> bytes:
-    """Return a value that came as JSON as compact JSON; what cannot be UTF-8 is lost as `decode`."""
+    """Return a decoded JSON value as compact JSON; raise `decode` if it cannot be UTF-8."""
     try:
         return msgspec.json.encode(value)
     except (UnicodeEncodeError, RecursionError) as error:
-        raise LostError(Loss.DECODE, "a text is no UTF-8") from error
+        raise LostError(Loss.DECODE, "a text cannot be encoded as UTF-8") from error
 
 
 def pack_values(flat: Sequence[Any], datatype: str) -> bytes:
@@ -111,40 +114,42 @@ def pack_values(flat: Sequence[Any], datatype: str) -> bytes:
     Raises
     ------
     LostError
-        `decode`: a value is not of that type, or the type does not come as JSON.
+        `decode`: a value is not of that type, or the type has no form in JSON.
     """
     try:
         if datatype == "BYTES":
             return pack_strings(_encoded(flat))
         dtype = DTYPES.get(datatype)
         if dtype is None:
-            raise LostError(Loss.DECODE, f"{datatype} does not come as JSON")
+            raise LostError(Loss.DECODE, f"{datatype} has no form in JSON")
         if dtype.kind == "f":
             floats = _floats(flat)
             with contextlib.suppress(msgspec.ValidationError), np.errstate(over="ignore"):
-                # Half the time of what follows, for numbers alone: the largest tensors come like this.
+                # Takes half the time of the general case below, and the largest tensors are plain numbers.
                 if floats is not None:
                     return floats.astype(dtype).tobytes()
                 return np.fromiter(msgspec.convert(flat, list[float]), dtype, len(flat)).tobytes()
         if not _JSON_TYPES[dtype.kind].issuperset(map(type, flat)):
             raise LostError(Loss.DECODE, f"a tensor's data is not {datatype}")
-        with np.errstate(over="ignore"):  # the server saw an infinity there, too
+        with np.errstate(over="ignore"):  # the server got an infinity, too
             return np.array(flat, dtype=dtype).tobytes()
     except (OverflowError, UnicodeEncodeError) as error:
         raise LostError(Loss.DECODE, f"a tensor's data is not {datatype}") from error
 
 
 def _floats(flat: Sequence[Any]) -> npt.NDArray[np.float64] | None:
-    """Return values that are floats, all of them, in less than half of the time of looking at each; else None.
+    """Return the values as an array if all are floats, else None.
 
-    MessagePack is their way to NumPy: a float is a byte that says so and its eight bytes, so that where every ninth
-    byte says so, from the first value's on, each value is one.
+    It takes less than half the time of checking each.
+
+    The values are encoded as MessagePack and read by NumPy: a float is a type byte and eight bytes, so all
+    values are floats if every ninth byte, from the first value on, is that type byte.
     """
     if not flat or type(flat[0]) is not float:
         return None
     try:
         wire = _MESSAGE_PACK.encode(flat)
-    except (OverflowError, RecursionError):  # integers of more than 64 bits, or lists in lists: no floats
+    except (OverflowError, RecursionError):  # integers of more than 64 bits, or nested lists
         return None
     n_head = len(wire) - len(flat) * _FLOAT.itemsize
     if n_head not in _ARRAY_HEADS:
@@ -158,35 +163,35 @@ def text_tensor(name: str, texts: Sequence[str | bytes]) -> Tensor:
     return Tensor(name=name, datatype="BYTES", shape=(len(texts),), data=pack_values(texts, "BYTES"))
 
 
-def untyped_tensor(name: str, data: Any, told: ModelTensor | None) -> Tensor:
-    """Return a tensor of JSON that tells neither type nor shape: the shape is that of the nested lists.
+def untyped_tensor(name: str, data: Any, configured: ModelTensor | None) -> Tensor:
+    """Return a tensor from JSON without datatype and shape; the shape is that of the nested lists.
 
     Parameters
     ----------
     name
-        The tensor's.
+        Name of the tensor.
     data
-        A value, or lists of them nested to a rectangle. `{"b64": ...}` is a value: bytes.
-    told
-        What the configuration says of it. Without it numbers are INT64, or FP64 as soon as one has a fraction or is
-        null, truth values BOOL, texts and bytes BYTES.
+        A value, or rectangular nested lists of values. `{"b64": ...}` is a value of bytes.
+    configured
+        The configured tensor. Without it numbers are INT64, or FP64 if one has a fraction or is null; truth
+        values are BOOL; texts and bytes are BYTES.
 
     Raises
     ------
     LostError
-        `decode`: it is no rectangle, or its values are of several kinds. `metadata`: nothing tells the type of an
-        empty one.
+        `decode`: the lists are not rectangular, or the values are of several kinds. `metadata`: it is empty
+        and its type is not configured.
     """
     shape, flat = _rectangle(data)
     if any(isinstance(value, dict) for value in flat):
         flat = [_unwrapped(value) for value in flat]
-    datatype = _datatype(flat) if told is None else told.datatype
+    datatype = _datatype(flat) if configured is None else configured.datatype
     check_shape(datatype, shape)
     return Tensor(name=name, datatype=datatype, shape=tuple(shape), data=pack_values(flat, datatype))
 
 
 def is_bytes(value: Any) -> TypeGuard[dict[str, str]]:
-    """Say whether a JSON value stands for bytes: `{"b64": ...}`."""
+    """Return whether a JSON value stands for bytes: `{"b64": ...}`."""
     return isinstance(value, dict) and len(value) == 1 and isinstance(value.get(_BASE64), str)
 
 
@@ -203,11 +208,11 @@ def _rectangle(data: Any) -> tuple[list[int], list[Any]]:
     while flat and isinstance(flat[0], list):
         size = len(flat[0])
         if len(shape) == _MAX_RANK or any(not isinstance(row, list) or len(row) != size for row in flat):
-            raise LostError(Loss.DECODE, "nested lists that are no rectangle: rows differ in length or depth")
+            raise LostError(Loss.DECODE, "nested lists are not rectangular: rows differ in length or depth")
         shape.append(size)
         flat = list(chain.from_iterable(flat))
     if any(isinstance(value, list) for value in flat):
-        raise LostError(Loss.DECODE, "nested lists that are no rectangle: rows differ in length or depth")
+        raise LostError(Loss.DECODE, "nested lists are not rectangular: rows differ in length or depth")
     return shape, flat
 
 
@@ -224,11 +229,12 @@ def _datatype(flat: Sequence[Any]) -> str:
     kinds = set(map(type, flat))
     if not kinds:
         raise LostError(
-            Loss.METADATA, "an empty list tells no type: configure it in models.inputs and outputs"
+            Loss.METADATA,
+            "the type of an empty list is unknown: configure it in models.inputs and models.outputs",
         )
     for datatype, known in (("BOOL", {bool}), ("INT64", {int}), ("BYTES", {str, bytes})):
         if kinds <= known:
             return datatype
     if kinds <= _JSON_TYPES["f"] and kinds != {type(None)}:
         return "FP64"
-    raise LostError(Loss.DECODE, "values of several kinds where a tensor is due")
+    raise LostError(Loss.DECODE, "the values of a tensor are of several kinds")

@@ -1,7 +1,8 @@
-"""KServe v1, which is TensorFlow Serving's REST: `POST /v1/models/NAME:predict`, requests and responses to tensors.
+"""Decoder of KServe v1, the REST protocol of TensorFlow Serving: `POST /v1/models/NAME:predict`.
 
-By rows, `{"instances": [...]}` -> `{"predictions": [...]}`, a row being a value or an object of named values; or by
-columns, `{"inputs": ...}` -> `{"outputs": ...}`, one tensor or an object of named ones. No type is on the wire.
+By rows, `{"instances": [...]}` -> `{"predictions": [...]}`, where a row is a value or an object of named
+values; or by columns, `{"inputs": ...}` -> `{"outputs": ...}`, one tensor or an object of named tensors.
+There are no datatypes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +29,8 @@ class KserveV1:
         Raises
         ------
         LostError
-            `decode`: not what the protocol says, rows that differ, or values of several kinds. `metadata`: an empty
-            list, whose type nothing tells. `too_large`: more values than may be held.
+            `decode`: it does not follow the protocol, rows differ, or values are of several kinds.
+            `metadata`: an empty list of unknown type. `too_large`: too many values.
         """
         document = read_document(body, wire.max_values)
         parameters = {_SIGNATURE: document[_SIGNATURE]} if _SIGNATURE in document else {}
@@ -45,48 +46,48 @@ class KserveV1:
 
 def request_tensors(document: Mapping[str, Any], model: Model | None) -> tuple[Tensor, ...]:
     """Return the inputs of a document with `instances` or `inputs`; errors as for a request."""
-    told = () if model is None else model.inputs
-    return _tensors(document, _REQUEST, told, _only(told, "instances"))
+    configured = () if model is None else model.inputs
+    return _tensors(document, _REQUEST, configured, _only(configured, "instances"))
 
 
 def response_tensors(document: Mapping[str, Any], model: Model | None) -> tuple[Tensor, ...]:
     """Return the outputs of a document with `predictions` or `outputs`; errors as for a request."""
-    told = () if model is None else model.outputs
-    return _tensors(document, _RESPONSE, told, output_name(model, "predictions"))
+    configured = () if model is None else model.outputs
+    return _tensors(document, _RESPONSE, configured, output_name(model, "predictions"))
 
 
 def output_name(model: Model | None, otherwise: str) -> str:
-    """Return what an output is called that has no name on the wire.
+    """Return the name for an output that has none on the wire.
 
-    That of the only configured output, or of the output that is compared, or `otherwise`.
+    It is the name of the only configured output, else of the compared output, else `otherwise`.
     """
     if model is None:
         return otherwise
     return _only(model.outputs, model.output or otherwise)
 
 
-def named_tensors(columns: Mapping[str, Any], told: Sequence[ModelTensor]) -> tuple[Tensor, ...]:
+def named_tensors(columns: Mapping[str, Any], configured: Sequence[ModelTensor]) -> tuple[Tensor, ...]:
     """Return a tensor for each name; errors as for a request."""
-    known = {tensor.name: tensor for tensor in told}
+    known = {tensor.name: tensor for tensor in configured}
     if not columns:
-        raise LostError(Loss.DECODE, "no tensor at all")
+        raise LostError(Loss.DECODE, "there are no tensors")
     return tuple(untyped_tensor(name, data, known.get(name)) for name, data in columns.items())
 
 
 def _tensors(
-    document: Mapping[str, Any], members: Mapping[str, bool], told: Sequence[ModelTensor], unnamed: str
+    document: Mapping[str, Any], members: Mapping[str, bool], configured: Sequence[ModelTensor], unnamed: str
 ) -> tuple[Tensor, ...]:
-    given = [name for name in members if name in document]
-    if len(given) != 1:
-        raise LostError(Loss.DECODE, f"exactly one of {' and '.join(members)} is due")
-    data = document[given[0]]
-    if members[given[0]] and isinstance(data, list) and any(_is_named(row) for row in data):
+    present = [name for name in members if name in document]
+    if len(present) != 1:
+        raise LostError(Loss.DECODE, f"exactly one of {' and '.join(members)} is required")
+    data = document[present[0]]
+    if members[present[0]] and isinstance(data, list) and any(_is_named(row) for row in data):
         data = _columns(data)
-    return named_tensors(data if _is_named(data) else {unnamed: data}, told)
+    return named_tensors(data if _is_named(data) else {unnamed: data}, configured)
 
 
-def _only(told: Sequence[ModelTensor], otherwise: str) -> str:
-    return told[0].name if len(told) == 1 else otherwise
+def _only(configured: Sequence[ModelTensor], otherwise: str) -> str:
+    return configured[0].name if len(configured) == 1 else otherwise
 
 
 def _is_named(value: Any) -> bool:
@@ -96,5 +97,5 @@ def _is_named(value: Any) -> bool:
 def _columns(rows: list[Any]) -> dict[str, list[Any]]:
     names = rows[0].keys() if isinstance(rows[0], dict) else {}
     if not all(_is_named(row) and row.keys() == names for row in rows):
-        raise LostError(Loss.DECODE, "rows that do not have the same names")
+        raise LostError(Loss.DECODE, "rows have different names")
     return {name: [row[name] for row in rows] for name in names}

@@ -1,8 +1,9 @@
-"""Open Inference Protocol v2, REST: requests and responses to tensors.
+"""Decoder of the Open Inference Protocol v2 over REST.
 
-JSON with flat or nested data, and the binary tensor extension: the JSON object, then the tensors' bytes in JSON
-order, where `Inference-Header-Content-Length` is the JSON part's length. Both may be mixed in one message. A length of
-0 marks a raw request: all of the body is the content of the only input, whose name, type and shape are not told.
+JSON with flat or nested data, and the binary tensor extension: the JSON object, then the tensors' bytes in
+JSON order, where `Inference-Header-Content-Length` is the JSON part's length. Both may be mixed in one
+message. A length of 0 marks a raw request: the whole body is the content of the only input, without name,
+type and shape.
 """
 
 import math
@@ -61,27 +62,27 @@ class OipRest:
         Raises
         ------
         LostError
-            `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
-            stateful sequence cannot be replayed alone. `too_large`: more values than may be held. `metadata`: a raw
-            request to a model whose input is not configured.
+            `decode`: it does not follow the protocol. `shared_memory`: a tensor is not in the message.
+            `sequence`: one step of a stateful sequence cannot be replayed alone. `too_large`: too many
+            values. `metadata`: a raw request to a model whose input is not configured.
         """
         if head.headers.get(_JSON_LENGTH) == "0":
             return DecodedRequest(inputs=(_raw_input(body, wire.model),))
         part, tail = _split(head, body)
         document = read_document(part, wire.max_values)
-        asked = convert(document, _WireRequest)
-        parameters = asked.parameters or {}
+        request = convert(document, _WireRequest)
+        parameters = request.parameters or {}
         refuse_sequence(parameters)
-        for output in asked.outputs or ():
+        for output in request.outputs or ():
             refuse_shared_memory(output.parameters)
-        return DecodedRequest(document=document, parameters=parameters, inputs=_tensors(asked.inputs, tail))
+        return DecodedRequest(document=document, parameters=parameters, inputs=_tensors(request.inputs, tail))
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request."""
         part, tail = _split(head, body)
-        answer = convert(read_document(part, wire.max_values), _WireResponse)
-        version = "" if answer.model_version is None else str(answer.model_version)
-        return DecodedResponse(version=version, outputs=_tensors(answer.outputs, tail))
+        response = convert(read_document(part, wire.max_values), _WireResponse)
+        version = "" if response.model_version is None else str(response.model_version)
+        return DecodedResponse(version=version, outputs=_tensors(response.outputs, tail))
 
 
 def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:
@@ -95,30 +96,30 @@ def _split(head: Head, body: bytes) -> tuple[bytes, memoryview]:
 
 
 def _raw_input(body: bytes, model: Model | None) -> Tensor:
-    """Return the input of a raw request, with what the configuration says of it.
+    """Return the input of a raw request, with name, type and shape from the configuration.
 
-    One dimension that varies is told by the length. Where two do and the first of them counts items, a server that
+    One variable dimension follows from the length. With two, of which the first counts items, a server that
     makes batches takes the body for one item.
     """
     if model is None or len(model.inputs) != 1 or not model.inputs[0].shape:
         raise LostError(
             Loss.METADATA, "a raw request: give its tensor's name, datatype and shape in models.inputs"
         )
-    told = model.inputs[0]
-    shape = list(told.shape)
-    if told.datatype == "BYTES":  # the body is one string, without its length
+    configured = model.inputs[0]
+    shape = list(configured.shape)
+    if configured.datatype == "BYTES":  # the body is one string, without its length
         shape, body = [abs(size) for size in shape], pack_strings([body])
     elif shape.count(-1) == 2 and shape[0] == -1 and model.batched:
         shape[0] = 1
-    if shape.count(-1) > 1 or (told.datatype == "BYTES" and math.prod(shape) != 1):
+    if shape.count(-1) > 1 or (configured.datatype == "BYTES" and math.prod(shape) != 1):
         raise LostError(
-            Loss.METADATA, f"a raw request: {list(told.shape)} in models.inputs leaves its shape open"
+            Loss.METADATA, f"a raw request: {list(configured.shape)} in models.inputs leaves its shape open"
         )
     if -1 in shape:
-        known = item_bytes(told.datatype) * -math.prod(shape)
+        known = item_bytes(configured.datatype) * -math.prod(shape)
         shape[shape.index(-1)] = len(body) // known if known else 0
-    check_content(told.datatype, shape, body)
-    return Tensor(name=told.name, datatype=told.datatype, shape=tuple(shape), data=body)
+    check_content(configured.datatype, shape, body)
+    return Tensor(name=configured.name, datatype=configured.datatype, shape=tuple(shape), data=body)
 
 
 def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
@@ -130,9 +131,9 @@ def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
         check_shape(wire.datatype, wire.shape)
         size = (wire.parameters or {}).get("binary_data_size")
         if size is None:
-            data = _from_json(wire)
+            data = pack_values(_flatten(wire.data, wire.shape), wire.datatype)
         elif type(size) is not int or size < 0 or wire.data is not None:
-            raise LostError(Loss.DECODE, "a tensor's binary_data_size is wrong")
+            raise LostError(Loss.DECODE, "a tensor has an invalid binary_data_size")
         else:
             data = bytes(tail[position : position + size])
             position += size
@@ -145,12 +146,8 @@ def _tensors(wires: list[_WireTensor], tail: memoryview) -> tuple[Tensor, ...]:
     return tuple(tensors)
 
 
-def _from_json(wire: _WireTensor) -> bytes:
-    return pack_values(_flatten(wire.data, wire.shape), wire.datatype)
-
-
 def _flatten(data: Any, shape: list[int]) -> list[Any]:
-    """Return row-major elements of `data`, flat or nested exactly as `shape` says."""
+    """Return the elements of `data` in row-major order; it is flat, or nested exactly as `shape` says."""
     if not isinstance(data, list):
         raise LostError(Loss.DECODE, "a tensor has no data")
     flat = data

@@ -1,7 +1,7 @@
-"""Open Inference Protocol v2 over gRPC: `ModelInfer` and `ModelStreamInfer`, requests and responses to tensors.
+"""Decoder of the Open Inference Protocol v2 over gRPC: `ModelInfer` and `ModelStreamInfer`.
 
-Tensors come typed (`contents`) or as bytes (`raw_*_contents`, in the tensors' order), never both. A stream that was
-taken is one exchange: its requests are put together along their first dimension, as a batch would have been.
+Tensors are typed (`contents`) or bytes (`raw_*_contents`, in the order of the tensors), never both. A sampled
+stream is one exchange: its requests are concatenated along their first dimension, like a batch.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,9 +35,9 @@ _NESTED: Mapping[type[Message], Nested] = {
     wire_format.StreamResponse: {2: _TENSORS},
 }
 
-# Where typed content is as it would be in bytes: the tag of its field, packed.
+# Datatypes whose packed field has the same bytes as a raw tensor: the tag of the field.
 _PACKED = {"BOOL": 0x0A, "FP32": 0x32, "FP64": 0x3A}
-# Where it is not: the field.
+# The field of the other datatypes.
 _FIELDS = {
     "INT8": "int_contents",
     "INT16": "int_contents",
@@ -52,22 +52,22 @@ _FIELDS = {
 
 
 class Stream(DecodedRequest, frozen=True, kw_only=True):
-    """The requests of a stream, as one.
+    """The requests of a stream, concatenated.
 
     Parameters
     ----------
     ids
-        What each request was called by its client, or empty.
+        The id that the client gave each request, or empty.
     n_rows
-        First dimension of each one's inputs; nothing is asked of that of a single one, and it may be 0.
+        First dimension of the inputs of each request; for a single request it may be 0.
     """
 
     ids: tuple[str, ...]
     n_rows: tuple[int, ...]
 
 
-class _Room:
-    """What may still be held of one direction of an exchange."""
+class _Budget:
+    """The bytes and values still allowed in one direction of an exchange."""
 
     def __init__(self, wire: WireContext) -> None:
         self._n_bytes = wire.max_bytes
@@ -76,12 +76,12 @@ class _Room:
     def take_values(self, n_values: int) -> None:
         self._n_values -= n_values
         if self._n_values < 0:
-            raise LostError(Loss.TOO_LARGE, "more typed values than may be held")
+            raise LostError(Loss.TOO_LARGE, "too many typed values")
 
     def take_bytes(self, n_bytes: int) -> None:
         self._n_bytes -= n_bytes
         if self._n_bytes < 0:
-            raise LostError(Loss.TOO_LARGE, "tensors of more bytes than may be held")
+            raise LostError(Loss.TOO_LARGE, "too many bytes in tensors")
 
 
 class OipGrpc:
@@ -93,85 +93,85 @@ class OipGrpc:
         Raises
         ------
         LostError
-            `decode`: not what the protocol says. `shared_memory`: a tensor did not travel. `sequence`: one step of a
-            stateful sequence cannot be replayed alone. `too_large`: more than may be held.
+            `decode`: it does not follow the protocol. `shared_memory`: a tensor is not in the message.
+            `sequence`: one step of a stateful sequence cannot be replayed alone. `too_large`: above a limit.
         """
-        (asked,) = _parse(wire_format.InferRequest, _one(read_messages(head, body, wire.max_bytes)))
-        return _query(asked, _Room(wire))
+        (message,) = _parse(wire_format.InferRequest, _one(read_messages(head, body, wire.max_bytes)))
+        return _query(message, _Budget(wire))
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
         """Return the response; errors as for a request, and `error_status`."""
         refuse_error(head)
-        (answer,) = _parse(wire_format.InferResponse, _one(read_messages(head, body, wire.max_bytes)))
-        return _reply(answer, _Room(wire))
+        (message,) = _parse(wire_format.InferResponse, _one(read_messages(head, body, wire.max_bytes)))
+        return _reply(message, _Budget(wire))
 
 
 class OipGrpcStream:
     """Decoder of `ModelStreamInfer`, where each request of the stream has one response."""
 
     def request(self, head: Head, body: bytes, wire: WireContext) -> Stream:
-        """Return the requests, as one.
+        """Return the requests, concatenated.
 
         Raises
         ------
         LostError
-            As for one request; `unpaired`: they cannot be put together.
+            As for one request; `unpaired`: the requests cannot be concatenated.
         """
         stream = _parse(wire_format.InferRequest, read_messages(head, body, wire.max_bytes))
         if not stream:
             raise LostError(Loss.DECODE, "a stream without a request")
-        room = _Room(wire)
-        queries = [_query(asked, room) for asked in stream]
+        budget = _Budget(wire)
+        queries = [_query(message, budget) for message in stream]
         first = queries[0]
-        told = first.model, first.version, first.parameters
-        if any((each.model, each.version, each.parameters) != told for each in queries):
+        common = first.model, first.version, first.parameters
+        if any((item.model, item.version, item.parameters) != common for item in queries):
             raise LostError(Loss.UNPAIRED, "requests of one stream differ in their model or parameters")
-        n_rows = tuple(_n_rows(each.inputs) for each in queries)
+        n_rows = tuple(_n_rows(item.inputs) for item in queries)
         if len(queries) > 1 and 0 in n_rows:
             raise LostError(Loss.UNPAIRED, "inputs without a common first dimension")
         return Stream(
-            inputs=_joined([each.inputs for each in queries]),
+            inputs=_joined([item.inputs for item in queries]),
             parameters=first.parameters,
             document={
                 name: value for name, value in first.document.items() if name != "id" or len(stream) == 1
             },
             model=first.model,
             version=first.version,
-            ids=tuple(asked.id for asked in stream),
+            ids=tuple(message.id for message in stream),
             n_rows=n_rows,
         )
 
     def response(self, head: Head, body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
-        """Return the responses in the order of their requests, as one; errors as for the requests.
+        """Return the responses in the order of their requests, concatenated; errors as for the requests.
 
-        Where every request has an id of its own the ids tell which response is whose, else the order does: a server
-        that answers each request once keeps it.
+        If every request has its own id, responses are matched by id, else by order: a server that answers
+        each request once keeps the order.
         """
         assert isinstance(query, Stream)
         refuse_error(head)
         stream = _parse(wire_format.StreamResponse, read_messages(head, body, wire.max_bytes))
-        if any(each.error_message for each in stream):
+        if any(item.error_message for item in stream):
             raise LostError(Loss.ERROR_STATUS, "a request of the stream failed")
-        answers = [each.infer_response for each in stream if not _is_farewell(each.infer_response)]
+        answers = [item.infer_response for item in stream if not _is_final_marker(item.infer_response)]
         if len(answers) != len(query.ids):
             raise LostError(Loss.UNPAIRED, f"{len(answers)} responses to {len(query.ids)} requests")
-        room = _Room(wire)
-        replies = [_reply(answer, room) for answer in _in_order(answers, query.ids)]
+        budget = _Budget(wire)
+        replies = [_reply(message, budget) for message in _in_order(answers, query.ids)]
         if len(replies) > 1:
             if wire.model is not None and not wire.model.batched:
                 raise LostError(Loss.UNPAIRED, "a stream of requests to a model that takes one item")
-            if any(_n_rows(each.outputs) != rows for each, rows in zip(replies, query.n_rows, strict=True)):
+            if any(_n_rows(item.outputs) != rows for item, rows in zip(replies, query.n_rows, strict=True)):
                 raise LostError(Loss.UNPAIRED, "outputs without a row for each row of the inputs")
-        versions = {each.version for each in replies}
+        versions = {item.version for item in replies}
         if len(versions) > 1:
             raise LostError(Loss.UNPAIRED, "several versions answered one stream")
-        return DecodedResponse(version=versions.pop(), outputs=_joined([each.outputs for each in replies]))
+        return DecodedResponse(version=versions.pop(), outputs=_joined([item.outputs for item in replies]))
 
 
 def refuse_error(head: Head) -> None:
-    """Raise where a call failed (`error_status`).
+    """Raise `error_status` if a call failed.
 
-    Over HTTP/2 a status comes with every response; who tells of an exchange in another way tells of what succeeded.
+    Over HTTP/2 every response has a status; exchanges from other sources without a status have succeeded.
     """
     status = head.headers.get("grpc-status", "" if head.start[0] == "HTTP/2" else "0")
     if status != "0":
@@ -182,7 +182,7 @@ def refuse_error(head: Head) -> None:
 
 def _one(messages: list[bytes]) -> list[bytes]:
     if len(messages) != 1:
-        raise LostError(Loss.DECODE, f"{len(messages)} messages where one is due")
+        raise LostError(Loss.DECODE, f"{len(messages)} messages instead of one")
     return messages
 
 
@@ -191,34 +191,34 @@ def _parse(kind: type[_M], messages: list[bytes]) -> list[_M]:
     try:
         return [kind.FromString(message) for message in messages]
     except DecodeError as error:
-        raise LostError(Loss.DECODE, "a message is unreadable") from error
+        raise LostError(Loss.DECODE, "a message cannot be parsed") from error
 
 
-def _query(asked: wire_format.InferRequest, room: _Room) -> DecodedRequest:
-    parameters = _values(asked.parameters)
+def _query(message: wire_format.InferRequest, budget: _Budget) -> DecodedRequest:
+    parameters = _values(message.parameters)
     refuse_sequence(parameters)
-    for output in asked.outputs:
+    for output in message.outputs:
         refuse_shared_memory(output.parameters)
-    # As the same request is in JSON, but for its tensors.
-    told = {
-        "model_name": asked.model_name,
-        "model_version": asked.model_version,
-        "id": asked.id,
+    # The form of the same request in JSON, without its tensors.
+    document = {
+        "model_name": message.model_name,
+        "model_version": message.model_version,
+        "id": message.id,
         "parameters": parameters,
-        "outputs": [{"name": each.name, "parameters": _values(each.parameters)} for each in asked.outputs],
+        "outputs": [{"name": item.name, "parameters": _values(item.parameters)} for item in message.outputs],
     }
     return DecodedRequest(
-        inputs=_tensors(asked.inputs, asked.raw_input_contents, room),
+        inputs=_tensors(message.inputs, message.raw_input_contents, budget),
         parameters=parameters,
-        document={name: value for name, value in told.items() if value},
-        model=asked.model_name,
-        version=asked.model_version,
+        document={name: value for name, value in document.items() if value},
+        model=message.model_name,
+        version=message.model_version,
     )
 
 
-def _reply(answer: wire_format.InferResponse, room: _Room) -> DecodedResponse:
-    outputs = _tensors(answer.outputs, answer.raw_output_contents, room)
-    return DecodedResponse(version=answer.model_version, outputs=outputs)
+def _reply(message: wire_format.InferResponse, budget: _Budget) -> DecodedResponse:
+    outputs = _tensors(message.outputs, message.raw_output_contents, budget)
+    return DecodedResponse(version=message.model_version, outputs=outputs)
 
 
 def _values(parameters: Mapping[str, wire_format.Parameter]) -> dict[str, Any]:
@@ -230,24 +230,26 @@ def _values(parameters: Mapping[str, wire_format.Parameter]) -> dict[str, Any]:
     return found
 
 
-def _tensors(wires: Sequence[wire_format.Tensor], raw: Sequence[bytes], room: _Room) -> tuple[Tensor, ...]:
+def _tensors(
+    wires: Sequence[wire_format.Tensor], raw: Sequence[bytes], budget: _Budget
+) -> tuple[Tensor, ...]:
     for wire in wires:
         refuse_shared_memory(wire.parameters)
-    # MLServer writes a message `contents` beside the bytes, with nothing in it.
+    # MLServer writes an empty message `contents` in addition to the bytes.
     if raw and (len(raw) != len(wires) or any(wire.contents.ByteSize() for wire in wires)):
-        raise LostError(Loss.DECODE, "the contents in bytes are not those of the tensors")
+        raise LostError(Loss.DECODE, "the raw contents do not match the tensors")
     tensors: list[Tensor] = []
     for index, wire in enumerate(wires):
         shape = tuple(wire.shape)
         check_shape(wire.datatype, shape)
-        data = raw[index] if raw else _typed(wire, room)
-        room.take_bytes(len(data))
+        data = raw[index] if raw else _typed(wire, budget)
+        budget.take_bytes(len(data))
         check_content(wire.datatype, shape, data)
         tensors.append(Tensor(name=wire.name, datatype=wire.datatype, shape=shape, data=data))
     return tuple(tensors)
 
 
-def _typed(wire: wire_format.Tensor, room: _Room) -> bytes:
+def _typed(wire: wire_format.Tensor, budget: _Budget) -> bytes:
     """Return typed content as bytes."""
     contents = wire.contents
     kinds = [field.name for field, _ in contents.ListFields()]
@@ -257,11 +259,11 @@ def _typed(wire: wire_format.Tensor, room: _Room) -> bytes:
         return _packed(wire, contents.SerializeToString(deterministic=True))
     field = _FIELDS.get(wire.datatype)
     if field is None:
-        raise LostError(Loss.DECODE, f"{wire.datatype} comes only as bytes")
+        raise LostError(Loss.DECODE, f"{wire.datatype} is only allowed as bytes")
     if kinds != [field]:
         raise LostError(Loss.DECODE, f"a tensor's content is not {wire.datatype}")
     values = getattr(contents, field)
-    room.take_values(len(values))
+    budget.take_values(len(values))
     if field == "bytes_contents":
         return pack_strings(values)
     dtype = DTYPES[wire.datatype]
@@ -273,7 +275,7 @@ def _typed(wire: wire_format.Tensor, room: _Room) -> bytes:
 
 
 def _packed(wire: wire_format.Tensor, serialised: bytes) -> bytes:
-    """Return the bytes of a packed field, which must be all that there is: little-endian, as tensors are."""
+    """Return the little-endian bytes of a packed field, which must be the only field."""
     length = position = 0
     for position, byte in enumerate(serialised[1:6], start=1):
         length |= (byte & 0x7F) << (7 * (position - 1))
@@ -286,41 +288,41 @@ def _packed(wire: wire_format.Tensor, serialised: bytes) -> bytes:
 
 
 def _joined(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-    """Return the tensors of several messages, each one's after the other's along the first dimension."""
+    """Return the tensors of several messages, concatenated along the first dimension."""
     if len(parts) == 1:
         return parts[0]
-    kinds = {tuple((each.name, each.datatype, each.shape[1:]) for each in tensors) for tensors in parts}
-    if len(kinds) != 1 or any(not each.shape for tensors in parts for each in tensors):
+    kinds = {tuple((item.name, item.datatype, item.shape[1:]) for item in tensors) for tensors in parts}
+    if len(kinds) != 1 or any(not item.shape for tensors in parts for item in tensors):
         raise LostError(Loss.UNPAIRED, "messages of one stream whose tensors differ")
     return tuple(
         msgspec.structs.replace(
             same[0],
-            shape=(sum(each.shape[0] for each in same), *same[0].shape[1:]),
-            data=b"".join(each.data for each in same),
+            shape=(sum(item.shape[0] for item in same), *same[0].shape[1:]),
+            data=b"".join(item.data for item in same),
         )
         for same in zip(*parts, strict=True)
     )
 
 
 def _n_rows(tensors: tuple[Tensor, ...]) -> int:
-    """Return the first dimension that all have in common, or 0."""
-    counts = {each.shape[0] if each.shape else 0 for each in tensors}
+    """Return the common first dimension, or 0 if there is none."""
+    counts = {item.shape[0] if item.shape else 0 for item in tensors}
     return counts.pop() if len(counts) == 1 else 0
 
 
-def _is_farewell(answer: wire_format.InferResponse) -> bool:
-    """Say whether it only tells that no more comes, which a client may ask a decoupled model for."""
+def _is_final_marker(message: wire_format.InferResponse) -> bool:
+    """Return whether a response only marks the end, which a client may request from a decoupled model."""
     name = "triton_final_response"
-    return not answer.outputs and name in answer.parameters and answer.parameters[name].bool_param
+    return not message.outputs and name in message.parameters and message.parameters[name].bool_param
 
 
 def _in_order(
     answers: list[wire_format.InferResponse], ids: Iterable[str]
 ) -> list[wire_format.InferResponse]:
-    asked = list(ids)
-    if len(asked) == 1 or [answer.id for answer in answers] == asked:
+    expected = list(ids)
+    if len(expected) == 1 or [message.id for message in answers] == expected:
         return answers
-    told = {answer.id: answer for answer in answers}
-    if len(told) != len(answers) or told.keys() != set(asked):
-        raise LostError(Loss.UNPAIRED, "ids do not tell which response is whose")
-    return [told[each] for each in asked]
+    by_id = {message.id: message for message in answers}
+    if len(by_id) != len(answers) or by_id.keys() != set(expected):
+        raise LostError(Loss.UNPAIRED, "the ids of responses do not match those of requests")
+    return [by_id[item] for item in expected]

@@ -1,7 +1,7 @@
-"""OpenAI-compatible servers: chat, completions and embeddings, whole and streamed, to tensors.
+"""Decoders of OpenAI-compatible servers: chat, completions and embeddings, whole and streamed.
 
-The model is named in the body. Text is BYTES; what has structure is kept as JSON. Of a request's other members only
-those that decide what is generated are kept.
+The body names the model. Text is BYTES; structured values are kept as JSON. Of the other members of a request
+only those that affect the generated output are kept.
 """
 
 import base64
@@ -30,20 +30,20 @@ from quantdrift.sidecar.protocols.sse import read_events
 _DONE = b"[DONE]"
 _BY_ID = "return_tokens_as_token_ids"
 
-# Never what tells who asked: user, metadata, safety_identifier, prompt_cache_key and the like.
+# No member that identifies the caller: user, metadata, safety_identifier, prompt_cache_key and the like.
 OPTIONS = frozenset(
     """
     add_generation_prompt add_special_tokens allowed_token_ids bad_words best_of chat_template
     chat_template_kwargs continue_final_message dimensions documents dry_multiplier ebnf echo encoding_format
     frequency_penalty function_call functions grammar guided_choice guided_decoding_backend guided_grammar
     guided_json guided_regex ignore_eos include_stop_str_in_output json_schema length_penalty logit_bias
-    logits_processors logprob_token_ids logprobs max_completion_tokens max_tokens min_p min_tokens mirostat modalities n
-    no_repeat_ngram_size parallel_tool_calls prediction presence_penalty prompt_logprobs reasoning_effort regex
-    repeat_penalty repetition_penalty response_format return_token_ids return_tokens_as_token_ids seed
-    skip_special_tokens spaces_between_special_tokens stop stop_token_ids stream stream_options
-    structured_outputs suffix temperature thinking_token_budget tool_choice top_k top_logprobs top_p
-    truncate_prompt_tokens typical_p use_beam_search verbosity xtc_probability
-    """.split()  # noqa: SIM905 - a list of so many words would be a page
+    logits_processors logprob_token_ids logprobs max_completion_tokens max_tokens min_p min_tokens mirostat
+    modalities n no_repeat_ngram_size parallel_tool_calls prediction presence_penalty prompt_logprobs
+    reasoning_effort regex repeat_penalty repetition_penalty response_format return_token_ids
+    return_tokens_as_token_ids seed skip_special_tokens spaces_between_special_tokens stop stop_token_ids
+    stream stream_options structured_outputs suffix temperature thinking_token_budget tool_choice top_k
+    top_logprobs top_p truncate_prompt_tokens typical_p use_beam_search verbosity xtc_probability
+    """.split()  # noqa: SIM905 - a list of so many words would fill a page
 )
 
 
@@ -65,12 +65,12 @@ class OpenAIChat:
         Raises
         ------
         LostError
-            `decode`: not what the protocol says. `too_large`: more values than may be held.
+            `decode`: it does not follow the protocol. `too_large`: too many values.
         """
         document = read_document(body, wire.max_values)
         messages, tools = document.get("messages"), document.get("tools")
         if not isinstance(messages, list) or not messages:
-            raise LostError(Loss.DECODE, "no messages")
+            raise LostError(Loss.DECODE, "there are no messages")
         inputs = [text_tensor("messages", [write_json(messages)])]
         if tools:
             inputs.append(text_tensor("tools", [write_json(tools)]))
@@ -82,8 +82,8 @@ class OpenAIChat:
         Raises
         ------
         LostError
-            As for a request; of a stream also `truncated`, where it ends without saying so (`[DONE]`, or a reason for
-            each choice), and `error_status`, where it tells of an error.
+            As for a request; for a stream also `truncated` if its end is missing (`[DONE]`, or a finish
+            reason for each choice), and `error_status` if it reports an error.
         """
         return _generated(body, query, wire)
 
@@ -115,12 +115,13 @@ class OpenAIEmbeddings:
         Raises
         ------
         LostError
-            `decode`: not what the protocol says, or vectors that differ in length. `too_large`: as for a request.
+            `decode`: it does not follow the protocol, or vectors differ in length. `too_large`: as for a
+            request.
         """
         found = convert(read_document(body, wire.max_values), _Embeddings).data
         found.sort(key=lambda entry: entry.index)
         if [entry.index for entry in found] != list(range(_n_texts(query.inputs))):
-            raise LostError(Loss.DECODE, "not one vector for each input")
+            raise LostError(Loss.DECODE, "the number of vectors differs from that of inputs")
         vectors = [_vector(entry.embedding) for entry in found]
         if len({len(vector) for vector in vectors}) != 1:
             raise LostError(Loss.DECODE, "vectors of different lengths")
@@ -144,40 +145,40 @@ def _query(document: dict[str, Any], inputs: Sequence[Tensor]) -> DecodedRequest
     )
 
 
-def _texts_or_ids(given: Any, text: str, ids: str) -> list[Tensor]:
-    """Return one or several texts as a tensor, or the tokens of each as a tensor of its own."""
-    several = given if isinstance(given, list) else [given]
-    if several and all(isinstance(one, str) for one in several):
+def _texts_or_ids(value: Any, text: str, ids: str) -> list[Tensor]:
+    """Return one or several texts as one tensor, or the tokens of each text as a separate tensor."""
+    several = value if isinstance(value, list) else [value]
+    if several and all(isinstance(item, str) for item in several):
         return [text_tensor(text, several)]
-    if several and all(type(one) is int for one in several):
+    if several and all(type(item) is int for item in several):
         several = [several]
-    if not several or not all(isinstance(one, list) for one in several):
+    if not several or not all(isinstance(item, list) for item in several):
         raise LostError(Loss.DECODE, f"{text} is neither text nor tokens")
-    return [numbers(f"{ids}.{place}", "INT64", one) for place, one in enumerate(several)]
+    return [numbers(f"{ids}.{index}", "INT64", item) for index, item in enumerate(several)]
 
 
 def _n_texts(inputs: Sequence[Tensor]) -> int:
-    """Return how many texts were asked about; the last input holds the options."""
+    """Return the number of input texts; the last input has the options."""
     return inputs[0].shape[0] if inputs[0].datatype == "BYTES" else len(inputs) - 1
 
 
 def _generated(body: bytes, query: DecodedRequest, wire: WireContext) -> DecodedResponse:
     """Return what was generated.
 
-    Whether it is streamed the body tells: who took it in need not have seen its head. A JSON object begins with a
-    brace, and no line of a stream does.
+    The body shows whether it is streamed, because the head may be missing: a JSON object begins with a brace,
+    and no line of a stream does.
     """
     generation = Generation(wire.max_values)
     if body.lstrip()[:1] == b"{":
         generation.add(read_document(body, wire.max_values))
     else:
         _join(body, generation, query, wire)
-    named = query.parameters.get(_BY_ID) is True
-    return DecodedResponse(version="", outputs=generation.tensors(tokens_are_ids=named))
+    tokens_are_ids = query.parameters.get(_BY_ID) is True
+    return DecodedResponse(version="", outputs=generation.tensors(tokens_are_ids=tokens_are_ids))
 
 
 def _n_choices(query: DecodedRequest) -> int:
-    """Return how many choices are asked for."""
+    """Return the number of requested choices."""
     n = query.parameters.get("n")
     return _n_texts(query.inputs) * (n if type(n) is int else 1)
 
@@ -188,20 +189,20 @@ def _join(body: bytes, generation: Generation, query: DecodedRequest, wire: Wire
         if event.data == _DONE:
             return
         if event.kind == b"error":
-            raise LostError(Loss.ERROR_STATUS, "the stream tells of an error")
+            raise LostError(Loss.ERROR_STATUS, "the stream reports an error")
         if event.kind not in (b"", b"message"):
-            raise LostError(Loss.DECODE, "a kind of event that is not known")
+            raise LostError(Loss.DECODE, "an unknown kind of event")
         n_values += event.data.count(b",") + event.data.count(b"[") + event.data.count(b"{")
         if n_values > wire.max_values:
             raise LostError(Loss.TOO_LARGE, f"a stream of more than {wire.max_values} values")
         generation.add(read_document(event.data, wire.max_values))
-    # `transformers serve` never says [DONE]: there each choice that was asked for must have said why it ended.
+    # `transformers serve` never sends [DONE]: there each requested choice must have a finish reason.
     if generation.n_ended == 0 or generation.n_ended < _n_choices(query):
-        raise LostError(Loss.TRUNCATED, "a stream without its end")
+        raise LostError(Loss.TRUNCATED, "the end of the stream is missing")
 
 
 def _vector(embedding: Sequence[float] | str) -> bytes:
-    """Return a vector : FP32. As text it is the base64 of just that."""
+    """Return a vector as FP32 bytes; as text it is the base64 of these."""
     if not isinstance(embedding, str):
         return pack_values(embedding, "FP32")
     try:

@@ -1,7 +1,7 @@
-"""What an OpenAI-compatible server generates: choices, whole or in the pieces of a stream, to tensors.
+"""The generated output of an OpenAI-compatible server, whole or in the pieces of a stream, as tensors.
 
-A whole answer is a stream of one piece. Per choice: text, reasoning, refusal, calls of tools, why it ended, and where
-the client asked for them the ids and log-probabilities of its tokens.
+A whole response is treated as a stream of one piece. Each choice has text, reasoning, refusal, tool calls, a
+finish reason, and on request the ids and log-probabilities of its tokens.
 """
 
 import math
@@ -15,9 +15,9 @@ from quantdrift.core.records import Loss, Tensor
 from quantdrift.sidecar.protocols.errors import LostError
 from quantdrift.sidecar.protocols.json_tensors import convert, pack_values, text_tensor, write_json
 
-_TOKEN_ID = "token_id:"  # noqa: S105 - how vLLM writes a token that it was asked to name by its id
+_TOKEN_ID = "token_id:"  # noqa: S105 - the prefix of vLLM for a token that is named by its id
 
-_Place = Annotated[int, Meta(ge=0, lt=1024)]
+_Index = Annotated[int, Meta(ge=0, lt=1024)]
 _TokenId = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
 
@@ -27,7 +27,7 @@ class _Function(msgspec.Struct):
 
 
 class _Call(msgspec.Struct):
-    index: _Place | None = None
+    index: _Index | None = None
     id: str | None = None
     type: str | None = None
     function: _Function | None = None
@@ -39,7 +39,7 @@ class _Message(msgspec.Struct):
     reasoning: str | None = None
     refusal: str | None = None
     tool_calls: list[_Call] | None = None
-    function_call: _Function | None = None  # what there was before tool_calls
+    function_call: _Function | None = None  # the predecessor of tool_calls
 
 
 class _Likely(msgspec.Struct):
@@ -53,7 +53,7 @@ class _Token(_Likely):
 
 
 class _Logprobs(msgspec.Struct):
-    """A chat's, `content`, or a completion's, three lists of one length."""
+    """Log-probabilities: `content` of a chat, or three lists of equal length of a completion."""
 
     content: list[_Token] | None = None
     tokens: list[str] | None = None
@@ -62,7 +62,7 @@ class _Logprobs(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: _Place
+    index: _Index
     message: _Message | None = None
     delta: _Message | None = None
     text: str | None = None
@@ -85,7 +85,7 @@ class _Piece(msgspec.Struct):
 
 
 class _Joined:
-    """One choice, as far as it is known."""
+    """One choice, joined from the pieces so far."""
 
     def __init__(self) -> None:
         self.texts: dict[str, list[str]] = {"text": []}
@@ -96,17 +96,17 @@ class _Joined:
         self.prompt_token_ids: list[int] | None = None
 
     def add(self, choice: _Choice) -> None:
-        """Join a piece."""
+        """Add a piece."""
         message = choice.message or choice.delta or _Message()
-        self._say("text", message.content if choice.text is None else choice.text)
-        self._say("reasoning", message.reasoning_content or message.reasoning)
-        self._say("refusal", message.refusal)
-        for place, call in enumerate(message.tool_calls or ()):
+        self._append_text("text", message.content if choice.text is None else choice.text)
+        self._append_text("reasoning", message.reasoning_content or message.reasoning)
+        self._append_text("refusal", message.refusal)
+        for index, call in enumerate(message.tool_calls or ()):
             if call.index is None and choice.message is None:
-                raise LostError(Loss.DECODE, "a piece of a call of a tool does not say of which")
-            self._call(place if call.index is None else call.index, call)
+                raise LostError(Loss.DECODE, "a piece of a tool call has no index")
+            self._append_call(index if call.index is None else call.index, call)
         if message.function_call is not None:
-            self._call(0, _Call(function=message.function_call))
+            self._append_call(0, _Call(function=message.function_call))
         self.finish_reason = choice.finish_reason or self.finish_reason
         if choice.token_ids is not None:
             self.token_ids = self.token_ids or []
@@ -118,16 +118,16 @@ class _Joined:
             self.tokens += tokens
 
     def text(self, name: str) -> str:
-        """Return what is said under a name."""
+        """Return the text called `name`."""
         return "".join(self.texts.get(name, ()))
 
-    def _say(self, name: str, text: str | None) -> None:
+    def _append_text(self, name: str, text: str | None) -> None:
         if text:
             self.texts.setdefault(name, []).append(text)
 
-    def _call(self, place: int, piece: _Call) -> None:
+    def _append_call(self, index: int, piece: _Call) -> None:
         function = piece.function or _Function()
-        call = self.calls.setdefault(place, {"id": "", "type": "function", "name": [], "arguments": []})
+        call = self.calls.setdefault(index, {"id": "", "type": "function", "name": [], "arguments": []})
         call["id"] = piece.id or call["id"]
         call["type"] = piece.type or call["type"]
         call["name"].append(function.name or "")
@@ -135,12 +135,12 @@ class _Joined:
 
 
 class Generation:
-    """Joins the pieces of an answer.
+    """Joins the pieces of a response.
 
     Parameters
     ----------
     max_values
-        Most values that a tensor may hold.
+        Most values in a tensor.
     """
 
     def __init__(self, max_values: int) -> None:
@@ -150,18 +150,18 @@ class Generation:
         self._usage: _Usage | None = None
 
     def add(self, document: Mapping[str, Any]) -> None:
-        """Join a piece: a chunk of a stream, or the whole answer.
+        """Add a piece: a chunk of a stream, or the whole response.
 
         Raises
         ------
         LostError
-            `decode`: it is none. `error_status`: it tells of an error.
+            `decode`: it is not such a piece. `error_status`: it reports an error.
         """
         piece = convert(document, _Piece)
         if piece.error is not None:
-            raise LostError(Loss.ERROR_STATUS, "the server tells of an error")
+            raise LostError(Loss.ERROR_STATUS, "the server reports an error")
         if len({choice.index for choice in piece.choices}) != len(piece.choices):
-            raise LostError(Loss.DECODE, "two choices of one index")
+            raise LostError(Loss.DECODE, "two choices with the same index")
         for choice in piece.choices:
             self._choices.setdefault(choice.index, _Joined()).add(choice)
         self._usage = piece.usage or self._usage
@@ -170,21 +170,21 @@ class Generation:
 
     @property
     def n_ended(self) -> int:
-        """How many choices there are, or 0 where one of them has not said why it ended."""
+        """The number of choices, or 0 if one of them has no finish reason."""
         return len(self._choices) if all(choice.finish_reason for choice in self._choices.values()) else 0
 
     def tensors(self, *, tokens_are_ids: bool) -> tuple[Tensor, ...]:
-        """Return what was generated.
+        """Return the generated output as tensors.
 
         Parameters
         ----------
         tokens_are_ids
-            Whether the client asked for tokens to be named by their ids.
+            Whether the client requested tokens to be named by their ids.
 
         Raises
         ------
         LostError
-            `decode`: choices are missing, or a text is none. `too_large`: more values than a tensor may hold.
+            `decode`: a choice is missing, or a text is not UTF-8. `too_large`: too many values in a tensor.
         """
         choices = [self._choices[index] for index in sorted(self._choices)]
         if not choices or len(choices) != max(self._choices) + 1:
@@ -196,7 +196,7 @@ class Generation:
             if any(name in choice.texts for choice in choices)
         ]
         if any(choice.calls for choice in choices):
-            tensors.append(text_tensor("tool_calls", [_called(choice.calls) for choice in choices]))
+            tensors.append(text_tensor("tool_calls", [_tool_calls(choice.calls) for choice in choices]))
         tensors.append(text_tensor("finish_reason", [choice.finish_reason for choice in choices]))
         if self._usage is not None:
             counts = [self._usage.prompt_tokens, self._usage.completion_tokens]
@@ -214,8 +214,8 @@ class Generation:
             tensors.append(numbers(f"prompt_token_ids.{index}", "INT64", choice.prompt_token_ids))
         if choice.tokens is not None:
             if ids is None and tokens_are_ids:
-                ids = [_named_id(token.token) for token in choice.tokens]
-            tensors.append(text_tensor(f"tokens.{index}", [_spelt(token) for token in choice.tokens]))
+                ids = [_id_of(token.token) for token in choice.tokens]
+            tensors.append(text_tensor(f"tokens.{index}", [_token_bytes(token) for token in choice.tokens]))
             logprobs = [token.logprob for token in choice.tokens]
             tensors.append(numbers(f"logprobs.{index}", "FP64", logprobs))
             tensors += self._top(index, choice.tokens)
@@ -224,17 +224,17 @@ class Generation:
         return tensors
 
     def _top(self, index: int, tokens: list[_Token]) -> list[Tensor]:
-        """Return the likeliest tokens of each place, filled up with empty ones of no probability that is known."""
+        """Return the most likely tokens at each position, padded with empty tokens of unknown probability."""
         width = max((len(token.top_logprobs or ()) for token in tokens), default=0)
         if not width:
             return []
         shape = (len(tokens), width)
         if math.prod(shape) > self._max_values:
-            raise LostError(Loss.TOO_LARGE, f"likeliest tokens of more than {self._max_values} values")
+            raise LostError(Loss.TOO_LARGE, f"more than {self._max_values} values in top_logprobs")
         filler = _Likely(token="")
         rows = [token.top_logprobs or [] for token in tokens]
         flat = [likely for row in rows for likely in (*row, *([filler] * (width - len(row))))]
-        names = pack_values([_spelt(likely) for likely in flat], "BYTES")
+        names = pack_values([_token_bytes(likely) for likely in flat], "BYTES")
         values = pack_values([likely.logprob for likely in flat], "FP64")
         return [
             Tensor(name=f"top_tokens.{index}", datatype="BYTES", shape=shape, data=names),
@@ -243,12 +243,12 @@ class Generation:
 
 
 def numbers(name: str, datatype: str, values: list[Any]) -> Tensor:
-    """Return a tensor of one dimension; None is not a number."""
+    """Return a tensor of one dimension; None becomes NaN."""
     return Tensor(name=name, datatype=datatype, shape=(len(values),), data=pack_values(values, datatype))
 
 
-def _called(calls: Mapping[int, Mapping[str, Any]]) -> bytes:
-    """Return the calls of tools as a whole answer has them, as JSON."""
+def _tool_calls(calls: Mapping[int, Mapping[str, Any]]) -> bytes:
+    """Return tool calls as JSON, in the form of a whole response."""
     return write_json(
         [
             {
@@ -268,23 +268,23 @@ def _tokens(logprobs: _Logprobs) -> Iterable[_Token] | None:
     values = logprobs.token_logprobs or [None] * n_tokens
     tops = logprobs.top_logprobs or [None] * n_tokens
     if len(values) != n_tokens or len(tops) != n_tokens:
-        raise LostError(Loss.DECODE, "tokens and their probabilities differ in number")
+        raise LostError(Loss.DECODE, "the numbers of tokens and probabilities differ")
     return [
         _Token(
             token=token,
             logprob=value,
-            top_logprobs=[_Likely(token=name, logprob=one) for name, one in (top or {}).items()],
+            top_logprobs=[_Likely(token=name, logprob=logprob) for name, logprob in (top or {}).items()],
         )
         for token, value, top in zip(logprobs.tokens, values, tops, strict=True)
     ]
 
 
-def _spelt(token: _Likely) -> str | bytes:
-    """Return a token's bytes: its text may have had to be mended."""
+def _token_bytes(token: _Likely) -> str | bytes:
+    """Return the bytes of a token if given, else its text, in which invalid bytes may have been replaced."""
     return token.token if token.bytes is None else bytes(token.bytes)
 
 
-def _named_id(token: str) -> int:
+def _id_of(token: str) -> int:
     digits = token.removeprefix(_TOKEN_ID)
     if digits == token or not digits.isdecimal() or len(digits) > 18:
         raise LostError(Loss.DECODE, "a token is not named by its id")

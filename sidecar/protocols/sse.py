@@ -1,4 +1,4 @@
-"""Server-sent events, as the HTML standard defines them, of a stream that is complete."""
+"""Parser of server-sent events, as the HTML standard defines them, for complete streams."""
 
 import io
 from collections.abc import Iterator
@@ -19,9 +19,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     kind
-        What `event:` says, or empty.
+        The value of `event:`, or empty.
     data
-        Its `data:` lines, joined with line feeds.
+        The `data:` lines, joined with line feeds.
     """
 
     kind: bytes
@@ -31,19 +31,19 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 def read_events(body: bytes, last: bytes) -> Iterator[Event]:
     """Yield the events in `body`.
 
-    Lines end with CRLF, LF or CR. Comments, ids and unknown fields are passed over.
+    Lines end with CRLF, LF or CR. Comments, ids and unknown fields are ignored.
 
     Parameters
     ----------
     body
-        All of the stream.
+        The whole stream.
     last
-        Data of the event that ends a stream: some servers leave out the empty line behind it.
+        Data of the event that ends a stream; some servers leave out the empty line after it.
 
     Raises
     ------
     LostError
-        `too_large`: more events, or lines, than may be read. `truncated`: the stream's end cuts an event off.
+        `too_large`: too many events or lines. `truncated`: the stream ends within an event.
     """
     unified = body.removeprefix(_BYTE_ORDER_MARK).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
     if unified.count(b"\n") > _MAX_LINES:

@@ -1,7 +1,7 @@
-"""TorchServe: `POST /predictions/NAME[/VERSION]`, whose bodies mean what the model's handler takes them for.
+"""Decoder of TorchServe: `POST /predictions/NAME[/VERSION]`, whose bodies only a handler defines.
 
-A body is one value, or a form (`multipart/form-data`) whose fields are. What is in them an adapter reads, which the
-configuration names per model.
+A body is one value, or a form (`multipart/form-data`) of values. The adapter configured for the model reads
+them.
 """
 
 from collections.abc import Iterable
@@ -34,8 +34,8 @@ class TorchServe:
         Raises
         ------
         LostError
-            `metadata`: no adapter is configured. `decode`: the form is none, or the adapter says so. `too_large`:
-            more fields than may be held.
+            `metadata`: no adapter is configured. `decode`: the form is malformed, or the adapter says so.
+            `too_large`: too many fields.
         """
         adapter = _adapter(wire)
         return DecodedRequest(inputs=_checked(adapter.inputs(_parts(head, body), wire)))
@@ -48,7 +48,7 @@ class TorchServe:
 
 def _adapter(wire: WireContext) -> Adapter:
     if wire.adapter is None:
-        raise LostError(Loss.METADATA, "nothing tells how the model's bodies are read: name models.adapter")
+        raise LostError(Loss.METADATA, "the form of the model's bodies is unknown: set models.adapter")
     return wire.adapter
 
 
@@ -68,19 +68,19 @@ def _parts(head: Head, body: bytes) -> list[Part]:
             for event in parser.parse(body):
                 if isinstance(event, MultipartSegment):
                     parts.append(Part(name=event.name, content_type=event.content_type or "", data=b""))
-                elif event is not None:  # None ends a field; its content comes whole, as the body did
+                elif event is not None:  # None ends a field; its content is in one piece, as the body was
                     parts[-1] = msgspec.structs.replace(parts[-1], data=event)
     except ParserLimitReached as error:
-        raise LostError(Loss.TOO_LARGE, "a form with more, or longer, fields than may be held") from error
+        raise LostError(Loss.TOO_LARGE, "a form with too many or too long fields") from error
     except MultipartError as error:
-        raise LostError(Loss.DECODE, "the form is none") from error
+        raise LostError(Loss.DECODE, "the form is malformed") from error
     if not parts:
         raise LostError(Loss.DECODE, "a form without fields")
     return parts
 
 
 def _checked(tensors: Iterable[Tensor]) -> tuple[Tensor, ...]:
-    """Return what an adapter made, which need not be sound."""
+    """Check and return the tensors of an adapter, which may be wrong."""
     found = tuple(tensors)
     for tensor in found:
         check_shape(tensor.datatype, tensor.shape)

@@ -1,1 +1,4 @@
-"""On the serving path: carries bytes unchanged, delimits the exchanges in them, draws the first sample."""
+"""The relay on the serving path.
+
+It forwards bytes unchanged, finds the exchanges in them and draws the first sample.
+"""

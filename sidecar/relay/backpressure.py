@@ -1,7 +1,8 @@
-"""Bounds what waits in a relay worker for peers that do not read, however many they are.
+"""Backpressure of a relay worker: a bound on the bytes buffered for peers that do not read.
 
-Nobody is cut off and nothing is dropped: the sooner a peer's backlog stops the other end from being read, and the less
-is read at once, the less can wait. Few connections have room for large bodies, many share the same room.
+The bound is for all connections together. No connection is closed and no byte is dropped. With many
+connections or many stalled peers, each peer may have less unsent data before the relay stops reading from the
+other end, and each read is shorter.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,113 +11,113 @@ from typing import Protocol
 from quantdrift.sidecar.state.counters import Gauge, Slot
 
 HIGH_WATER_BYTES = 256 * 1024
-# Most that is read at once: while every peer reads, while some do not, and while too many do not. The more of a large
-# body is read at once, the less it costs: its receiver is woken once.
-WIDE_BYTES = 1024 * 1024
+# The longest single read: while every peer reads (MAX), while some peers are stalled (READ), and while too
+# many are (MIN). A long read of a large body is cheap because it wakes the receiver once.
+MAX_READ_BYTES = 1024 * 1024
 READ_BYTES = 256 * 1024
-NARROW_BYTES = 16 * 1024
-LONG_BYTES = 128 * 1024  # who brings so many at once reads into the room from then on
-ROOMY = 64  # connections, with two ends each, that all may have the highest mark
-MOST_FULL = 124
-# What can wait in a worker: below the marks, and one read for each that is above. Beyond it `NARROW_BYTES` for an end.
-WAITING_BYTES = 2 * ROOMY * HIGH_WATER_BYTES + WIDE_BYTES + MOST_FULL * READ_BYTES
+MIN_READ_BYTES = 16 * 1024
+LONG_READ_BYTES = 128 * 1024  # an end that received a read this long uses the shared buffer from then on
+FULL_LIMIT_CONNECTIONS = 64  # connections, of two ends each, that may all have HIGH_WATER_BYTES
+MAX_STALLED = 124
+# The most unsent data in a worker: all ends just below their limits, and one read for each end above its
+# limit. Beyond that, each end adds at most MIN_READ_BYTES.
+MAX_UNSENT_BYTES = 2 * FULL_LIMIT_CONNECTIONS * HIGH_WATER_BYTES + MAX_READ_BYTES + MAX_STALLED * READ_BYTES
 
-ROOM = memoryview(bytearray(WIDE_BYTES))
-"""What ends of a worker read into, one after the other: nothing stays in it."""
+SHARED_BUFFER = memoryview(bytearray(MAX_READ_BYTES))
+"""The buffer that all ends of a worker read into, one after the other. No data stays in it between reads."""
 
 
 class End(Protocol):
-    """What the backpressure asks of an end of a connection."""
+    """The operations of a connection's end that backpressure uses."""
 
     def limit(self, n_bytes: int) -> None:
-        """Let no more than `n_bytes` wait for it before the other end is read no more."""
+        """Stop reading from the other end while more than `n_bytes` are unsent to this one."""
 
     def read_shared(self) -> None:
         """Read into the buffer that all ends of the worker share."""
 
-    def read_alone(self) -> None:
-        """Read into buffers of its own."""
+    def read_private(self) -> None:
+        """Read into buffers of the event loop."""
 
 
 class Backpressure:
-    """What may wait for all peers together.
+    """The limits on unsent data, shared by all connections of a relay worker.
 
     Parameters
     ----------
-    sides
-        Returns the ends that are there now.
+    ends
+        Returns the ends that are open now.
     slot
         The worker's counts.
 
     Attributes
     ----------
     high_bytes : int
-        What may wait for one peer before the other end is read no more.
-    room : memoryview
-        Where the next read of any end goes.
+        Unsent data for one peer above which the relay stops reading from the other end.
+    read_buffer : memoryview
+        The part of the shared buffer that the next read of any end goes to; its length limits the read.
     """
 
-    def __init__(self, sides: Callable[[], Iterable[End]], slot: Slot) -> None:
+    def __init__(self, ends: Callable[[], Iterable[End]], slot: Slot) -> None:
         self.high_bytes = HIGH_WATER_BYTES
-        self.room = ROOM
-        self._sides = sides
+        self.read_buffer = SHARED_BUFFER
+        self._ends = ends
         self._slot = slot
-        self._most = ROOMY  # connections at these marks
-        self._n_full = 0
-        self._is_narrow = False
+        self._n_at_limit = FULL_LIMIT_CONNECTIONS  # connections that the present limits are for
+        self._n_stalled = 0
+        self._is_constrained = False
 
     def opened(self, n_connections: int) -> None:
-        """Take note of how many connections there are: more of them have less each."""
-        if n_connections > self._most:
-            self._share(n_connections)
+        """Lower the limit of each connection if there are more connections than the present limit allows."""
+        if n_connections > self._n_at_limit:
+            self._set_limits(n_connections)
 
-    def settle(self, side: End) -> None:
-        """Bound an end that has just been connected."""
-        side.limit(self.high_bytes)
-        if self._is_narrow:
-            self.widen(side)
+    def limit_new(self, end: End) -> None:
+        """Apply the present limits to an end that has just connected."""
+        end.limit(self.high_bytes)
+        if self._is_constrained:
+            end.read_shared()
 
-    def widen(self, side: End) -> None:
-        """Have an end read into the room."""
-        side.read_shared()
+    def peer_stalled(self) -> None:
+        """Count a peer that has stopped reading, and read less at once."""
+        self._n_stalled += 1
+        self._slot.adjust(Gauge.SLOW)
+        if self._n_stalled > MAX_STALLED and not self._is_constrained:
+            self._is_constrained = True
+            for end in self._ends():
+                end.read_shared()
+        self._fit_read_buffer()
 
-    def filled(self) -> None:
-        """Take note of a peer that does not read."""
-        self._n_full += 1
-        self._slot.note(Gauge.SLOW)
-        if self._n_full > MOST_FULL and not self._is_narrow:
-            self._is_narrow = True
-            for side in self._sides():
-                self.widen(side)
-        self._fit()
+    def peer_resumed(self) -> None:
+        """Count a stalled peer that reads again or has disconnected."""
+        self._n_stalled -= 1
+        self._slot.adjust(Gauge.SLOW, -1)
+        self._fit_read_buffer()
 
-    def emptied(self) -> None:
-        """Take note of one that reads again, or is gone."""
-        self._n_full -= 1
-        self._slot.note(Gauge.SLOW, -1)
-        self._fit()
+    def rebalance(self, n_connections: int) -> None:
+        """Raise the limits again when there are fewer connections.
 
-    def relax(self, n_connections: int) -> None:
-        """Give room again where there are fewer. Called about once a second, so that it cannot go to and fro."""
-        if self._most > ROOMY and 2 * n_connections <= self._most:
-            self._share(n_connections)
-        if self._is_narrow and 2 * self._n_full <= MOST_FULL:
-            self._is_narrow = False
-            for side in self._sides():
-                side.read_alone()
-            self._fit()
+        Called about once a second, so that limits do not oscillate.
+        """
+        if self._n_at_limit > FULL_LIMIT_CONNECTIONS and 2 * n_connections <= self._n_at_limit:
+            self._set_limits(n_connections)
+        if self._is_constrained and 2 * self._n_stalled <= MAX_STALLED:
+            self._is_constrained = False
+            for end in self._ends():
+                end.read_private()
+            self._fit_read_buffer()
 
-    def _share(self, n_connections: int) -> None:
-        self._most = ROOMY
-        while self._most < n_connections:
-            self._most *= 2
-        self.high_bytes = HIGH_WATER_BYTES * ROOMY // self._most
-        for side in self._sides():
-            side.limit(self.high_bytes)
+    def _set_limits(self, n_connections: int) -> None:
+        self._n_at_limit = FULL_LIMIT_CONNECTIONS
+        while self._n_at_limit < n_connections:
+            self._n_at_limit *= 2
+        self.high_bytes = HIGH_WATER_BYTES * FULL_LIMIT_CONNECTIONS // self._n_at_limit
+        for end in self._ends():
+            end.limit(self.high_bytes)
 
-    def _fit(self) -> None:
-        """Let so much be read at once as there is room for."""
-        if self._is_narrow:
-            self.room = ROOM[:NARROW_BYTES]
+    def _fit_read_buffer(self) -> None:
+        """Set the longest read for the present number of stalled peers."""
+        if self._is_constrained:
+            self.read_buffer = SHARED_BUFFER[:MIN_READ_BYTES]
         else:
-            self.room = ROOM[:READ_BYTES] if self._n_full else ROOM
+            self.read_buffer = SHARED_BUFFER[:READ_BYTES] if self._n_stalled else SHARED_BUFFER

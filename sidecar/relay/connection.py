@@ -1,7 +1,8 @@
-"""Carries bytes between clients and the backend, unchanged, and shows them to an observer afterwards.
+"""The relay: it forwards bytes between clients and the backend unchanged, then passes them to an observer.
 
-One backend connection per client connection. The serving path waits for nothing but the peers' own pace: whoever
-does not read stops the other side from being read. An observer that raises is let go of; the bytes flow on.
+There is one backend connection for each client connection. The serving path waits for the two peers only: a
+peer that does not read stops the relay from reading the other one. An observer that raises is removed;
+forwarding continues.
 """
 
 import asyncio
@@ -16,11 +17,11 @@ from types import FrameType
 from typing import cast
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.backpressure import LONG_BYTES, READ_BYTES, ROOM, Backpressure
+from quantdrift.sidecar.relay.backpressure import LONG_READ_BYTES, READ_BYTES, SHARED_BUFFER, Backpressure
 from quantdrift.sidecar.relay.observing.observer import CaptureScope, ExchangeObserver
 from quantdrift.sidecar.relay.protocol_detection import ProtocolDetector
 from quantdrift.sidecar.state.counters import Gauge
-from quantdrift.sidecar.state.traffic_warnings import cause
+from quantdrift.sidecar.state.traffic_warnings import connect_errno
 
 _LOG = logging.getLogger(__name__)
 
@@ -32,62 +33,63 @@ QUIET_S = 1.0
 PATIENCE_S = 3.0
 
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
-_GLANCE_BYTES = 4096  # of a long read: what begins in it mostly says how long it is
-_SHORT_BYTES = 4 * _GLANCE_BYTES  # it costs less to copy these than to ask
+_PEEK_BYTES = 4096  # looked at first in a long read: a message that begins there mostly states its length
+_SHORT_BYTES = 4 * _PEEK_BYTES  # copying so few costs less than asking the observer what it needs
 
 
 def ignore(_: bytes) -> None:
-    """Do nothing with received bytes."""
+    """Discard received bytes."""
 
 
 def skip(n_bytes: int) -> int:
-    """Look at none of the next bytes."""
+    """Skip all of the next bytes; return their number."""
     return n_bytes
 
 
 class ConnectionEnd(asyncio.Protocol):
-    """One end of a connection: what it reads, the other writes.
+    """One end of a connection: what it reads, the other end writes.
 
-    An end that has brought a long read reads into a room that all share (`waiting.Reader`). From there a long read goes
-    straight to the other end's socket where nothing waits for it; only what it does not take, and what an observer needs
-    to see, is copied. Short reads cost less without.
+    An end that has had a long read uses the shared buffer from then on (`SharedReader`). From there a long
+    read is written straight to the other end's socket if that end has no unsent data. Only what the socket
+    does not take, and what the observer needs, is copied. Short reads are cheaper with buffers of the event
+    loop.
 
     Parameters
     ----------
     connection
-        Whose end it is.
+        The connection that this end belongs to.
 
     Attributes
     ----------
     transport : asyncio.Transport or None
         None until it is connected.
     forward, observe : callable
-        What is done with received bytes: first this, then that.
+        Called with received bytes: first `forward`, then `observe`.
     skip : callable
-        Told how many bytes come next, returns how many of them `observe` need not see.
+        Called with the number of the next bytes; returns how many of them `observe` does not need.
     n_bytes : int
         Received so far.
     has_ended : bool
-        Whether it sends no more.
-    is_full : bool
-        Whether more waits for it than may: the other end is not read.
+        Whether the peer has sent its end of file.
+    is_stalled : bool
+        Whether its unsent data is above the limit, so that the other end is not read.
     is_lost : bool
-        Whether it is gone.
+        Whether the connection is closed or broken.
     """
 
     __slots__ = (
         "connection",
         "forward",
         "has_ended",
-        "has_reader",
-        "is_full",
         "is_lost",
+        "is_stalled",
         "n_bytes",
         "observe",
         "skip",
         "target",
         "target_fd",
         "transport",
+        "uses_shared_buffer",
     )
 
     def __init__(self, connection: "Connection") -> None:
@@ -95,52 +97,52 @@ class ConnectionEnd(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.target: asyncio.Transport | None = None
         self.target_fd = -1
-        self.forward: Callable[[bytes], None] = connection.wait
+        self.forward: Callable[[bytes], None] = connection.buffer_early
         self.observe: Callable[[bytes], None] = ignore
         self.skip: Callable[[int], int] = skip
         self.n_bytes = 0
-        self.has_ended = False  # it sends no more
-        self.has_reader = False
-        self.is_full = False
+        self.has_ended = False
+        self.uses_shared_buffer = False
+        self.is_stalled = False
         self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take note that it is connected."""
+        """Keep the transport and apply the present limits."""
         self.transport = cast("asyncio.Transport", transport)
-        self.connection.made(self)
-        self.connection.waiting.settle(self)
+        self.connection.connected(self)
+        self.connection.backpressure.limit_new(self)
 
-    def updated(self, nbytes: int) -> None:
-        """Forward so many bytes that lie in the room, then observe."""
+    def shared_data_received(self, nbytes: int) -> None:
+        """Forward the first `nbytes` of the shared buffer, then observe them."""
         if nbytes <= _SHORT_BYTES:
-            self.data_received(bytes(ROOM[:nbytes]))
+            self.data_received(bytes(SHARED_BUFFER[:nbytes]))
             return
-        data, n_sent = ROOM[:nbytes], 0
+        data, n_sent = SHARED_BUFFER[:nbytes], 0
         target = self.target
         if target is not None and not target.get_write_buffer_size() and not target.is_closing():
-            try:  # noqa: SIM105 - what it would call costs more than all else here
+            try:  # noqa: SIM105 - contextlib.suppress costs more than everything else here
                 n_sent = os.write(self.target_fd, data)
             except OSError:
-                pass  # its transport meets the same, and waits or ends
+                pass  # its transport meets the same error, and waits or closes
         if n_sent < nbytes:
             self.forward(bytes(data[n_sent:]))
         self.n_bytes += nbytes
-        self._show(data, nbytes)
+        self._observe(data, nbytes)
 
     def data_received(self, data: bytes) -> None:
         """Forward, then observe."""
         self.forward(data)
         n_bytes = len(data)
         self.n_bytes += n_bytes
-        self._show(data, n_bytes)
-        if n_bytes >= LONG_BYTES and not self.has_reader:
-            self.connection.waiting.widen(self)
+        self._observe(data, n_bytes)
+        if n_bytes >= LONG_READ_BYTES and not self.uses_shared_buffer:
+            self.read_shared()
 
-    def read_by(self, reader: asyncio.BaseProtocol) -> None:
-        """Have another protocol read from it: this one, or one that passes everything on to it."""
+    def set_reader(self, reader: asyncio.BaseProtocol) -> None:
+        """Set the protocol that reads from the transport: this end, or a `SharedReader` that calls it."""
         if self.transport is None or self.transport.is_closing():
             return
-        self.has_reader = reader is not self
+        self.uses_shared_buffer = reader is not self
         is_reading = self.transport.is_reading()
         if is_reading:
             self.transport.pause_reading()
@@ -150,70 +152,70 @@ class ConnectionEnd(asyncio.Protocol):
 
     def read_shared(self) -> None:
         """Read into the buffer that all ends of the worker share."""
-        self.read_by(SharedReader(self))
+        self.set_reader(SharedReader(self))
 
-    def read_alone(self) -> None:
+    def read_private(self) -> None:
         """Read into buffers of its own."""
-        self.read_by(self)
+        self.set_reader(self)
 
-    def send_to(self, target: asyncio.Transport) -> None:
-        """Forward to another end's transport from now on."""
+    def forward_to(self, target: asyncio.Transport) -> None:
+        """Forward received bytes to `target` from now on."""
         self.forward = target.write
-        end = target.get_extra_info("socket")
-        if end is not None:
-            self.target, self.target_fd = target, end.fileno()
+        target_socket = target.get_extra_info("socket")
+        if target_socket is not None:
+            self.target, self.target_fd = target, target_socket.fileno()
 
-    def send_nowhere(self) -> None:
-        """Forward no more."""
+    def stop_forwarding(self) -> None:
+        """Discard received bytes from now on."""
         self.forward, self.target = ignore, None
 
     def eof_received(self) -> bool:
-        """Take note that it sends no more."""
-        self.connection.ended(self)
+        """Pass the peer's end of file on to the other end."""
+        self.connection.eof_received(self)
         return True  # the other direction goes on
 
     def pause_writing(self) -> None:
-        """Let the other end send no more: this one does not read."""
-        self.fill()
+        """Stop reading from the other end, because this peer does not read."""
+        self.mark_stalled()
         self.connection.other(self).pause()
 
     def resume_writing(self) -> None:
-        """Let the other end go on."""
-        self.empty()
+        """Read from the other end again."""
+        self.mark_drained()
         self.connection.other(self).resume()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Take note that it is gone."""
+        """Close the other end too; after an error, read first what the backend has sent."""
         if exc is not None and self is self.connection.backend and not self.connection.client.is_lost:
-            self.read_rest()
+            self.read_remaining()
         self.is_lost = True
-        self.empty()
+        self.mark_drained()
         self.connection.lost(self, exc)
 
-    def fill(self) -> None:
-        """Take note that more waits for it than may."""
-        if not self.is_full and not self.is_lost:
-            self.is_full = True
-            self.connection.waiting.filled()
+    def mark_stalled(self) -> None:
+        """Note that its unsent data is above the limit."""
+        if not self.is_stalled and not self.is_lost:
+            self.is_stalled = True
+            self.connection.backpressure.peer_stalled()
 
-    def empty(self) -> None:
-        """Take note that it has taken enough, or is gone."""
-        if self.is_full:
-            self.is_full = False
-            self.connection.waiting.emptied()
+    def mark_drained(self) -> None:
+        """Note that its unsent data is below the limit again, or that it is closed."""
+        if self.is_stalled:
+            self.is_stalled = False
+            self.connection.backpressure.peer_resumed()
 
     def limit(self, high_bytes: int) -> None:
-        """Let so much wait for it before the other end is read no more."""
+        """Set how much data may be unsent before the other end is no longer read."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.set_write_buffer_limits(high=high_bytes)
 
     @property
-    def waiting_bytes(self) -> int:
-        """What it has not taken yet."""
+    def unsent_bytes(self) -> int:
+        """Bytes in the write buffer of its transport."""
         return 0 if self.transport is None else self.transport.get_write_buffer_size()
 
     def pause(self) -> None:
-        """Read no more from it."""
+        """Stop reading from it."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.pause_reading()
 
@@ -222,41 +224,44 @@ class ConnectionEnd(asyncio.Protocol):
         if self.transport is not None and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def read_rest(self) -> None:
-        """Take what has arrived: a failed write ends the transport, and an early answer (413, say) may lie unread."""
+    def read_remaining(self) -> None:
+        """Read what has arrived already.
+
+        A failed write closes the transport, and an early answer (413, say) may be unread.
+        """
         if self.transport is None:
             return
-        end = self.transport.get_extra_info("socket")
-        with contextlib.suppress(OSError):  # there is nothing more, or it was reset
-            while data := os.read(end.fileno(), READ_BYTES):
+        own_socket = self.transport.get_extra_info("socket")
+        with contextlib.suppress(OSError):  # there is no more data, or the connection was reset
+            while data := os.read(own_socket.fileno(), READ_BYTES):
                 self.data_received(data)
 
-    def end(self) -> None:
-        """Send what waits, then say that no more comes."""
+    def send_eof(self) -> None:
+        """Send what is unsent, then an end of file."""
         if self.transport is not None and not self.transport.is_closing():
             self.transport.write_eof()
 
     def close(self, *, reset: bool = False) -> None:
-        """Send what waits, then close; `reset` tells the peer that it was no orderly end."""
+        """Send what is unsent, then close; `reset` sends the peer a reset instead of an orderly end."""
         if self.transport is None:
             return
         if reset and not self.is_lost:
-            end = self.transport.get_extra_info("socket")
-            end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+            own_socket = self.transport.get_extra_info("socket")
+            own_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self.transport.close()
 
     def abort(self) -> None:
-        """Close without sending what waits."""
+        """Close without sending what is unsent."""
         if self.transport is not None:
             self.transport.abort()
 
-    def _show(self, data: bytes | memoryview, n_bytes: int) -> None:
-        """Let the observer see what it needs to, in as many parts as is cheapest: it counts on none."""
+    def _observe(self, data: bytes | memoryview, n_bytes: int) -> None:
+        """Pass the observer the bytes that it needs, cut into whatever parts are cheapest."""
         try:
             if n_bytes > _SHORT_BYTES:
                 start = self.skip(n_bytes)
                 if n_bytes - start > _SHORT_BYTES:
-                    stop = start + _GLANCE_BYTES
+                    stop = start + _PEEK_BYTES
                     self.observe(bytes(data[start:stop]))
                     start = stop + self.skip(n_bytes - stop)
                 if start == n_bytes:
@@ -264,53 +269,47 @@ class ConnectionEnd(asyncio.Protocol):
                 data = data[start:]
             self.observe(bytes(data))
         except Exception:  # noqa: BLE001 - an observer on the serving path
-            self.connection.let_go()
+            self.connection.drop_observer()
 
-    # What of it calls an observer, and catches whatever that raises.
-    showing = _show.__code__
+    # The code that calls an observer and catches whatever it raises; `find_observer_call` looks for it.
+    observe_code = _observe.__code__
 
 
 class SharedReader(asyncio.BufferedProtocol):
-    """Reads for a side into the room that all share.
+    """The protocol of an end that reads into the shared buffer: it passes every call on to the end."""
 
-    Parameters
-    ----------
-    side
-        What is told of everything.
-    """
+    __slots__ = ("_end",)
 
-    __slots__ = ("_side",)
-
-    def __init__(self, side: "ConnectionEnd") -> None:
-        self._side = side
+    def __init__(self, end: "ConnectionEnd") -> None:
+        self._end = end
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return where the next bytes go."""
-        return self._side.connection.waiting.room
+        """Return the buffer for the next read."""
+        return self._end.connection.backpressure.read_buffer
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on what has come."""
-        self._side.updated(nbytes)
+        """Pass on received bytes."""
+        self._end.shared_data_received(nbytes)
 
     def eof_received(self) -> bool:
-        """Pass on that no more comes."""
-        return self._side.eof_received()
+        """Pass on the end of file."""
+        return self._end.eof_received()
 
     def pause_writing(self) -> None:
-        """Pass on that it does not read."""
-        self._side.pause_writing()
+        """Pass on that the peer does not read."""
+        self._end.pause_writing()
 
     def resume_writing(self) -> None:
-        """Pass on that it reads again."""
-        self._side.resume_writing()
+        """Pass on that the peer reads again."""
+        self._end.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Pass on that it is gone."""
-        self._side.connection_lost(exc)
+        """Pass on that the connection is lost."""
+        self._end.connection_lost(exc)
 
 
 class Relay:
-    """Makes a `Connection` of each client that connects, and knows those that are open.
+    """The set of open connections; it makes a `Connection` for each client.
 
     Parameters
     ----------
@@ -319,7 +318,7 @@ class Relay:
     scope
         Shared by the connections' observers.
     loop
-        The loop that everything runs on.
+        The event loop of the worker.
     """
 
     def __init__(self, host: str, port: int, scope: CaptureScope, loop: asyncio.AbstractEventLoop) -> None:
@@ -328,7 +327,7 @@ class Relay:
         self.scope = scope
         self.loop = loop
         self.connections: set[Connection] = set()
-        self.waiting = Backpressure(self._sides, scope.slot)
+        self.backpressure = Backpressure(self._ends, scope.slot)
         self.is_observing = True
         self._empty = asyncio.Event()
         self._empty.set()
@@ -338,44 +337,48 @@ class Relay:
         return Connection(self).client
 
     def opened(self, connection: "Connection") -> None:
-        """Take note of a new connection."""
+        """Register a new connection."""
         self.connections.add(connection)
         self._empty.clear()
-        self.scope.slot.note(Gauge.CONNECTIONS)
-        self.scope.slot.note(Gauge.OPEN)
-        self.waiting.opened(len(self.connections))
+        self.scope.slot.adjust(Gauge.CONNECTIONS)
+        self.scope.slot.adjust(Gauge.OPEN)
+        self.backpressure.opened(len(self.connections))
 
     def closed(self, connection: "Connection") -> None:
-        """Take note that both ends are gone."""
+        """Remove a connection whose two ends are closed."""
         if connection not in self.connections:
             return
         self.connections.discard(connection)
-        self.scope.slot.note(Gauge.FORWARDED_BYTES, connection.report())
-        self.scope.slot.note(Gauge.OPEN, -1)
+        self.scope.slot.adjust(Gauge.FORWARDED_BYTES, connection.report())
+        self.scope.slot.adjust(Gauge.OPEN, -1)
         if not self.connections:
             self._empty.set()
 
     def tick(self) -> None:
-        """Count what was forwarded, and end what lingers. Called about once a second."""
-        now_s = self.loop.time()
-        moved = 0
-        for connection in list(self.connections):
-            moved += connection.report()
-            connection.expire(now_s)
-        self.scope.slot.note(Gauge.FORWARDED_BYTES, moved)
-        self.waiting.relax(len(self.connections))
+        """Count forwarded bytes and close connections that have been idle for too long.
 
-    def look_away(self) -> None:
-        """Observe no connection any more, for as long as this process lives."""
+        Called about once a second.
+        """
+        now_s = self.loop.time()
+        n_forwarded = 0
+        for connection in list(self.connections):
+            n_forwarded += connection.report()
+            connection.expire(now_s)
+        self.scope.slot.adjust(Gauge.FORWARDED_BYTES, n_forwarded)
+        self.backpressure.rebalance(len(self.connections))
+
+    def stop_observing(self) -> None:
+        """Stop observing all connections, present and future, until this process ends."""
         self.is_observing = False
         for connection in list(self.connections):
-            connection.look_away()
+            connection.stop_observing()
 
     async def drain(self) -> None:
         """Close every connection as soon as it is between exchanges; return when all are closed.
 
-        A client of HTTP/2 cannot be told beforehand: what it sends while it is being closed fails. So it is closed
-        when it has been quiet for `QUIET_S`, and only after `PATIENCE_S` at the first moment without an exchange.
+        An HTTP/2 client may send a request at any time, and what it sends while the connection is being
+        closed fails. So its connection is closed once it has been quiet for `QUIET_S`; after `PATIENCE_S`, at
+        the first moment without an exchange.
         """
         for connection in list(self.connections):
             connection.drain(patient=True)
@@ -391,119 +394,119 @@ class Relay:
         for connection in list(self.connections):
             connection.abort()
 
-    def _sides(self) -> Iterable[ConnectionEnd]:
+    def _ends(self) -> Iterable[ConnectionEnd]:
         for connection in list(self.connections):
             yield connection.client
             yield connection.backend
 
 
 class Connection:
-    """A client's connection and the backend's that belongs to it.
+    """A client's connection together with its backend connection.
 
     Parameters
     ----------
     relay
-        Knows the backend and all connections.
+        The relay that it belongs to.
 
     Attributes
     ----------
     client, backend
         Its two ends.
-    waiting
-        Bounds what waits for them.
+    backpressure
+        The limits on unsent data of the worker.
     """
 
     __slots__ = (
         "_connecting",
-        "_early",
+        "_early_data",
         "_is_closing",
         "_is_draining",
         "_is_patient",
+        "_last_activity",
         "_observer",
-        "_quiet",
         "_quiet_since_s",
         "_relay",
         "_reported_bytes",
         "backend",
+        "backpressure",
         "client",
-        "waiting",
     )
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
-        self._early: list[bytes] = []
+        self._early_data: list[bytes] = []
         self._connecting: asyncio.Task[None] | None = None
         self._is_closing = False
         self._is_draining = self._is_patient = False
         self._reported_bytes = 0
-        self._quiet: tuple[int, int, int] | None = None
+        self._last_activity: tuple[int, int, int] | None = None
         self._quiet_since_s = 0.0
         self._observer: ExchangeObserver | None = None
-        self.waiting = relay.waiting
+        self.backpressure = relay.backpressure
         self.client = ConnectionEnd(self)
         self.backend = ConnectionEnd(self)
 
-    def other(self, side: ConnectionEnd) -> ConnectionEnd:
-        """Return the end that is not `side`."""
-        return self.backend if side is self.client else self.client
+    def other(self, end: ConnectionEnd) -> ConnectionEnd:
+        """Return the end that is not `end`."""
+        return self.backend if end is self.client else self.client
 
-    def wait(self, data: bytes) -> None:
-        """Keep what the client sent before the backend was there, and let it send no more."""
-        self._early.append(data)
-        self.backend.fill()
+    def buffer_early(self, data: bytes) -> None:
+        """Keep what the client sent before the backend was connected, and stop reading from the client."""
+        self._early_data.append(data)
+        self.backend.mark_stalled()
         self.client.pause()
 
-    def made(self, side: ConnectionEnd) -> None:
-        """Take note that one end is connected."""
-        if side is self.client:
+    def connected(self, end: ConnectionEnd) -> None:
+        """Handle a connected end: start observing and connect to the backend, or start forwarding."""
+        if end is self.client:
             self._relay.opened(self)
             if self._relay.is_observing and len(self._relay.connections) <= self._relay.scope.max_connections:
-                self._guard(self._watch)
+                self._guard(self._start_observing)
             else:
-                self._relay.scope.slot.note(Gauge.UNOBSERVED)
+                self._relay.scope.slot.adjust(Gauge.UNOBSERVED)
             self._connecting = self._relay.loop.create_task(self._connect())
         elif self.client.is_lost:
-            side.abort()
+            end.abort()
         else:
-            self._join()
+            self._start_forwarding()
 
-    def ended(self, side: ConnectionEnd) -> None:
-        """Take note that `side` sends no more, and tell the other one."""
-        side.has_ended = True
-        if side is self.backend and self._observer is not None:
+    def eof_received(self, end: ConnectionEnd) -> None:
+        """Pass the end of file of `end` on; close once both ends have sent theirs."""
+        end.has_ended = True
+        if end is self.backend and self._observer is not None:
             self._guard(self._observer.response_eof)
-        self.other(side).end()
-        if self.other(side).has_ended:
+        self.other(end).send_eof()
+        if self.other(end).has_ended:
             self._close()
 
-    def lost(self, side: ConnectionEnd, error: Exception | None) -> None:
-        """Take note that `side` is gone, and end the other one in the same way."""
+    def lost(self, end: ConnectionEnd, error: Exception | None) -> None:
+        """Close the other end in the same way as `end`: orderly, or with a reset."""
         if self._observer is not None:
             self._guard(self._observer.close)
-            self._stop_watching()
-        other = self.other(side)
+            self._detach_observer()
+        other = self.other(end)
         if other.transport is None and self._connecting is not None:
             self._connecting.cancel()
         if not other.is_lost:
             other.close(reset=error is not None)
-            if side is self.client and error is not None:
-                other.abort()  # nobody is left to want an answer
+            if end is self.client and error is not None:
+                other.abort()  # no client is left to read an answer
         if other.is_lost or other.transport is None:
-            other.empty()
+            other.mark_drained()
             self._relay.closed(self)
 
     def drain(self, *, patient: bool) -> None:
-        """Close as soon as it is between exchanges. Where that is not known, it stays.
+        """Close as soon as the connection is between exchanges. Where that is not known, it stays open.
 
         Parameters
         ----------
         patient
-            Whether a client that may send something at any time must have been quiet for some time.
+            Whether to wait for a quiet period where the client may send something at any time.
         """
         self._is_draining = True
         self._is_patient = patient
         if self._observer is not None:
-            self._follow(self._observer)
+            self._attach_observer(self._observer)
             if not self._waits_for_quiet:
                 self._guard(self._close_if_idle)
 
@@ -514,16 +517,19 @@ class Connection:
         self.backend.abort()
 
     def expire(self, now_s: float) -> None:
-        """Close what is over, or draining, and has not moved for long enough. Called about once a second."""
+        """Close a closing or draining connection that has been idle for long enough.
+
+        Called about once a second.
+        """
         if self._is_closing or self.backend.has_ended:
             limit_s, close = LINGER_S, self.abort
         elif self._is_draining:
             limit_s, close = QUIET_S, self._close_if_idle
         else:
             return
-        state = (self.client.n_bytes, self.client.waiting_bytes, self.backend.waiting_bytes)
-        if state != self._quiet:
-            self._quiet = state
+        state = (self.client.n_bytes, self.client.unsent_bytes, self.backend.unsent_bytes)
+        if state != self._last_activity:
+            self._last_activity = state
             self._quiet_since_s = now_s
         elif now_s - self._quiet_since_s >= limit_s:
             self._guard(close)
@@ -531,95 +537,104 @@ class Connection:
     def report(self) -> int:
         """Return how many bytes were forwarded since the last report."""
         total = self.client.n_bytes + self.backend.n_bytes
-        moved, self._reported_bytes = total - self._reported_bytes, total
-        return moved
+        n_forwarded, self._reported_bytes = total - self._reported_bytes, total
+        return n_forwarded
 
-    def look_away(self) -> None:
-        """Go on without an observer."""
+    def stop_observing(self) -> None:
+        """Remove the observer; forwarding continues."""
         observer = self._observer
-        self._stop_watching()
+        self._detach_observer()
         if observer is not None:
             if observer.is_active:
-                self._relay.scope.slot.note(Gauge.BLIND)
+                self._relay.scope.slot.adjust(Gauge.BLIND)
             self._guard(lambda: observer.abandon(Loss.OBSERVER_ERROR))
 
-    def let_go(self) -> None:
-        """Go on without the observer, which has just raised."""
+    def drop_observer(self) -> None:
+        """Count and log the exception of the observer, and remove it."""
         slot = self._relay.scope.slot
-        slot.note(Gauge.OBSERVER_ERRORS)
+        slot.adjust(Gauge.OBSERVER_ERRORS)
         n_errors = slot.gauge(Gauge.OBSERVER_ERRORS)
         if n_errors & (n_errors - 1) == 0:  # 1, 2, 4, 8: a fault on every connection must not flood the log
-            _LOG.exception("an observer failed (%d times so far): bytes flow on without it", n_errors)
-        self.look_away()
+            _LOG.exception(
+                "an observer raised an exception (%d so far); the connection is forwarded without observing it",
+                n_errors,
+            )
+        self.stop_observing()
 
     @classmethod
-    def observing(cls, frame: FrameType | None) -> FrameType | None:
-        """Return the frame that has called an observer which is at work in `frame`, and catches what it raises."""
-        below: FrameType | None = None
+    def find_observer_call(cls, frame: FrameType | None) -> FrameType | None:
+        """Return the stack frame, at or above `frame`, that has called an observer, else None.
+
+        It is the frame that catches what the observer raises.
+        """
+        callee: FrameType | None = None
         while frame is not None:
             if frame.f_code is cls._guard.__code__:
                 return frame
-            if frame.f_code is ConnectionEnd.showing:
-                return frame if below is not None else None
-            below, frame = frame, frame.f_back
+            if frame.f_code is ConnectionEnd.observe_code:
+                return frame if callee is not None else None
+            callee, frame = frame, frame.f_back
         return None
 
     def _guard(self, step: Callable[[], None]) -> None:
         try:
             step()
         except Exception:  # noqa: BLE001 - an observer on the serving path
-            self.let_go()
+            self.drop_observer()
 
-    def _watch(self) -> None:
-        self._follow(ProtocolDetector(self._relay.scope, self._follow))
+    def _start_observing(self) -> None:
+        self._attach_observer(ProtocolDetector(self._relay.scope, self._attach_observer))
 
-    def _follow(self, observer: ExchangeObserver) -> None:
-        """Show the bytes to `observer` from now on."""
+    def _attach_observer(self, observer: ExchangeObserver) -> None:
+        """Pass bytes to `observer` from now on."""
         self._observer = observer
         self.client.observe, self.backend.observe = observer.request, observer.response
         self.client.skip, self.backend.skip = observer.skip_request, observer.skip_response
         if self._is_draining and not self._waits_for_quiet:
-            self.client.observe = self._closing(observer.request)
-            self.backend.observe = self._closing(observer.response)
+            self.client.observe = self._close_after(observer.request)
+            self.backend.observe = self._close_after(observer.response)
             self.client.skip = self.backend.skip = _skip_nothing
 
     @property
     def _waits_for_quiet(self) -> bool:
-        return self._is_patient and self._observer is not None and self._observer.speaks_unasked
+        return self._is_patient and self._observer is not None and self._observer.client_may_send_anytime
 
-    def _stop_watching(self) -> None:
+    def _detach_observer(self) -> None:
         self._observer = None
         self.client.observe = self.backend.observe = ignore
         self.client.skip = self.backend.skip = skip
 
-    def _closing(self, observe: Callable[[bytes], None]) -> Callable[[bytes], None]:
-        """Return `observe`, but closing the connection where that leaves it between exchanges."""
+    def _close_after(self, observe: Callable[[bytes], None]) -> Callable[[bytes], None]:
+        """Return a function that calls `observe`, then closes the connection if it is between exchanges."""
 
-        def look(data: bytes) -> None:
+        def observe_and_close(data: bytes) -> None:
             observe(data)
             self._close_if_idle()
 
-        return look
+        return observe_and_close
 
     def _close_if_idle(self) -> None:
         if self._observer is None or not self._observer.is_idle:
             return
-        if self._observer.speaks_unasked:
-            self._part()
+        if self._observer.client_may_send_anytime:
+            self._close_gracefully()
         else:
             self._close()
 
-    def _part(self) -> None:
-        """Tell the client that no more comes, and close once it has closed. What it sends until then reaches nobody.
+    def _close_gracefully(self) -> None:
+        """Send the client an end of file, and close once it has closed.
 
-        To close at once would reset its connection as soon as it sends anything, and cost it what it has not read yet.
+        What it sends until then is discarded.
+
+        Closing at once would reset the connection as soon as the client sends anything, and the client would
+        lose what it has not read yet.
         """
         self._is_closing = True
-        self._stop_watching()
-        self.client.send_nowhere()
-        self.backend.send_nowhere()
+        self._detach_observer()
+        self.client.stop_forwarding()
+        self.backend.stop_forwarding()
         self.backend.has_ended = True
-        self.client.end()
+        self.client.send_eof()
 
     async def _connect(self) -> None:
         slot = self._relay.scope.slot
@@ -627,17 +642,17 @@ class Connection:
             async with asyncio.timeout(CONNECT_S) as limit:
                 await self._reach_backend()
         except OSError as error:
-            slot.note(Gauge.BACKEND_FAILED)
-            slot.set(Gauge.BACKEND_ERROR, cause(error))
+            slot.adjust(Gauge.BACKEND_FAILED)
+            slot.set(Gauge.BACKEND_ERROR, connect_errno(error))
             self.abort()
         except asyncio.CancelledError:
             ends_s = limit.when()
             if ends_s is not None and ends_s - self._relay.loop.time() < CONNECT_S - SLOW_S:
-                slot.note(Gauge.BACKEND_FAILED)  # the client gave up first
+                slot.adjust(Gauge.BACKEND_FAILED)  # the client gave up first
                 slot.set(Gauge.BACKEND_ERROR, errno.ETIMEDOUT)
             raise
         else:
-            slot.note(Gauge.BACKEND_REACHED)
+            slot.adjust(Gauge.BACKEND_REACHED)
 
     async def _reach_backend(self) -> None:
         relay = self._relay
@@ -647,22 +662,22 @@ class Connection:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE):
                     raise
-                await asyncio.sleep(RETRY_S)  # others will go
+                await asyncio.sleep(RETRY_S)  # other connections will close
             else:
                 return
 
-    def _join(self) -> None:
+    def _start_forwarding(self) -> None:
         assert self.client.transport is not None
         assert self.backend.transport is not None
-        self.client.send_to(self.backend.transport)
-        self.backend.send_to(self.client.transport)
-        self.backend.empty()
+        self.client.forward_to(self.backend.transport)
+        self.backend.forward_to(self.client.transport)
+        self.backend.mark_drained()
         self.client.resume()
-        for data in self._early:
+        for data in self._early_data:
             self.client.forward(data)
-        self._early.clear()
+        self._early_data.clear()
         if self.client.has_ended:
-            self.backend.end()
+            self.backend.send_eof()
 
     def _close(self) -> None:
         self._is_closing = True
@@ -673,5 +688,5 @@ class Connection:
 
 
 def _skip_nothing(_: int) -> int:
-    """Look at all of the next bytes."""
+    """Skip none of the next bytes."""
     return 0

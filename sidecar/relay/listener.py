@@ -1,7 +1,10 @@
-"""Where a relay worker's clients come in: accepts as many as there are files for both ends of each.
+"""The listener of a relay worker.
 
-A loop's own server closes the clients that wait when the process has no file left (uvloop), or tries again only a
-second later (asyncio). Here they stay in the kernel's queue until others have gone or another worker accepts them.
+It accepts as many clients as there are file descriptors for both ends of each.
+
+When the process has no file descriptor left, uvloop's own server closes waiting clients, and asyncio's tries
+again only a second later. Here clients stay in the kernel's queue until other clients have left or another
+worker accepts them.
 """
 
 import asyncio
@@ -13,14 +16,14 @@ from quantdrift.sidecar.state.counters import Gauge
 
 _LOG = logging.getLogger(__name__)
 
-_AT_ONCE = 8  # in one turn of the loop: other workers, and those who are connected, have their turn, too
+_MAX_ACCEPTS = 8  # in one turn of the loop, so that other workers and open connections get their share
 _PAUSE_S = 0.05
-_OWN_FILES = 64  # the loop's, the log's, the hand-off's, and some to look up the backend's name
+_OWN_FILES = 64  # of the loop, the log and the hand-off, and some to look up the backend's name
 _FILES_PER_CLIENT = 2
 
 
 class Listener:
-    """Accepts from a listening socket what a relay can serve.
+    """Accepts clients from a listening socket.
 
     Parameters
     ----------
@@ -29,63 +32,63 @@ class Listener:
     relay
         Serves the clients.
     n_files
-        Most that the process may have open.
+        The process's limit on open files.
     """
 
     def __init__(self, listener: socket.socket, relay: Relay, n_files: int) -> None:
         self._listener = listener
         self._relay = relay
         self._loop = relay.loop
-        self._most = max(1, (n_files - _OWN_FILES) // _FILES_PER_CLIENT)
-        self._entering: set[asyncio.Task[None]] = set()
-        self._is_full = False
-        self._opening: asyncio.TimerHandle | None = None
+        self._max_clients = max(1, (n_files - _OWN_FILES) // _FILES_PER_CLIENT)
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._is_paused = False
+        self._retry_timer: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
-        """Accept from now on."""
-        self._opening = None
+        """Start accepting."""
+        self._retry_timer = None
         self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def close(self) -> None:
-        """Accept those who wait, and then no more. Who is in already stays."""
-        while self._opening is None and self._accept():
+        """Accept the clients that are waiting, then stop. Open connections stay."""
+        while self._retry_timer is None and self._accept():
             pass
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
 
     def _accept(self) -> bool:
-        """Accept some; return whether there may be more."""
-        for _ in range(_AT_ONCE):
-            if len(self._relay.connections) + len(self._entering) >= self._most:
-                self._pause("as many clients as there are files for")
+        """Accept some clients; return whether there may be more."""
+        for _ in range(_MAX_ACCEPTS):
+            if len(self._relay.connections) + len(self._connecting) >= self._max_clients:
+                self._pause("this worker has no file descriptors left (raise the limit on open files)")
                 return False
             try:
-                end, _address = self._listener.accept()
+                client_socket, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return False  # another worker was faster, or the client went away
-            except OSError as error:  # no file or no memory is left in the whole system
+                return False  # another worker was faster, or the client disconnected
+            except OSError as error:  # the whole system has no file or memory left
                 self._pause(str(error))
                 return False
-            self._is_full = False
-            end.setblocking(False)
-            task = self._loop.create_task(self._enter(end))
-            self._entering.add(task)
-            task.add_done_callback(self._entering.discard)
+            self._is_paused = False
+            client_socket.setblocking(False)
+            task = self._loop.create_task(self._connect(client_socket))
+            self._connecting.add(task)
+            task.add_done_callback(self._connecting.discard)
         return True
 
-    async def _enter(self, end: socket.socket) -> None:
+    async def _connect(self, client_socket: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._relay.accept, end)
+            await self._loop.connect_accepted_socket(self._relay.accept, client_socket)
         except OSError as error:
-            _LOG.debug("a client went away as it came: %s", error)
-            end.close()
+            _LOG.debug("a client disconnected while it was being accepted: %s", error)
+            client_socket.close()
 
     def _pause(self, reason: str) -> None:
         self._loop.remove_reader(self._listener.fileno())
-        self._opening = self._loop.call_later(_PAUSE_S, self.open)
-        if not self._is_full:
-            self._is_full = True
-            self._relay.scope.slot.note(Gauge.ACCEPT_PAUSES)
-            _LOG.warning("clients wait to be accepted: %s", reason)
+        self._retry_timer = self._loop.call_later(_PAUSE_S, self.open)
+        if not self._is_paused:
+            self._is_paused = True
+            self._relay.scope.slot.adjust(Gauge.ACCEPT_PAUSES)
+            _LOG.warning("new clients have to wait: %s", reason)

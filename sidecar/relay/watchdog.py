@@ -1,8 +1,10 @@
-"""Cuts an observer off that does not come to an end: the loop that everybody's bytes pass through waits for it.
+"""The watchdog of a relay worker.
 
-What is followed is bounded in length and read in one pass, so none should ever be. If one is all the same, this
-interrupts it where it stands, and the relay goes on as if it had raised. A call that never comes back to the
-interpreter cannot be cut: observers make none.
+It interrupts an observer that does not return, because that blocks the event loop.
+
+Observers read bounded input in one pass, so none should ever get stuck. If one does, the watchdog raises an
+error in it, and the relay goes on as if the observer had raised. A call that never returns to the interpreter
+cannot be interrupted; observers make no such call.
 """
 
 import asyncio
@@ -16,72 +18,75 @@ from quantdrift.core.errors import QuantdriftError
 _LOG = logging.getLogger(__name__)
 
 STUCK_CPU_S = 2.0
-_MOST_CUTS = 3
+_MAX_INTERRUPTS = 3
 
 
 class StuckError(QuantdriftError):
-    """An observer was at work for too long."""
+    """An observer ran for too long."""
 
 
 class Watchdog:
-    """Raises `StuckError` in an observer that is still at work after having been seen at the same work before.
+    """Raises `StuckError` in an observer that is found in the same call twice in a row.
 
-    It is the processor's time that counts: a machine that has none to give makes no observer slow. One per process, on
-    its main thread.
+    It measures CPU time, so an observer is not slow because the machine is busy. One per process, on the main
+    thread.
 
     Parameters
     ----------
-    observing
-        Returns, of the frame that the interpreter is in, the one that has called an observer and catches whatever it
-        raises; None where none has.
-    on_despair
-        Called when that has happened too often: it is a fault that many connections meet.
+    find_observer_call
+        Returns the stack frame, at or above the given one, that has called an observer and catches whatever
+        it raises; None if there is none.
+    on_repeated
+        Called when observers got stuck too often: the cause is a fault that many connections meet.
     loop
-        The loop that must turn.
+        The event loop to watch.
     cpu_s
-        How often it looks, on the processor, while the loop does not turn.
+        CPU time between two checks while the loop is blocked.
     """
 
     def __init__(
         self,
-        observing: Callable[[FrameType | None], FrameType | None],
-        on_despair: Callable[[], object],
+        find_observer_call: Callable[[FrameType | None], FrameType | None],
+        on_repeated: Callable[[], object],
         loop: asyncio.AbstractEventLoop,
         cpu_s: float = STUCK_CPU_S,
     ) -> None:
-        self._observing = observing
+        self._find_observer_call = find_observer_call
         self._seen: FrameType | None = None
-        self._on_despair = on_despair
+        self._on_repeated = on_repeated
         self._loop = loop
-        self._fed: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._cpu_s = cpu_s
-        self._n_cuts = 0
+        self._n_interrupts = 0
 
     def start(self) -> None:
-        """Watch from now on."""
-        signal.signal(signal.SIGVTALRM, self._look)
-        self._feed()
+        """Start watching."""
+        signal.signal(signal.SIGVTALRM, self._check)
+        self._restart()
 
     def stop(self) -> None:
-        """Watch no more."""
-        if self._fed is not None:
-            self._fed.cancel()
+        """Stop watching."""
+        if self._timer is not None:
+            self._timer.cancel()
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.signal(signal.SIGVTALRM, signal.SIG_IGN)
 
-    def _feed(self) -> None:
+    def _restart(self) -> None:
         self._seen = None
         signal.setitimer(signal.ITIMER_VIRTUAL, self._cpu_s, self._cpu_s)
-        self._fed = self._loop.call_later(self._cpu_s / 4, self._feed)
+        self._timer = self._loop.call_later(self._cpu_s / 4, self._restart)
 
-    def _look(self, _: int, frame: FrameType | None) -> None:
-        caller = self._observing(frame)
+    def _check(self, _: int, frame: FrameType | None) -> None:
+        caller = self._find_observer_call(frame)
         if caller is None or caller is not self._seen:
             self._seen = caller
             return
         self._seen = None
-        self._n_cuts += 1
-        if self._n_cuts == _MOST_CUTS:
-            _LOG.error("observers got stuck %d times: connections are no longer observed", _MOST_CUTS)
-            self._on_despair()
-        raise StuckError(f"an observer was at work for more than {self._cpu_s:g} s of the processor's time")
+        self._n_interrupts += 1
+        if self._n_interrupts == _MAX_INTERRUPTS:
+            _LOG.error(
+                "observers got stuck %d times: this relay worker no longer observes connections, until it restarts",
+                _MAX_INTERRUPTS,
+            )
+            self._on_repeated()
+        raise StuckError(f"an observer ran for more than {self._cpu_s:g} s of CPU time")

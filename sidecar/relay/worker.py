@@ -1,6 +1,7 @@
-"""A relay worker's process: accepts on the socket it inherited, relays, observes, hands over.
+"""The process of a relay worker: it accepts clients, relays, observes and hands over samples.
 
-The supervisor starts it as `python -m quantdrift.sidecar.relay.worker`. It is kept small: no aiohttp, NATS, numpy or OpenTelemetry.
+The supervisor starts it as `python -m quantdrift.sidecar.relay.worker`. It imports no aiohttp, NATS, numpy or
+OpenTelemetry, so that it stays small.
 """
 
 import argparse
@@ -25,99 +26,102 @@ from quantdrift.sidecar.relay.observing.live_scope import LiveScope
 from quantdrift.sidecar.relay.watchdog import Watchdog
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.config import LiveConfigFile
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge
 from quantdrift.sidecar.state.shutdown import Deadlines
 
 _TICK_S = 1.0
-_LAST_S = 0.2  # for the first request of those who have come in last
+_LAST_S = 0.2  # for the first request of the clients that were accepted last
 
 
 async def serve(
-    settlement: LiveConfigFile,
+    live_config_file: LiveConfigFile,
     secrets: Secrets,
     stop: Stop,
     *,
     counters: Counters,
     index: int,
-    listener: socket.socket,
+    listening_socket: socket.socket,
     handoff: str,
 ) -> int:
     """Relay until `stop`, then drain; return the exit code.
 
     Parameters
     ----------
-    settlement
-        What holds; looked at once a second.
+    live_config_file
+        The configuration in effect; read again once a second when it has changed.
     secrets
-        Of the sidecar.
+        Only the salt is used.
     stop
-        Asks for the end. For `drain_delay_s` new connections are still accepted; then a connection is closed once it
-        is between exchanges, and what is left some time before `grace_s`.
+        Asks for the end. New connections are accepted for another `drain_delay_s`. Then each connection is
+        closed once it is between exchanges, and the remaining ones some time before `grace_s`.
     counters
-        Of all processes of the sidecar.
+        Shared by all processes of the sidecar.
     index
-        This worker's slot of them.
-    listener
-        Listening socket, shared with the other workers.
+        This worker's slot.
+    listening_socket
+        Shared with the other workers.
     handoff
-        Path of the Unix socket that the capture process listens on; beside it lies what the monitor wants followed.
+        Path of the Unix socket that the capture process listens on. Policy and pause files are in the same
+        directory.
     """
     loop = asyncio.get_running_loop()
     slot = counters.slot(index)
-    bounds = settlement.settled.config.sidecar
+    options = live_config_file.current.config.sidecar
     for gauge in (Gauge.OPEN, Gauge.HELD_BYTES, Gauge.QUEUE_BYTES, Gauge.SLOW):
-        slot.set(gauge, 0)  # a predecessor may have been killed
-    slot.settle(len(settlement.settled.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED)
-    handout = FrameSender(handoff, bounds.handoff_bytes, slot, loop)
-    handout.connect()
+        slot.set(gauge, 0)  # a predecessor in this slot may have been killed
+    slot.lose_unfinished(
+        len(live_config_file.current.rows), Count.TAKEN, ended=(Count.HANDED,), loss=Loss.TRUNCATED
+    )
+    sender = FrameSender(handoff, options.handoff_bytes, slot, loop)
+    sender.connect()
     directory = Path(handoff).parent
     clock = SystemClock()
-    phase = LiveScope(
-        settlement,
+    live_scope = LiveScope(
+        live_config_file,
         secrets.salt,
         directory,
-        offer=handout.offer,
+        send_frame=sender.send,
         slot=slot,
         clock=clock,
-        gate=LoadShedding(counters.slot(counters.n_slots - 1), clock),
+        load_shedding=LoadShedding(counters.slot(counters.n_slots - 1), clock),
     )
-    backend = read_address(bounds.backend)
-    relay = Relay(backend.host, backend.port, phase.scope, loop)
-    watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(relay.look_away), loop)
-    door = Listener(listener, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    backend = read_address(options.backend)
+    relay = Relay(backend.host, backend.port, live_scope.scope, loop)
+    watchdog = Watchdog(Connection.find_observer_call, lambda: loop.call_soon(relay.stop_observing), loop)
+    listener = Listener(listening_socket, relay, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     async def tick() -> None:
         await ended.wait(_TICK_S)
-        if (settled := phase.look()) is not None:
-            handout.limit_bytes = settled.config.sidecar.handoff_bytes
+        if (live_config := live_scope.refresh()) is not None:
+            sender.limit_bytes = live_config.config.sidecar.handoff_bytes
         relay.tick()
 
     ended = Stop()
     ticking = asyncio.create_task(supervise("the tick", tick, ended))
-    gc.freeze()  # what is there by now stays: the collector need not look at it again
+    gc.freeze()  # everything loaded by now stays: the garbage collector can skip it
     watchdog.start()
-    door.open()
+    listener.open()
     slot.set(Gauge.SERVING, 1)
     await stop.wait()
-    deadlines = Deadlines.of(bounds)
+    deadlines = Deadlines.of(options)
     await asyncio.sleep(deadlines.accept_s)
     slot.set(Gauge.SERVING, 0)
-    door.close()
-    await _finish(relay, handout, deadlines)
+    listener.close()
+    await _finish(relay, sender, deadlines)
     watchdog.stop()
     ended.set()
     await ticking
     return 0
 
 
-async def _finish(relay: Relay, handout: FrameSender, deadlines: Deadlines) -> None:
+async def _finish(relay: Relay, sender: FrameSender, deadlines: Deadlines) -> None:
     try:
         async with asyncio.timeout(deadlines.drain_s - deadlines.accept_s):
             await asyncio.sleep(_LAST_S)
             await relay.drain()
     except TimeoutError:
         relay.abort()
-    await handout.finish(deadlines.handout_s - deadlines.drain_s)
+    await sender.finish(deadlines.handoff_s - deadlines.drain_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,29 +133,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--n-slots", type=int, required=True)
     parser.add_argument("--slot", type=int, required=True)
     parser.add_argument("--handoff", required=True)
-    given = parser.parse_args(arguments)
-    settlement = LiveConfigFile(given.config)
-    config = settlement.settled.config
-    # No file is read anew, and it need not know the key of hashed attributes.
+    args = parser.parse_args(arguments)
+    live_config_file = LiveConfigFile(args.config)
+    config = live_config_file.current.config
+    # Secret files are not read again, and a relay worker does not need the key of hashed attributes.
     secrets = Secrets(salt=os.environ.get("QUANTDRIFT_SAMPLING_SALT", "").encode())
-    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {given.slot}")
-    counters = Counters(given.counters_fd, given.n_slots, MOST_ROWS)
-    listener = socket.socket(fileno=given.listen_fd)
+    setup_logs(config.telemetry.log_level, as_json=config.telemetry.log_json, role=f"relay {args.slot}")
+    counters = Counters(args.counters_fd, args.n_slots, MAX_ROWS)
+    listening_socket = socket.socket(fileno=args.listen_fd)
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(
-        resource.RLIMIT_NOFILE, (most, most)
-    )  # two files per client: the usual 1024 are soon gone
+    _, max_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Two files per client: the usual 1024 are soon used up.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_files, max_files))
 
     async def process(stop: Stop) -> int:
         return await serve(
-            settlement,
+            live_config_file,
             secrets,
             stop,
             counters=counters,
-            index=given.slot,
-            listener=listener,
-            handoff=given.handoff,
+            index=args.slot,
+            listening_socket=listening_socket,
+            handoff=args.handoff,
         )
 
     return run(process, grace_s=Deadlines.of(config.sidecar).relay_s)

@@ -1,1 +1,1 @@
-"""The two sampling phases, and the switch that turns capture off."""
+"""The two sampling phases, and load shedding between them."""

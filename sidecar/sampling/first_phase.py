@@ -1,4 +1,4 @@
-"""The first sampling phase: which stratum an inference request is in, and whether it is taken."""
+"""The first sampling phase: the stratum of an inference request, and the draw whether it is taken."""
 
 import os
 import re
@@ -13,29 +13,28 @@ from quantdrift.sidecar.state.policy import PolicyHistory
 from quantdrift.sidecar.state.routes import model_in
 
 _MASK = (1 << 64) - 1
-_CONTROL = bytes(
-    (*range(32), 127)
-)  # attributes are recorded without them: a stratum is found by what is left
-_ODD = 0x9E3779B97F4A7C15  # odd, so multiplying by it modulo 2**64 keeps numbers distinct
+# Attributes are recorded without control characters, so strata are matched without them, too.
+_CONTROL = bytes((*range(32), 127))
+_MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that multiplication modulo 2**64 keeps numbers distinct
 
 
 class Draw(msgspec.Struct, frozen=True, gc=False):
-    """What was decided on one request.
+    """The first phase's decision on one request.
 
     Parameters
     ----------
     stratum
-        Row of the table of counts: its header stratum, and its model where the path tells it.
+        Row in the table of counts, for its header stratum and, if the path names it, its model.
     taken
         Whether the first phase took it.
     pi1
-        With which probability it takes a request like this.
+        Probability with which the first phase takes such a request.
     u1
-        What was drawn, in [0, 1): taken where it is below `pi1`.
+        The draw, in [0, 1); the request is taken if it is below `pi1`.
     epoch
-        Whose rates and salt decided.
+        The epoch whose rates and salt were used.
     id
-        32 hexadecimal digits, minted for the exchange.
+        The new identifier of the exchange, 32 hexadecimal digits.
     """
 
     stratum: int
@@ -47,27 +46,29 @@ class Draw(msgspec.Struct, frozen=True, gc=False):
 
 
 class SamplingKey(msgspec.Struct, frozen=True, gc=False):
-    """What of a request decides: of two with the same, both are taken with the same probability.
+    """The part of a request that the draw depends on; requests with equal keys have the same probability.
 
     Parameters
     ----------
     stratum
-        Row of the table of counts: its header stratum, and its model where the path tells it.
-    key
-        The sticky header's value, which decides; empty where its own identifier does.
+        Row in the table of counts, for its header stratum and, if the path names it, its model.
+    sticky
+        Value of the sticky header, which is hashed for the draw; empty: the identifier of the exchange is
+        hashed.
     """
 
     stratum: int
-    key: bytes
+    sticky: bytes
 
 
 class ExchangeIds:
-    """Makes identifiers of 32 hexadecimal digits: no two are equal, over processes and restarts.
+    """Generates identifiers of 32 hexadecimal digits, unique over processes and restarts.
 
     Parameters
     ----------
     entropy
-        Returns so many random bytes: the half that tells processes apart, and where the other half's count begins.
+        Returns a number of random bytes: for the half that identifies the process, and for the start of the
+        counter in the other half.
     """
 
     def __init__(self, entropy: Callable[[int], bytes] = os.urandom) -> None:
@@ -77,11 +78,11 @@ class ExchangeIds:
     def __call__(self) -> str:
         """Return the next identifier."""
         self._count += 1
-        return f"{self._prefix}{self._count * _ODD & _MASK:016x}"
+        return f"{self._prefix}{self._count * _MULTIPLIER & _MASK:016x}"
 
 
 class _Rule:
-    """A header stratum, ready to be asked."""
+    """A header stratum, prepared for matching."""
 
     __slots__ = ("_headers", "_index", "_method", "_path_prefix")
 
@@ -92,7 +93,7 @@ class _Rule:
         self._headers = [(name.encode(), value.encode()) for name, value in stratum.headers.items()]
 
     def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
-        """Return the stratum's index if the request is in it."""
+        """Return the index of the stratum if the request is in it, else None."""
         if self._method and method != self._method:
             return None
         if not path.startswith(self._path_prefix):
@@ -103,8 +104,8 @@ class _Rule:
         return self._index
 
 
-class _Values:
-    """Neighbouring strata that each ask for a value of the same header and nothing else: one look for all."""
+class _HeaderValues:
+    """Neighbouring strata that each ask for one value of the same header: a single lookup for all of them."""
 
     __slots__ = ("_header", "_indices")
 
@@ -113,25 +114,25 @@ class _Values:
         self._indices: dict[bytes | None, int] = {}
 
     def add(self, value: str, index: int) -> None:
-        """Take one more stratum; of two for the same value the first decides."""
+        """Add a stratum; of two for the same value the first one counts."""
         self._indices.setdefault(value.encode(), index)
 
     def find(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> int | None:
-        """Return the index of the stratum that the request is in, if any."""
+        """Return the index of the stratum that the request is in, or None."""
         return self._indices.get(headers.get(self._header))
 
 
-def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
-    found: list[_Rule | _Values] = []
+def _compile(strata: Sequence[HeaderStratum]) -> list[_Rule | _HeaderValues]:
+    found: list[_Rule | _HeaderValues] = []
     header = ""
     for index, stratum in enumerate(strata):
         if len(stratum.headers) == 1 and not stratum.method and not stratum.path_prefix:
             ((name, value),) = stratum.headers.items()
             if name != header:
-                found.append(_Values(name))
+                found.append(_HeaderValues(name))
                 header = name
             values = found[-1]
-            assert isinstance(values, _Values)
+            assert isinstance(values, _HeaderValues)
             values.add(value, index)
         else:
             found.append(_Rule(index, stratum))
@@ -140,7 +141,7 @@ def _rules(strata: Sequence[HeaderStratum]) -> list[_Rule | _Values]:
 
 
 class Sampler:
-    """Decides on requests by the policy in force.
+    """Draws requests by the policy in effect.
 
     Parameters
     ----------
@@ -148,39 +149,40 @@ class Sampler:
         The configuration's rates.
     secret
         Key of the salts.
-    mint
-        Makes identifiers.
+    exchange_ids
+        Generates the identifiers of exchanges.
     now_s
         Seconds since 1970, UTC.
-    directives
-        Whose rates hold; without it the configuration's do.
-    places
-        Row of each header stratum in the table of counts, which a draw is told by, by model; without it their order.
+    policy_history
+        The policies received; None: the configuration's rates.
+    rows
+        By model, the row of each header stratum in the table of counts; None: rows in the order of the
+        strata.
 
     Attributes
     ----------
     names : frozenset of bytes
-        Header fields that a decision needs, in lower case.
+        Lower-case names of the header fields that a draw needs.
     """
 
     def __init__(
         self,
         sampling: Sampling,
         secret: bytes,
-        mint: ExchangeIds,
+        exchange_ids: ExchangeIds,
         now_s: float,
-        directives: PolicyHistory | None = None,
+        policy_history: PolicyHistory | None = None,
         *,
-        places: Mapping[str, Sequence[int]] | None = None,
+        rows: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
-        self._directives = directives or PolicyHistory(sampling)
+        self._policy_history = policy_history or PolicyHistory(sampling)
         self._secret = secret
-        self._mint = mint
+        self._exchange_ids = exchange_ids
         self._sticky = sampling.sticky_header.lower().encode()
         names = {name.encode() for stratum in sampling.header_strata for name in stratum.headers}
         self.names = frozenset(names | {self._sticky} - {b""})
-        # No part of it can backtrack: a hostile head costs linear time.
-        self._fields = (
+        # No part of it can backtrack, so a hostile head takes linear time.
+        self._header_pattern = (
             re.compile(
                 rb"\r\n(" + b"|".join(map(re.escape, sorted(self.names))) + rb"):([^\r\n]*)", re.IGNORECASE
             )
@@ -189,77 +191,82 @@ class Sampler:
         )
         self._epoch = ""
         self._salt = b""
-        strata = self._directives.at(now_s).header_strata
-        self._places = {"": tuple(range(len(strata)))} if places is None else dict(places)
+        strata = self._policy_history.at(now_s).header_strata
+        self._rows = {"": tuple(range(len(strata)))} if rows is None else dict(rows)
         self._paused = False
-        self._rates = [0.0] * (1 + max(max(rows) for rows in self._places.values()))
-        self._rules = _rules(strata)
+        self._rates = [0.0] * (1 + max(max(rows) for rows in self._rows.values()))
+        self._rules = _compile(strata)
         self.refresh(now_s)
 
     def refresh(self, now_s: float, *, paused: bool = False) -> None:
-        """Go over to the epoch of `now_s`, if it is another. Called about once a second; strata are ever the same.
+        """Use the epoch of `now_s`, if it is a new one. Called about once a second; the strata never change.
 
         Parameters
         ----------
         now_s
             Seconds since 1970, UTC.
         paused
-            Take nothing.
+            Whether to take no request at all.
         """
-        policy = self._directives.at(now_s)
+        policy = self._policy_history.at(now_s)
         if policy.epoch == self._epoch and paused == self._paused:
             return
         self._paused = paused
         self._epoch = policy.epoch
         self._salt = epoch_salt(self._secret, policy.epoch, 1)
-        for rows in self._places.values():
+        for rows in self._rows.values():
             for row, stratum in zip(rows, policy.header_strata, strict=True):
                 self._rates[row] = 0.0 if paused else stratum.rate
 
     def draw(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> Draw:
-        """Return what becomes of the request whose head is `data[start:stop]`: `place`, then `take`."""
-        return self._draw(self.place(method, path, data, start, stop))
+        """Return the draw of the request whose head is `data[start:stop]`, taken or not."""
+        return self._draw(self.key_for(method, path, data, start, stop))
 
-    def place(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
-        """Return what of the request whose head is `data[start:stop]` decides. It stays the same in every epoch."""
-        return self.locate(method, path, {} if self._fields is None else self._headers(data, start, stop))
+    def key_for(self, method: bytes, path: bytes, data: bytes, start: int, stop: int) -> SamplingKey:
+        """Return the sampling key of the request whose head is `data[start:stop]`.
 
-    def locate(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
-        """Return what decides on a request whose header fields in `names` are `headers`, gathered by `gather`."""
+        It is the same in every epoch.
+        """
+        return self.key_for_headers(
+            method, path, {} if self._header_pattern is None else self._headers(data, start, stop)
+        )
+
+    def key_for_headers(self, method: bytes, path: bytes, headers: dict[bytes, bytes]) -> SamplingKey:
+        """Return the sampling key of a request with `headers`, the fields in `names` as of `add_header`."""
         index = None
         for rule in self._rules:
             index = rule.find(method, path, headers)
             if index is not None:
                 break
-        assert index is not None  # the last rule, `default`, takes everything
-        rows = self._places.get(model_in(path)) or self._places[""]
+        assert index is not None  # the last rule, `default`, matches every request
+        rows = self._rows.get(model_in(path)) or self._rows[""]
         return SamplingKey(rows[index], headers.get(self._sticky, b""))
 
-    def take(self, place: SamplingKey) -> Draw | None:
-        """Return the draw of a request if it is taken.
+    def take(self, key: SamplingKey) -> Draw | None:
+        """Return the draw of a request, or None if it is not taken.
 
-        Its identifier decides, or the sticky header's value where there is one.
+        The draw hashes the value of the sticky header, or the identifier of the exchange if there is none.
         """
-        if self._rates[place.stratum] <= 0.0:
+        if self._rates[key.stratum] <= 0.0:
             return None
-        draw = self._draw(place)
+        draw = self._draw(key)
         return draw if draw.taken else None
 
-    def _draw(self, place: SamplingKey) -> Draw:
-        rate = self._rates[place.stratum]
-        identifier = self._mint()
-        u1 = uniform(place.key or identifier.encode(), self._salt) if rate > 0.0 else 1.0
-        return Draw(place.stratum, u1 < rate, rate, u1, self._epoch, identifier)
+    def _draw(self, key: SamplingKey) -> Draw:
+        rate = self._rates[key.stratum]
+        identifier = self._exchange_ids()
+        u1 = uniform(key.sticky or identifier.encode(), self._salt) if rate > 0.0 else 1.0
+        return Draw(key.stratum, u1 < rate, rate, u1, self._epoch, identifier)
 
     def _headers(self, data: bytes, start: int, stop: int) -> dict[bytes, bytes]:
-        assert self._fields is not None
+        assert self._header_pattern is not None
         found: dict[bytes, bytes] = {}
-        for match in self._fields.finditer(data, start, stop - 2):
-            gather(found, match[1].lower(), match[2])
+        for match in self._header_pattern.finditer(data, start, stop - 2):
+            add_header(found, match[1].lower(), match[2])
         return found
 
 
-def gather(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
-    """Add a header field to `found` as strata and the sticky draw see it; its name is in lower case."""
+def add_header(found: dict[bytes, bytes], name: bytes, value: bytes) -> None:
+    """Add a header field to `found`, cleaned for strata and the sticky draw; its name is in lower case."""
     value = value.strip(b" \t").translate(None, _CONTROL)
     found[name] = found[name] + b", " + value if name in found else value

@@ -1,4 +1,4 @@
-"""What the capture process refuses of the drawn requests beforehand: most would be held for nothing above its caps."""
+"""Load shedding: above the rate limits a share of the drawn requests is refused before it is buffered."""
 
 import random
 
@@ -10,14 +10,14 @@ _BILLION = 1e9
 
 
 class LoadShedding:
-    """Refuses the share of requests that the capture process tells, each by chance, whatever it holds.
+    """Refuses at random the share of drawn requests that the capture process has published.
 
     Parameters
     ----------
     slot
-        Counts of the capture process.
+        Counters of the capture process.
     clock
-        Tells until when the share holds: who told it may have died.
+        Tells whether the share is still valid, since the capture process may have died.
     """
 
     __slots__ = ("_clock", "_slot")
@@ -27,7 +27,7 @@ class LoadShedding:
         self._clock = clock
 
     def refusal(self) -> Loss | None:
-        """Return why a request that was drawn is not taken in, or None."""
+        """Return why a drawn request is refused, or None."""
         slot = self._slot
         until_ns = slot.gauge(Gauge.REFUSING_UNTIL_NS)
         if not until_ns or self._clock.monotonic_s() * _BILLION >= until_ns:

@@ -1,4 +1,4 @@
-"""The second sampling phase: overlapping strata from the decoded body, the largest rate counts."""
+"""The second sampling phase: overlapping strata by the decoded body, of which the largest rate counts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from quantdrift.core.sampling.rates import epoch_salt, uniform
 from quantdrift.core.tasks import Task
 
 _FLOATS = {"FP16": "<f2", "FP32": "<f4", "FP64": "<f8"}
-# Their floats are a vector of meaning or log-probabilities of the chosen tokens: no scores of classes.
+# Their floats are embeddings or log-probabilities of chosen tokens, not scores of classes.
 _WITHOUT_CLASSES = frozenset({Protocol.OPENAI_CHAT, Protocol.OPENAI_COMPLETIONS, Protocol.OPENAI_EMBEDDINGS})
 
 
@@ -25,13 +25,13 @@ class SecondPhaseDraw(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     stratum
-        Name of the body stratum that gave it most.
+        Name of the matching body stratum with the largest rate.
     pi2
-        Probability with which it was kept.
+        Probability of keeping it.
     u2
         The draw.
     kept
-        Whether it was: u2 < pi2.
+        Whether it is kept: u2 < pi2.
     """
 
     stratum: str
@@ -41,70 +41,70 @@ class SecondPhaseDraw(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecondPhase:
-    """The second phase of one policy: of the strata whose conditions all hold the largest rate counts.
+    """The second phase of one policy: the largest rate of the strata whose conditions are all met.
 
-    A policy may hold hundreds of strata and an exchange a few attributes: strata are looked up by the first value
-    that they ask for.
+    A policy may have hundreds of strata and an exchange has few attributes, so strata are indexed by the
+    first value that they require.
 
     Parameters
     ----------
     strata
-        The policy's; the last one has no conditions.
+        Those of the policy; the last one has no conditions.
     salt
         Of the second phase of the epoch.
     """
 
     def __init__(self, strata: Sequence[BodyStratum], salt: bytes) -> None:
         self._salt = salt
-        self._anywhere: list[BodyStratum] = []
+        self._unindexed: list[BodyStratum] = []
         self._by_value: dict[tuple[str, str], list[BodyStratum]] = {}
         for stratum in strata:
             value = next(((p.key, p.equals) for p in stratum.where if p.equals is not None), None)
-            (self._anywhere if value is None else self._by_value.setdefault(value, [])).append(stratum)
-        self._least = max((stratum.rate for stratum in strata if not stratum.where), default=0.0)
+            (self._unindexed if value is None else self._by_value.setdefault(value, [])).append(stratum)
+        self._base_rate = max((stratum.rate for stratum in strata if not stratum.where), default=0.0)
         self.needs_margin = any(where.key == MARGIN for stratum in strata for where in stratum.where)
 
     def surely_keeps(self, key: str, pi1: float) -> bool:
-        """Return whether an exchange is kept whatever strata its body is in; parameters as for `thin`."""
-        return uniform(key.encode(), self._salt) < second_rate(self._least, pi1)
+        """Return whether an exchange is kept whatever its body strata are; parameters as for `draw`."""
+        return uniform(key.encode(), self._salt) < second_rate(self._base_rate, pi1)
 
-    def thin(
+    def draw(
         self, key: str, pi1: float, attributes: Mapping[str, str], margin: float | None
     ) -> SecondPhaseDraw:
-        """Decide on one exchange.
+        """Draw one exchange.
 
         Parameters
         ----------
         key
-            Of the hash that decides: the exchange's id, or its group where groups are taken whole.
+            The hashed key: the id of the exchange, or its group where groups are sampled whole.
         pi1
             Probability with which the first phase took it.
         attributes
-            As recorded with the exchange, and its model under `MODEL`.
+            Those of the record, and the model under `MODEL`.
         margin
-            The candidate's smallest margin, or None where it has none: a condition on it does not hold then.
+            The smallest margin of the candidate. None: there is none, and no condition on it is met.
         """
-        found: BodyStratum | None = None
-        for strata in (self._anywhere, *(self._by_value.get(item, ()) for item in attributes.items())):
+        best: BodyStratum | None = None
+        for strata in (self._unindexed, *(self._by_value.get(item, ()) for item in attributes.items())):
             for stratum in strata:
-                if (found is None or stratum.rate > found.rate) and all(
-                    _holds(where, attributes, margin) for where in stratum.where
+                if (best is None or stratum.rate > best.rate) and all(
+                    _matches(where, attributes, margin) for where in stratum.where
                 ):
-                    found = stratum
-        assert found is not None  # the base rate has no conditions
-        pi2, u2 = second_rate(found.rate, pi1), uniform(key.encode(), self._salt)
-        return SecondPhaseDraw(stratum=found.name, pi2=pi2, u2=u2, kept=u2 < pi2)
+                    best = stratum
+        assert best is not None  # the base rate has no conditions
+        pi2, u2 = second_rate(best.rate, pi1), uniform(key.encode(), self._salt)
+        return SecondPhaseDraw(stratum=best.name, pi2=pi2, u2=u2, kept=u2 < pi2)
 
 
 def phase_salt(secret: bytes, epoch: str) -> bytes:
-    """Return the second phase's hash key of an epoch; it is independent of the first phase's."""
+    """Return the hash key of the second phase in an epoch; it is independent of that of the first phase."""
     return epoch_salt(secret, epoch, 2)
 
 
 def keeps_all(policy: Policy) -> bool:
-    """Return whether the second phase of a policy keeps whatever the first one takes."""
-    least = max((stratum.rate for stratum in policy.body_strata if not stratum.where), default=0.0)
-    return all(stratum.rate <= least for stratum in policy.header_strata)
+    """Return whether the second phase of a policy keeps every exchange that the first one takes."""
+    base_rate = max((stratum.rate for stratum in policy.body_strata if not stratum.where), default=0.0)
+    return all(stratum.rate <= base_rate for stratum in policy.header_strata)
 
 
 def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol) -> float | None:
@@ -113,17 +113,19 @@ def candidate_margin(outputs: Sequence[Tensor], model: Model, protocol: Protocol
     Parameters
     ----------
     outputs
-        The candidate's. The tensor `model.output` counts, without a name the first of floating type, shape
-        (items, classes) or, where `model.batched` is false, any shape as one item; logits go through a softmax.
+        Those of the candidate. The tensor `model.output` is used, or without a name the first one of floating
+        type. Shape (items, classes) or, if `model.batched` is false, any shape as one item. Logits go through
+        a softmax.
     model
         The configuration of the model.
     protocol
-        What was spoken.
+        The protocol of the exchange.
 
     Returns
     -------
     float or None
-        None where the model or the protocol gives no scores of classes, there is no such tensor, it has fewer than two classes or no items, or it is not finite.
+        None if the model or the protocol gives no scores of classes, if there is no such tensor, or if the
+        tensor has fewer than two classes, no items, or values that are not finite.
     """
     if protocol in _WITHOUT_CLASSES or model.task is not Task.CLASSIFICATION:
         return None
@@ -157,7 +159,7 @@ def _as_float64(tensor: Tensor) -> npt.NDArray[np.float64]:
     return stored.astype(np.float64)
 
 
-def _holds(where: Predicate, attributes: Mapping[str, str], margin: float | None) -> bool:
+def _matches(where: Predicate, attributes: Mapping[str, str], margin: float | None) -> bool:
     if where.key != MARGIN:
         return where.equals is not None and attributes.get(where.key) == where.equals
     if margin is None:

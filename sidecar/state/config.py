@@ -1,13 +1,15 @@
-"""The configuration that holds in a sidecar, for its children: also for one that is started anew months later.
+"""The configuration in effect in a sidecar.
 
-They do not load the files themselves. Who edits one, or a ConfigMap that is mounted, changes it under a running pod:
-the supervisor alone reads it, and what it cannot accept changes nothing. A stratum keeps its rows in the table of
-counts, one for each model, for the sidecar's life, whatever later configurations call first.
+The supervisor reloads it, and the other processes read it from one file.
 
-Watches the configuration's files, and says what of a new configuration may hold without a restart.
+Only the supervisor reads the user's files, which may change under a running pod; a configuration that it
+cannot accept changes nothing. Children read the file that it writes, also when they are restarted months
+later. A header stratum keeps its rows in the table of counts, one for each model, as long as the sidecar
+lives, whatever the order of strata in later configurations.
 
-A mounted ConfigMap is replaced without a signal, so files are looked at. Ports, the stream and what processes are made
-of stay as they were at the start; everything that says what is taken, how much, and of what, is taken over.
+A mounted ConfigMap is replaced without a signal, so the files are polled. Ports, the stream and the number of
+processes stay as they were at the start. Options that decide what is captured, how much of it and for which
+models are reloaded.
 """
 
 import logging
@@ -22,7 +24,7 @@ from quantdrift.core.config.parts import Signature, signature
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import OperatorError, QuantdriftError
 from quantdrift.core.sampling.rates import policy_of
-from quantdrift.sidecar.state.counters import MOST_ROWS, Row
+from quantdrift.sidecar.state.counters import MAX_ROWS, Row
 
 _NAME = "config"
 _LOG = logging.getLogger(__name__)
@@ -33,14 +35,14 @@ class RowsError(QuantdriftError):
 
 
 class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What holds.
+    """The configuration in effect, and the rows of the table of counts.
 
     Parameters
     ----------
     config
         The configuration.
     rows
-        What each row of the table of counts is for: all strata and models that there have been.
+        The stratum and model of each row of the table of counts: all that there have been since the start.
     """
 
     config: Config
@@ -48,25 +50,28 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, config: Config, before: Iterable[Row] = ()) -> Self:
-        """Return what holds with `config`, after rows that were there before.
+        """Return `config` with its rows, which follow the rows in use before.
 
         Raises
         ------
         RowsError
-            There are too many.
+            There would be too many rows.
         """
         strata = [stratum.name for stratum in policy_of(config.sampling, "").header_strata]
         models = ["", *(model.name for model in config.models)]
         rows = dict.fromkeys([*before, *(Row(stratum, model) for model in models for stratum in strata)])
-        if len(rows) > MOST_ROWS:
+        if len(rows) > MAX_ROWS:
             raise RowsError(
-                f"more than {MOST_ROWS} header strata times models since the start: restart the sidecar, or use fewer"
+                f"more than {MAX_ROWS} header strata times models since the start: restart the sidecar, or use fewer"
             )
         return cls(config=config, rows=tuple(rows))
 
     @property
-    def places(self) -> dict[str, tuple[int, ...]]:
-        """The row of each header stratum of the policy, in the policy's order, by model; `""` for none told."""
+    def rows_by_model(self) -> dict[str, tuple[int, ...]]:
+        """By model, the row of each header stratum in the order of the policy.
+
+        `""` stands for an unknown model.
+        """
         strata = [stratum.name for stratum in policy_of(self.config.sampling, "").header_strata]
         known = {row: index for index, row in enumerate(self.rows)}
         return {
@@ -75,58 +80,65 @@ class LiveConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-def settle(settled: LiveConfig, directory: Path) -> Path:
-    """Write into a directory of this sidecar alone, whole, and return where.
+def write_live_config(live_config: LiveConfig, directory: Path) -> Path:
+    """Write the configuration into the directory of this sidecar atomically.
+
+    Return the path of the file.
 
     Raises
     ------
     OSError
-        It cannot be written.
+        The file cannot be written.
     """
     path = directory / _NAME
     new = path.with_suffix(".new")
-    new.write_bytes(msgspec.msgpack.encode(settled))
+    new.write_bytes(msgspec.msgpack.encode(live_config))
     new.replace(path)
     return path
 
 
 class LiveConfigFile:
-    """A child's view of what holds.
+    """The configuration in effect, as a child process reads it from the supervisor's file.
 
     Parameters
     ----------
     path
-        Where `settle` wrote.
+        The file that `write_live_config` has written.
 
     Attributes
     ----------
-    settled : LiveConfig
-        What held at the last look.
+    live_config : LiveConfig
+        The configuration as of the last refresh.
 
     Raises
     ------
     OSError
-        It cannot be read.
+        The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen = self._signature()
-        self.settled = _read(path)
+        self.current = _read(path)
 
     def refresh(self) -> bool:
-        """Look again; return whether something else holds now. What cannot be read changes nothing."""
+        """Read the file if it has changed; return whether the configuration differs.
+
+        An unreadable file changes nothing.
+        """
         try:
             seen = self._signature()
             if seen == self._seen:
                 return False
-            settled = _read(self._path)
+            live_config = _read(self._path)
         except (OSError, msgspec.MsgspecError) as error:
-            _LOG.warning("the configuration cannot be read, what held goes on: %s", error)
+            _LOG.warning(
+                "the configuration in effect cannot be read, the previous one stays in effect: %s", error
+            )
             return False
         self._seen = seen
-        is_new = settled != self.settled
-        self.settled = settled
+        is_new = live_config != self.current
+        self.current = live_config
         return is_new
 
     def _signature(self) -> tuple[int, int, int]:
@@ -138,7 +150,8 @@ def _read(path: Path) -> LiveConfig:
     return msgspec.msgpack.decode(path.read_bytes(), type=LiveConfig)
 
 
-# By section: options that hold at once. Of sections that are not named all do, or none where a sidecar does not ask.
+# By section, the options that can change without a restart. `_SECTIONS` are reloaded whole; a sidecar ignores
+# others.
 _LIVE = {
     "sidecar": ("max_connections", "max_exchange_bytes", "max_held_bytes"),
     "intake": ("pair_window_s", "max_pending_bytes"),
@@ -149,7 +162,9 @@ _SECTIONS = ("capture", "sampling", "models", "slices")
 
 
 class FileWatch:
-    """Tells when the files have changed and have rested since; once more at the start, whether they have or not.
+    """Polls the configuration files; a change is loaded once they are unchanged for one poll.
+
+    The first load is always due.
 
     Parameters
     ----------
@@ -159,76 +174,78 @@ class FileWatch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Not those of now: the files may have changed since the configuration of the start was read.
+        # None, not the present files: they may have changed since the configuration was read at the start.
         self._loaded: Signature | None = None
         self._seen: Signature | None = None
 
-    def look(self) -> Config | None:
-        """Return the configuration if the files have changed, and have rested for one look.
+    def poll(self) -> Config | None:
+        """Return the configuration if the files have changed, and have not changed since the last poll.
 
         Raises
         ------
         OperatorError
-            It is none. The next change is looked at again.
+            The files are not a valid configuration. They are read again after the next change.
         """
         now = signature(self._path)
-        rests, self._seen = now == self._seen, now
-        if now == self._loaded or not rests:
+        is_unchanged, self._seen = now == self._seen, now
+        if now == self._loaded or not is_unchanged:
             return None
         self._loaded = now
         return load(self._path)
 
 
-def taken_over(before: Config, new: Config) -> tuple[Config, list[str]]:
-    """Return what holds now, and which options of `new` need a restart.
+def merge(before: Config, new: Config) -> tuple[Config, list[str]]:
+    """Return the configuration to put into effect, and the changed options of `new` that need a restart.
 
     Parameters
     ----------
     before
-        What held.
+        The configuration in effect.
     new
-        What the files say.
+        The configuration in the files.
     """
     merged = msgspec.structs.replace(before, **{name: getattr(new, name) for name in _SECTIONS})
-    waiting = []
+    needs_restart = []
     for section, live in _LIVE.items():
-        held, wanted = getattr(before, section), getattr(new, section)
-        changed = [name for name in held.__struct_fields__ if getattr(held, name) != getattr(wanted, name)]
-        waiting += [f"{section}.{name}" for name in changed if name not in live]
-        taken = msgspec.structs.replace(held, **{name: getattr(wanted, name) for name in live})
+        old, new_section = getattr(before, section), getattr(new, section)
+        changed = [name for name in old.__struct_fields__ if getattr(old, name) != getattr(new_section, name)]
+        needs_restart += [f"{section}.{name}" for name in changed if name not in live]
+        taken = msgspec.structs.replace(old, **{name: getattr(new_section, name) for name in live})
         merged = msgspec.structs.replace(merged, **{section: taken})
     keys = ("hmac_key_file",)
-    waiting += [
+    needs_restart += [
         f"capture.{name}" for name in keys if getattr(before.capture, name) != getattr(new.capture, name)
     ]
-    return merged, waiting
+    return merged, needs_restart
 
 
-def follow(watch: FileWatch, before: LiveConfig, secrets: Secrets) -> LiveConfig | None:
-    """Return what holds from now on if the files say something else that can be taken over.
+def reload(watch: FileWatch, before: LiveConfig, secrets: Secrets) -> LiveConfig | None:
+    """Poll the files and return the configuration to put into effect, or None if there is no new one.
 
     Parameters
     ----------
     watch
-        Looks at the files.
+        The files.
     before
-        What held.
+        The configuration in effect.
     secrets
-        Of the start: they are not read again.
+        As read at the start; they are not read again.
 
     Raises
     ------
     OperatorError
-        The files say what cannot be; what held goes on.
+        The configuration in the files is invalid or cannot be put into effect; the one in effect stays.
     """
-    new = watch.look()
+    new = watch.poll()
     if new is None:
         return None
-    merged, waiting = taken_over(before.config, new)
+    merged, needs_restart = merge(before.config, new)
     if merged.capture.hmac and not secrets.hmac_key:
-        raise OperatorError("capture.hmac has no key: that needs a restart")
-    if waiting:
-        _LOG.warning("needs a restart of the sidecar: %s", ", ".join(waiting))
+        raise OperatorError("capture.hmac needs a key: set capture.hmac_key_file and restart the sidecar")
+    if needs_restart:
+        _LOG.warning(
+            "changed options that take effect after a restart of the sidecar: %s", ", ".join(needs_restart)
+        )
     try:
         return LiveConfig.of(merged, before.rows)
     except RowsError as error:

@@ -1,7 +1,7 @@
-"""Exact counts in shared memory: each process writes its own slot, a death loses none.
+"""Exact counters in shared memory, which survive the death of a process. Each process writes its own slot.
 
-The memory is an anonymous file that the supervisor creates and every child inherits. Counts are 64-bit integers,
-aligned, with one writer each; a reader may see a count one behind, never a torn one.
+The memory is an anonymous file that the supervisor creates and every child inherits. Counters are aligned
+64-bit integers with one writer each; a reader may see a value one behind, never a torn one.
 """
 
 import mmap
@@ -16,55 +16,55 @@ from quantdrift.core.sampling.policy_message import Refusal
 
 
 class Gauge(IntEnum):
-    """Counts of a whole slot, first in its layout. Append, never reorder."""
+    """Counters of a whole slot, which precede its rows. Append members, never reorder them."""
 
     CONNECTIONS = 0  # accepted so far
     OPEN = 1  # open now
-    BLIND = 2  # framing lost: connection no longer observed
-    IGNORED = 3  # requests that are no inference
+    BLIND = 2  # connections no longer observed because framing was lost
+    IGNORED = 3  # requests that are not inference
     BACKEND_FAILED = 4  # connections for which the backend could not be reached
     OBSERVER_ERRORS = 5  # times an observer raised
-    HELD_BYTES = 6  # held now for unfinished exchanges
-    QUEUE_BYTES = 7  # waiting now for hand-off (relay) or for the stream (capture)
-    FORWARDED_BYTES = 8  # passed through, both directions
+    HELD_BYTES = 6  # buffered now for unfinished exchanges
+    QUEUE_BYTES = 7  # queued now for the hand-off (relay) or for the stream (capture)
+    FORWARDED_BYTES = 8  # both directions
     SEQUENCE = 9  # capture: number of the last tally
     SERVING = 10  # relay: 1 while it accepts connections
-    POLICY_ISSUED_S = 11  # capture: when the directive in force was issued, seconds since 1970; 0: none is
-    POLICY_CHANGES = 12  # capture: times that another policy came into force
-    POLICY_UNREADABLE = 13  # capture: directives that were refused, by reason
+    # capture: issue time of the monitor's policy in effect, seconds since 1970; 0: there is none
+    POLICY_ISSUED_S = 11
+    POLICY_CHANGES = 12  # capture: changes of the policy in effect
+    POLICY_UNREADABLE = 13  # capture: refused policies of the monitor, by reason
     POLICY_STALE = 14
     POLICY_EARLY = 15
     POLICY_STRATA = 16
     POLICY_RATES = 17
-    EARLY = 18  # intake: calls of taps before they knew any rates
+    EARLY = 18  # intake: calls of taps before they had any rates
     UNOBSERVED = 19  # connections beyond sidecar.max_connections
-    ACCEPT_PAUSES = 20  # times that clients had to wait because no file was left
-    SLOW = 21  # peers that do not read now
-    REFUSING_UNTIL_NS = 22  # capture: until when the next two hold, by the monotonic clock; 0: they do not
-    REFUSED_BY_RATE = (
-        23  # capture: share of what is drawn that is not to be held, in billionths: exchanges cap
-    )
-    REFUSED_BY_BYTES = 24  # the same, for the bytes cap
+    ACCEPT_PAUSES = 20  # times that accepting was paused for lack of file descriptors
+    SLOW = 21  # peers that do not read at present
+    REFUSING_UNTIL_NS = 22  # capture: end of validity of the next two, monotonic clock; 0: not valid
+    # capture: share of the drawn requests that relay and intake must refuse, in billionths
+    REFUSED_BY_RATE = 23  # because of sampling.max_exchanges_per_s
+    REFUSED_BY_BYTES = 24  # because of sampling.max_bytes_per_s
     BACKEND_REACHED = 25  # connections for which the backend was reached
-    BACKEND_ERROR = 26  # why the last one was not that could not be: see `sidecar.symptoms.cause`
-    UNKNOWN_POSTS = 27  # requests by POST that are no inference and not quantdrift's own
-    NO_TOKEN = 28  # intake: calls that were turned away, by reason
+    BACKEND_ERROR = 26  # error of the last connection that failed: see `traffic_warnings.connect_errno`
+    UNKNOWN_POSTS = 27  # POST requests that are neither inference nor quantdrift's own
+    NO_TOKEN = 28  # intake: refused calls, by reason
     WRONG_TOKEN = 29
     WAY_OFF = 30
 
 
 class Denial(StrEnum):
-    """Why the intake turned a caller away."""
+    """Why the intake refused a call."""
 
-    NO_TOKEN = "no_token"  # noqa: S105 - a reason
+    NO_TOKEN = "no_token"  # noqa: S105 - a reason, not a secret
     WRONG_TOKEN = "wrong_token"  # noqa: S105 - a reason
-    OFF = "off"  # the caller has the token, and the configuration does not have this way in
+    OFF = "off"  # the token is right, but the configuration turns this endpoint off
 
 
 class Row(NamedTuple):
-    """What one row of the table counts: requests of a header stratum for a model.
+    """The meaning of one row of the table: requests of a header stratum for a model.
 
-    Without a model: requests that have not told which one. Whoever learns it moves the count.
+    Without a model: requests whose model is not known yet. The process that reads it moves the count.
     """
 
     stratum: str
@@ -72,25 +72,24 @@ class Row(NamedTuple):
 
 
 class Count(IntEnum):
-    """Counts per row; after them one per `Loss`, in its order."""
+    """Counters of a row; after them there is one for each `Loss`, in its order."""
 
     OFFERED = 0
     TAKEN = 1
     THINNED = 2
     PUBLISHED = 3
-    HANDED = 4  # relay: given to the capture process whole; capture: received
-    NUMBERED = 5  # capture: sent under a number, whatever became of it
+    HANDED = 4  # relay: sent to the capture process whole; capture: received
+    NUMBERED = 5  # capture: sent under a number, acknowledged or not
 
 
 _LOSSES = list(Loss)
 _LOSS_INDEX = {loss: len(Count) + i for i, loss in enumerate(_LOSSES)}
 _PER_STRATUM = len(Count) + len(_LOSSES)
-_N_GAUGES = 48  # room to grow
-MOST_ROWS = (
-    4096  # of strata and models that a sidecar may have had in its life; what is not used takes no memory
-)
+_N_GAUGES = 48  # spare ones for later versions
+# Strata times models that a sidecar may have in its life. Unused rows take no memory.
+MAX_ROWS = 4096
 
-REFUSED = {
+POLICY_REFUSALS = {
     Refusal.UNREADABLE: Gauge.POLICY_UNREADABLE,
     Refusal.STALE: Gauge.POLICY_STALE,
     Refusal.EARLY: Gauge.POLICY_EARLY,
@@ -98,7 +97,7 @@ REFUSED = {
     Refusal.RATES: Gauge.POLICY_RATES,
 }
 
-DENIED = {
+INTAKE_DENIALS = {
     Denial.NO_TOKEN: Gauge.NO_TOKEN,
     Denial.WRONG_TOKEN: Gauge.WRONG_TOKEN,
     Denial.OFF: Gauge.WAY_OFF,
@@ -106,14 +105,14 @@ DENIED = {
 
 
 class Counters:
-    """The whole table, mapped.
+    """The table of counters, mapped into memory.
 
     Parameters
     ----------
     fd
-        File of the table; stays open for children to inherit.
+        File of the table; it stays open for children to inherit.
     n_slots
-        Relay workers plus one for the capture process, which is the last.
+        One for each relay worker, one for the intake process, and the last one for the capture process.
     n_rows
         Rows of each slot.
     """
@@ -128,7 +127,7 @@ class Counters:
 
     @classmethod
     def create(cls, n_slots: int, n_rows: int) -> Self:
-        """Make a table of zeros in memory."""
+        """Create a table of zeros in memory."""
         size = n_slots * (_N_GAUGES + n_rows * _PER_STRATUM) * 8
         if hasattr(os, "memfd_create"):
             fd = os.memfd_create("quantdrift-counters")
@@ -139,7 +138,7 @@ class Counters:
         return cls(fd, n_slots, n_rows)
 
     def slot(self, index: int) -> "Slot":
-        """Return the view of one writer."""
+        """Return the slot of one writer."""
         start = index * self._stride
         return Slot(self._cells[start : start + self._stride])
 
@@ -148,16 +147,16 @@ class Counters:
         return sum(self.slot(index).gauge(gauge) for index in range(self.n_slots))
 
     def total(self, count: Count, n_rows: int) -> int:
-        """Return the sum of a count over all slots and the first rows."""
+        """Return the sum of a counter over all slots and the first `n_rows` rows."""
         return sum(self._column(slot, count, n_rows) for slot in range(self.n_slots))
 
     def drawn(self, n_rows: int) -> tuple[int, int]:
-        """Return how many requests were ever taken, and how many of them the relay and intake processes refused by a cap.
+        """Return how many requests were ever taken, and how many of them were refused in advance.
 
         Parameters
         ----------
         n_rows
-            Of the table that are in use.
+            Rows in use.
         """
         own = self.n_slots - 1
         taken = self.total(Count.TAKEN, n_rows)
@@ -166,12 +165,12 @@ class Counters:
         return taken, refused
 
     def strata(self, rows: Sequence[Row]) -> tuple[StratumCount, ...]:
-        """Return the sums over all slots, one entry per stratum, in the order in which they come first.
+        """Return the sums over all slots, one entry for each stratum, in the order of their first rows.
 
         Parameters
         ----------
         rows
-            What each row of the table counts.
+            The meaning of each row.
         """
         totals: dict[str, _Total] = {}
         for index, row in enumerate(rows):
@@ -179,7 +178,7 @@ class Counters:
         return tuple(total.count(stratum) for stratum, total in totals.items())
 
     def _column(self, slot: int, count: int, n_rows: int) -> int:
-        """Return a slot's sum of a count over the first rows."""
+        """Return the sum of a counter over the first rows of a slot."""
         begin = slot * self._stride + _N_GAUGES
         return sum(self._cells[begin + count : begin + n_rows * _PER_STRATUM : _PER_STRATUM])
 
@@ -190,14 +189,14 @@ class Counters:
 
 
 class _Total:
-    """The counts of one stratum: of all its models, and of each."""
+    """The counts of one stratum: over all its models, and for each model."""
 
     def __init__(self) -> None:
         self._sums = [0] * _PER_STRATUM
         self._models: dict[str, ModelCount] = {}
 
     def add(self, model: str, row: int, counts: list[int]) -> None:
-        self._sums = [held + more for held, more in zip(self._sums, counts, strict=True)]
+        self._sums = [total + count for total, count in zip(self._sums, counts, strict=True)]
         lost = _lost(counts)
         if model and (counts[Count.TAKEN] or lost):
             self._models[model] = ModelCount(
@@ -225,12 +224,12 @@ def _lost(counts: list[int]) -> dict[Loss, int]:
 
 
 class Slot:
-    """One writer's counts. Not safe for two writers.
+    """The counters of one process. Not safe for two writers.
 
     Parameters
     ----------
     cells
-        Its part of the table.
+        The slot's part of the table.
     """
 
     __slots__ = ("_cells",)
@@ -239,14 +238,14 @@ class Slot:
         self._cells = cells
 
     def add(self, stratum: int, count: Count, n: int = 1) -> None:
-        """Add `n` to a count of a stratum."""
+        """Add `n` to a counter of a row."""
         self._cells[_N_GAUGES + stratum * _PER_STRATUM + count] += n
 
     def lose(self, stratum: int, loss: Loss, n: int = 1) -> None:
         """Count `n` lost exchanges."""
         self._cells[_N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]] += n
 
-    def note(self, gauge: Gauge, n: int = 1) -> None:
+    def adjust(self, gauge: Gauge, n: int = 1) -> None:
         """Add `n`, which may be negative, to a gauge of the slot."""
         self._cells[gauge] += n
 
@@ -259,32 +258,34 @@ class Slot:
         return int(self._cells[gauge])
 
     def move(self, old: int, new: int, *counts: Count) -> None:
-        """Take one request from the counts of a row to those of another: its model is known now."""
+        """Move one request from the counters of a row to those of another, whose model is known now."""
         for count in counts:
             self.add(old, count, -1)
             self.add(new, count)
 
-    def settle(self, n_rows: int, received: Count, *, ended: tuple[Count, ...], loss: Loss) -> None:
-        """Count under `loss` what a predecessor in this slot had in hand when it died.
+    def lose_unfinished(self, n_rows: int, received: Count, *, ended: tuple[Count, ...], loss: Loss) -> None:
+        """Count under `loss` the exchanges that a predecessor in this slot had not finished when it died.
 
         Parameters
         ----------
         n_rows
-            Header strata.
-        received, ended
-            What it took over, and what it let go beside what it lost.
+            Rows in use.
+        received
+            The counter of exchanges that it received.
+        ended
+            The counters of exchanges that it finished in another way than by a loss.
         loss
             The reason.
         """
         for stratum in range(n_rows):
-            gone = sum(self.count(stratum, count) for count in ended)
-            gone += sum(self.lost_count(stratum, each) for each in _LOSSES)
-            self.lose(stratum, loss, max(0, self.count(stratum, received) - gone))
+            n_ended = sum(self.count(stratum, count) for count in ended)
+            n_ended += sum(self.lost_count(stratum, each) for each in _LOSSES)
+            self.lose(stratum, loss, max(0, self.count(stratum, received) - n_ended))
 
     def count(self, stratum: int, count: Count) -> int:
-        """Return a count of a stratum."""
+        """Return a counter of a row."""
         return int(self._cells[_N_GAUGES + stratum * _PER_STRATUM + count])
 
     def lost_count(self, stratum: int, loss: Loss) -> int:
-        """Return how many exchanges of a stratum were lost for this reason."""
+        """Return how many exchanges of a row were lost for this reason."""
         return int(self._cells[_N_GAUGES + stratum * _PER_STRATUM + _LOSS_INDEX[loss]])

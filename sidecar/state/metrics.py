@@ -8,7 +8,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.records import StratumCount
 from quantdrift.sidecar.state.config import LiveConfig
-from quantdrift.sidecar.state.counters import DENIED, REFUSED, Counters, Gauge
+from quantdrift.sidecar.state.counters import INTAKE_DENIALS, POLICY_REFUSALS, Counters, Gauge
 
 _TOTALS = {
     t.IGNORED: Gauge.IGNORED,
@@ -29,18 +29,19 @@ _TOTALS = {
 
 
 def observe(
-    telemetry: t.Telemetry, counters: Counters, settled: Callable[[], LiveConfig], clock: Clock
+    telemetry: t.Telemetry, counters: Counters, live_config: Callable[[], LiveConfig], clock: Clock
 ) -> None:
-    """Have every instrument of the sidecar read from `counters`.
+    """Register the sidecar's instruments, which read `counters` at each collection.
 
     Parameters
     ----------
     telemetry
-        The supervisor's meter.
+        The meter of the supervisor.
     counters
-        Written by the relay workers and the capture process.
-    settled
-        Returns what holds: what the rows of the counters are for, and bounds that add up to what may be held and wait.
+        Written by the other processes.
+    live_config
+        Returns the configuration in effect: the rows of the counters, and the limits that add up to the queue
+        limit.
     clock
         For the age of the policy.
     """
@@ -48,34 +49,41 @@ def observe(
         telemetry.observe(instrument, _total(counters, gauge))
 
     def counts() -> tuple[StratumCount, ...]:
-        return counters.strata(settled().rows)
+        return counters.strata(live_config().rows)
 
     telemetry.observe(t.OFFERED, lambda: [(c.offered, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.TAKEN, lambda: [(c.taken, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.THINNED, lambda: [(c.thinned, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.PUBLISHED, lambda: [(c.published, {"stratum": c.stratum}) for c in counts()])
     telemetry.observe(t.LOST, lambda: [lost for c in counts() for lost in _lost(c)])
-    telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(settled().config), {})])
+    telemetry.observe(t.QUEUE_LIMIT, lambda: [(_limit(live_config().config), {})])
     telemetry.observe(
         t.POLICY_REFUSED,
-        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in REFUSED.items()],
+        lambda: [
+            (counters.gauge(gauge), {"reason": reason.value}) for reason, gauge in POLICY_REFUSALS.items()
+        ],
     )
     telemetry.observe(
         t.INTAKE_REFUSED,
-        lambda: [(counters.gauge(gauge), {"reason": why.value}) for why, gauge in DENIED.items()],
+        lambda: [
+            (counters.gauge(gauge), {"reason": reason.value}) for reason, gauge in INTAKE_DENIALS.items()
+        ],
     )
     telemetry.observe(t.POLICY_CENTRAL, lambda: [(float(counters.gauge(Gauge.POLICY_ISSUED_S) > 0), {})])
     telemetry.observe(t.POLICY_AGE, lambda: _policy_ages(counters, clock))
 
 
 def _lost(count: StratumCount) -> Iterable[tuple[float, t.Labels]]:
-    """Return the losses of a stratum by model and reason; without a model those that told none."""
-    untold = Counter(count.lost)
-    for model, known in count.models.items():
-        untold.subtract(known.lost)
-        for loss, n in known.lost.items():
+    """Return the losses of a stratum by model and reason.
+
+    The label `model` is empty where it was not known.
+    """
+    without_model = Counter(count.lost)
+    for model, model_count in count.models.items():
+        without_model.subtract(model_count.lost)
+        for loss, n in model_count.lost.items():
             yield n, {"stratum": count.stratum, "model": model, "reason": loss.value}
-    for loss, n in untold.items():
+    for loss, n in without_model.items():
         if n:
             yield n, {"stratum": count.stratum, "model": "", "reason": loss.value}
 

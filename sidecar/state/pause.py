@@ -1,9 +1,8 @@
-"""The local switch: pauses sampling in this sidecar, at its admin port or by a file, without NATS.
+"""The pause of sampling in this sidecar: by the fleet's bucket in NATS, at the admin port, or by a file.
 
-What is paused in this sidecar: by the fleet's bucket, by hand at the admin port, or by a file. No NATS is needed.
-
-Two files lie next to the hand-off socket, in a directory of this sidecar alone: one that the capture process writes for
-the fleet, one that the supervisor writes for this sidecar. Every process of it looks at both once a second.
+Two files are in the directory of this sidecar, next to the hand-off socket: the capture process writes the
+fleet's pause, and the supervisor writes that of this sidecar (`pause_switch`). Every process reads both once
+a second. Relay workers import this module, so it must stay light.
 """
 
 import logging
@@ -15,19 +14,19 @@ import msgspec
 
 from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
 
-_FILE_BYTES = MAX_BYTES // 2  # so that there is room for what is said at the admin port
+_FILE_BYTES = MAX_BYTES // 2  # leaves space for what is paused at the admin port
 _LOG = logging.getLogger(__name__)
 
 
 class PauseSource(StrEnum):
-    """Who says so; also the name of the file."""
+    """The source of a pause, and the name of its file."""
 
     FLEET = "paused-fleet"
     HERE = "paused-here"
 
 
 class Paused(msgspec.Struct, frozen=True):
-    """What is in force: everything, or models by name."""
+    """What is paused at present: everything, or models by name."""
 
     everything: bool = False
     models: frozenset[str] = frozenset()
@@ -37,13 +36,13 @@ class Paused(msgspec.Struct, frozen=True):
         return self.everything or bool(self.models)
 
 
-def post(directory: Path, source: PauseSource, pause: Pause) -> None:
-    """Replace what a source says.
+def write_pause(directory: Path, source: PauseSource, pause: Pause) -> None:
+    """Replace the pause of a source, atomically.
 
     Raises
     ------
     OSError
-        It cannot be written; what was said before holds.
+        The file cannot be written; the previous pause stays.
     """
     path = directory / source
     new = path.with_suffix(".new")
@@ -52,12 +51,12 @@ def post(directory: Path, source: PauseSource, pause: Pause) -> None:
 
 
 class PauseFiles:
-    """A process's view of both files.
+    """The pause files, as one process reads them.
 
     Parameters
     ----------
     directory
-        Where they lie; they need not be there.
+        Where the files are; they need not exist.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -65,8 +64,11 @@ class PauseFiles:
         self._pauses: dict[PauseSource, Pause] = {}
         self._seen: dict[PauseSource, tuple[int, int, int]] = {}
 
-    def look(self) -> Paused:
-        """Return what is in force now. What cannot be read says what it said before."""
+    def refresh(self) -> Paused:
+        """Read files that have changed; return what is paused now.
+
+        An unreadable file keeps its previous content.
+        """
         for source in PauseSource:
             self._read(source)
         now = datetime.now(UTC)
@@ -77,7 +79,7 @@ class PauseFiles:
         )
 
     def of(self, source: PauseSource) -> Pause:
-        """Return what a source says, as of the last look."""
+        """Return the pause of a source, as of the last refresh."""
         return self._pauses.get(source, Pause())
 
     def _read(self, source: PauseSource) -> None:
@@ -93,17 +95,19 @@ class PauseFiles:
             self._pauses.pop(source, None)
             self._seen.pop(source, None)
         except (OSError, PauseError) as error:
-            _LOG.warning("%s cannot be read, what it said before holds: %s", path, error)
+            _LOG.warning(
+                "the pause file %s cannot be read, its previous content stays in effect: %s", path, error
+            )
 
 
-def by_file(path: Path, now: datetime) -> Pause:
-    """Return what a file that an operator has put there pauses: the models that its lines name, or everything.
+def read_pause_file(path: Path, now: datetime) -> Pause:
+    """Return the pause that an operator's file asks for: the models that its lines name, or everything.
 
     Parameters
     ----------
     path
-        `sidecar.pause_file`. Where it is missing nothing is paused; where it is empty or unreadable, or names more
-        models than a pause holds, everything is.
+        `sidecar.pause_file`. A missing file pauses nothing. A file that is empty or unreadable, or that names
+        more models than a pause can hold, pauses everything.
     now
         Aware; stamps the orders.
     """

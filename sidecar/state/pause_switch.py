@@ -1,4 +1,7 @@
-"""Joins what was asked at the admin port with the pause file, and writes what the sidecar's processes read."""
+"""The local pause switch: routes of the admin port and the polled pause file. It works without NATS.
+
+It is apart from `pause` because relay workers must not import aiohttp and OpenTelemetry.
+"""
 
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -11,16 +14,20 @@ from aiohttp import web
 from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.sampling.pause import MAX_BYTES, Order, Pause, PauseError, encode
 from quantdrift.core.telemetry import Labels
-from quantdrift.sidecar.state.pause import PauseFiles, PauseSource, by_file, post
+from quantdrift.sidecar.state.pause import PauseFiles, PauseSource, read_pause_file, write_pause
+
+_POLL_S = 1.0
 
 
 class PauseSwitch:
-    """Joins what was said at the admin port with what the file says, and tells the sidecar's processes.
+    """The local pause.
+
+    It joins the orders of the admin port with the pause file, and writes them for all processes.
 
     Parameters
     ----------
     directory
-        Where they look.
+        Where the pause files are.
     file
         `sidecar.pause_file`, or empty.
     """
@@ -29,11 +36,11 @@ class PauseSwitch:
         self._directory = directory
         self._file = Path(file) if file else None
         self._by_hand = Pause()
-        self._posted = Pause()
+        self._written = Pause()
         self._pauses = PauseFiles(directory)
 
     def routes(self) -> list[web.AbstractRouteDef]:
-        """Return what the admin port serves: `GET /pause`, `POST /pause` and `POST /resume`, each with `?model=`."""
+        """Return the admin port's routes: `GET /pause`, `POST /pause`, `POST /resume`, each with `?model=`."""
         return [
             web.get("/pause", self._show),
             web.post("/pause", self._pause),
@@ -41,35 +48,38 @@ class PauseSwitch:
         ]
 
     def gauge(self) -> Iterable[tuple[float, Labels]]:
-        """Return 1 for what is paused: everything under the label `*`, and each model under its name."""
-        paused = self._pauses.look()
+        """Return 1 for everything under the label `*` and for each paused model under its name."""
+        paused = self._pauses.refresh()
         return [
             (float(paused.everything), {"model": "*"}),
             *((1.0, {"model": name}) for name in paused.models),
         ]
 
     async def run(self, stop: Stop) -> None:
-        """Look at the file until `stop`."""
+        """Poll the file until `stop`."""
 
-        async def look() -> None:
-            await stop.wait(_LOOK_S)
-            self._post()
+        async def poll_file() -> None:
+            await stop.wait(_POLL_S)
+            self._write()
 
-        await supervise("looking at the pause file", look, stop)
+        await supervise("polling the pause file", poll_file, stop)
 
-    def _post(self) -> None:
+    def _write(self) -> None:
         now = datetime.now(UTC)
-        told = Pause() if self._file is None else by_file(self._file, now)
-        hand = self._by_hand.at(now)
-        joined = Pause(everything=hand.everything or told.everything, models={**told.models, **hand.models})
+        from_file = Pause() if self._file is None else read_pause_file(self._file, now)
+        by_hand = self._by_hand.at(now)
+        joined = Pause(
+            everything=by_hand.everything or from_file.everything,
+            models={**from_file.models, **by_hand.models},
+        )
         if joined.everything is None and len(encode(joined)) > MAX_BYTES:
-            joined = Pause(everything=Order(by="too much is paused by name", at=now))
-        if _what(joined) != _what(self._posted):
-            post(self._directory, PauseSource.HERE, joined)
-            self._posted = joined
+            joined = Pause(everything=Order(by="too many models are paused by name", at=now))
+        if _paused_names(joined) != _paused_names(self._written):
+            write_pause(self._directory, PauseSource.HERE, joined)
+            self._written = joined
 
     async def _show(self, _: web.Request) -> web.Response:
-        self._pauses.look()
+        self._pauses.refresh()
         body = {source.name.lower(): msgspec.to_builtins(self._pauses.of(source)) for source in PauseSource}
         return web.json_response(body)
 
@@ -81,34 +91,36 @@ class PauseSwitch:
             self._by_hand = self._by_hand.paused(order, request.query.get("model"))
         except PauseError as error:
             return web.json_response({"error": str(error)}, status=400)
-        return await self._tell(request)
+        return await self._write_and_show(request)
 
     async def _resume(self, request: web.Request) -> web.Response:
         if (refusal := _refusal(request)) is not None:
             return refusal
         self._by_hand = self._by_hand.resumed(request.query.get("model"))
-        return await self._tell(request)
+        return await self._write_and_show(request)
 
-    async def _tell(self, request: web.Request) -> web.Response:
+    async def _write_and_show(self, request: web.Request) -> web.Response:
         try:
-            self._post()
+            self._write()
         except OSError as error:
             return web.json_response(
-                {"error": f"the sidecar's processes cannot be told yet, which is tried on: {error}"},
+                {
+                    "error": f"the pause cannot be written for the sidecar's processes yet, it is tried again every second: {error}"
+                },
                 status=507,
             )
         return await self._show(request)
 
 
-_LOOK_S = 1.0
-
-
-def _what(pause: Pause) -> tuple[bool, frozenset[str]]:
+def _paused_names(pause: Pause) -> tuple[bool, frozenset[str]]:
     return pause.everything is not None, frozenset(pause.models)
 
 
 def _refusal(request: web.Request) -> web.Response | None:
-    """Return why the caller may not: the port is open to whoever scrapes it, the switch to this pod alone."""
+    """Return the refusal of a caller outside this pod.
+
+    The admin port is open for scraping, the switch only for this pod.
+    """
     try:
         is_here = ip_address(request.remote or "").is_loopback
     except ValueError:

@@ -1,13 +1,13 @@
-"""Whose rates hold: the monitor's directive while one is there, else the configuration's. No I/O.
+"""The sampling policy in effect.
 
-The relay workers and the capture process each hold one of these, and derive the same epoch from the same directive
-and time. The salt belongs to the epoch, so it changes with the rates, and every `EPOCH_S` without them.
+It is the monitor's policy while there is a valid one, else the rates of the configuration.
 
-The file in which the capture process tells the relay workers which policy to follow.
+Relay workers, intake and capture process derive the same epoch from the same policy message and time. The
+salt belongs to the epoch, so it changes with the rates, and every `EPOCH_S` without a change of rates.
 
-It lies next to the hand-off socket, in a directory of this sidecar alone, and is replaced whole: a reader sees the
-last one or the one before. A relay worker needs no NATS for it, and a capture process that is started anew finds
-what its predecessor had told.
+The capture process writes the policy messages to a file next to the hand-off socket, in the directory of this
+sidecar, and replaces it atomically. So the other processes need no NATS, and a restarted capture process
+finds the policy of its predecessor.
 """
 
 import logging
@@ -30,18 +30,19 @@ from quantdrift.core.sampling.policy_message import (
 )
 from quantdrift.core.sampling.rates import EPOCH_S, digest, policy_at, policy_of
 
-MOST_KNOWN = 16  # an exchange is seldom under way while more than one policy is replaced
+MAX_KNOWN = 16  # policies; an exchange seldom takes longer than one change of policy
 _T = TypeVar("_T")
 _EARLY_S = 300.0  # how far the monitor's clock may run ahead of this one
 
 
 class PolicyHistory:
-    """The directive in force, and some before it: exchanges drawn under them are still on their way.
+    """The policy message in effect and some earlier ones, which are needed for exchanges drawn under them.
 
     Parameters
     ----------
     sampling
-        The configuration's rates, which hold while there is no directive, or `paused`, or not `central`.
+        The configuration's rates. They are in effect without a policy message, with `paused`, or without
+        `central`.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -51,17 +52,18 @@ class PolicyHistory:
         self._current: PolicyMessage | None = None
 
     def reconfigure(self, sampling: Sampling) -> None:
-        """Go over to another configuration's rates; the earlier ones are still told by their epochs."""
+        """Apply another configuration's rates; the earlier ones stay known by their epochs."""
         if sampling == self._sampling:
             return
-        _put(self._earlier, digest(self._sampling), self._sampling)
+        _remember(self._earlier, digest(self._sampling), self._sampling)
         self._sampling = sampling
-        own = _unrated(policy_of(sampling, "").header_strata)
-        if self._current is not None and _unrated(self._current.policy.header_strata) != own:
-            self._current = None  # it has rates for other strata: the next one is judged by these
+        own = _without_rates(policy_of(sampling, "").header_strata)
+        if self._current is not None and _without_rates(self._current.policy.header_strata) != own:
+            # Its rates are for other strata; the next message is checked against the new ones.
+            self._current = None
 
     def knows(self, epoch: str) -> bool:
-        """Return whether the rates of an epoch are told from what it was drawn by."""
+        """Return whether the rates of an epoch are known."""
         name = epoch.partition("-")[2]
         if is_central(epoch):
             return name in self._known
@@ -69,62 +71,65 @@ class PolicyHistory:
 
     @property
     def known(self) -> list[PolicyMessage]:
-        """Directives whose epochs are still told, the latest first."""
+        """The remembered policy messages, the latest first."""
         return list(reversed(self._known.values()))
 
-    def remember(self, directive: PolicyMessage) -> None:
-        """Be able to tell its epochs."""
-        _put(self._known, directive.policy.epoch, directive)
+    def remember(self, message: PolicyMessage) -> None:
+        """Remember a policy message, so that its epochs stay known."""
+        _remember(self._known, message.policy.epoch, message)
 
-    def follow(self, directive: PolicyMessage | None) -> None:
-        """Follow it from now on; None: the configuration's rates hold, and so they do where its strata are others.
+    def follow(self, message: PolicyMessage | None) -> None:
+        """Put a policy message into effect, or with None the configuration's rates.
 
-        Who has judged it may have had another configuration: files are looked at by each process in its own time.
+        The latter also if its strata differ.
+
+        The process that checked the message may have had another configuration, because each process reads
+        the files at its own time.
         """
         self._current = None
-        if directive is not None:
-            self.remember(directive)
-            own = _unrated(policy_of(self._sampling, "").header_strata)
-            if _unrated(directive.policy.header_strata) == own:
-                self._current = directive
+        if message is not None:
+            self.remember(message)
+            own = _without_rates(policy_of(self._sampling, "").header_strata)
+            if _without_rates(message.policy.header_strata) == own:
+                self._current = message
 
-    def in_force(self, now_s: float) -> PolicyMessage | None:
-        """Return the directive that is followed at `now_s`, seconds since 1970, or None."""
+    def active(self, now_s: float) -> PolicyMessage | None:
+        """Return the policy message in effect at `now_s`, seconds since 1970, or None."""
         current = self._current
         if current is None or self._sampling.paused or not self._sampling.central:
             return None
         return current if current.holds(now_s) else None
 
     def at(self, now_s: float) -> Policy:
-        """Return the policy in force at `now_s`, seconds since 1970."""
-        directive = self.in_force(now_s)
-        if directive is None:
+        """Return the policy in effect at `now_s`, seconds since 1970."""
+        message = self.active(now_s)
+        if message is None:
             return policy_at(self._sampling, now_s)
         period = int(now_s // EPOCH_S)
-        return msgspec.structs.replace(directive.policy, epoch=f"{period:x}-{directive.policy.epoch}")
+        return msgspec.structs.replace(message.policy, epoch=f"{period:x}-{message.policy.epoch}")
 
     def of(self, epoch: str) -> Policy | None:
-        """Return the policy of an epoch, or None: its directive is forgotten."""
+        """Return the policy of an epoch, or None if its message is no longer remembered."""
         if not is_central(epoch):
             return policy_of(self._earlier.get(epoch.partition("-")[2], self._sampling), epoch)
-        directive = self._known.get(epoch.partition("-")[2])
-        return None if directive is None else msgspec.structs.replace(directive.policy, epoch=epoch)
+        message = self._known.get(epoch.partition("-")[2])
+        return None if message is None else msgspec.structs.replace(message.policy, epoch=epoch)
 
 
-def _put(known: OrderedDict[str, _T], name: str, value: _T) -> None:
+def _remember(known: OrderedDict[str, _T], name: str, value: _T) -> None:
     known[name] = value
     known.move_to_end(name)
-    while len(known) > MOST_KNOWN:
+    while len(known) > MAX_KNOWN:
         known.popitem(last=False)
 
 
-def judged(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
-    """Return the directive in `wire`, which may be followed.
+def check_policy(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
+    """Decode a policy message and return it if it may be put into effect.
 
     Parameters
     ----------
     wire
-        What the policy bucket holds.
+        The content of the policy bucket.
     sampling
         The configuration's strata and rates.
     now_s
@@ -133,34 +138,37 @@ def judged(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
     Raises
     ------
     RefusedError
-        It may not; the reason is in it.
+        The message is refused; the error has the reason.
     """
-    directive = decode_directive(wire)
-    policy = directive.policy
+    message = decode_directive(wire)
+    policy = message.policy
     own = policy_of(sampling, "").header_strata
-    if _unrated(policy.header_strata) != _unrated(own):
+    if _without_rates(policy.header_strata) != _without_rates(own):
         raise RefusedError(
             Refusal.STRATA,
             "its header strata are not this configuration's: give sidecars and monitor the same [sampling] and [[slices]]",
         )
     rates = [header.rate for header in policy.header_strata] + [body.rate for body in policy.body_strata]
     if not all(0.0 <= rate <= 1.0 for rate in rates):
-        raise RefusedError(Refusal.RATES, "a rate is not from 0 to 1")
+        raise RefusedError(Refusal.RATES, "a rate is not between 0 and 1")
     if not policy.body_strata or policy.body_strata[-1].where:
         raise RefusedError(Refusal.RATES, "it has no base rate")
-    barred = {s.name for s in sampling.header_strata if s.rate == 0} | (
+    excluded = {s.name for s in sampling.header_strata if s.rate == 0} | (
         {"default"} if sampling.rate == 0 else set()
     )
-    if any(stratum.rate > 0 and stratum.name in barred for stratum in policy.header_strata):
-        raise RefusedError(Refusal.RATES, "it takes what the configuration takes nothing of")
-    if directive.issued_at.timestamp() > now_s + _EARLY_S:
-        raise RefusedError(Refusal.EARLY, f"issued at {directive.issued_at}: a clock is wrong")
-    if not directive.holds(now_s):
-        raise RefusedError(Refusal.STALE, f"issued at {directive.issued_at} for {directive.valid_s:g} s")
-    return directive
+    if any(stratum.rate > 0 and stratum.name in excluded for stratum in policy.header_strata):
+        raise RefusedError(Refusal.RATES, "it samples a stratum whose rate is 0 in the configuration")
+    if message.issued_at.timestamp() > now_s + _EARLY_S:
+        raise RefusedError(
+            Refusal.EARLY,
+            f"issued at {message.issued_at}, in the future: correct the clock of the monitor or of this pod",
+        )
+    if not message.holds(now_s):
+        raise RefusedError(Refusal.STALE, f"issued at {message.issued_at} for {message.valid_s:g} s")
+    return message
 
 
-def _unrated(strata: Sequence[HeaderStratum]) -> list[HeaderStratum]:
+def _without_rates(strata: Sequence[HeaderStratum]) -> list[HeaderStratum]:
     return [msgspec.structs.replace(stratum, rate=0.0) for stratum in strata]
 
 
@@ -168,52 +176,52 @@ NAME = "policy"
 _LOG = logging.getLogger(__name__)
 
 
-class _Notice(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """Directives as on the wire, the latest first, and whether that one is to be followed."""
+class _FileContent(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """The policy messages as on the wire, the latest first, and whether the latest is in effect."""
 
     follow: bool
-    directives: tuple[bytes, ...]
+    messages: tuple[bytes, ...]
 
 
 _ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(_Notice)
+_DECODER = msgspec.msgpack.Decoder(_FileContent)
 
 
 class PolicyFile:
-    """One process's view of the file.
+    """The policy file, as one process reads or writes it.
 
     Parameters
     ----------
     path
-        The file; it need not be there.
+        The file; it need not exist.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: tuple[int, int, int] | None = None
 
-    def post(self, directives: PolicyHistory, *, follow: bool) -> None:
-        """Replace it.
+    def write(self, policy_history: PolicyHistory, *, follow: bool) -> None:
+        """Replace the file.
 
         Raises
         ------
         OSError
-            It cannot be written; readers go on with what they have, for as long as that is valid.
+            It cannot be written; readers keep their present policy as long as it is valid.
         """
-        notice = _Notice(follow=follow, directives=tuple(encode(known) for known in directives.known))
+        content = _FileContent(follow=follow, messages=tuple(encode(known) for known in policy_history.known))
         new = self._path.with_suffix(".new")
-        new.write_bytes(_ENCODER.encode(notice))
+        new.write_bytes(_ENCODER.encode(content))
         new.replace(self._path)
 
-    def read(self, directives: PolicyHistory, *, whole: bool = False) -> None:
-        """Have `directives` follow what it says, if it has changed since the last call.
+    def read(self, policy_history: PolicyHistory, *, with_history: bool = False) -> None:
+        """Update `policy_history` from the file, if the file has changed since the last call.
 
         Parameters
         ----------
-        directives
+        policy_history
             Of this process.
-        whole
-            Remember the earlier ones too: a relay worker draws and never looks back.
+        with_history
+            Remember the earlier messages too. A relay worker does not need them: it only draws.
         """
         try:
             status = self._path.stat()
@@ -228,20 +236,22 @@ class PolicyFile:
             try:
                 raw = self._path.read_bytes()
             except OSError as error:  # too many open files, say: the next call tries again
-                _LOG.warning("the policy cannot be read, what was followed goes on: %s", error)
+                _LOG.warning("the policy file cannot be read, the present policy stays in effect: %s", error)
                 return
         self._seen = seen
-        directives.follow(None)
+        policy_history.follow(None)
         if seen is not None:
-            self._take(raw, directives, whole=whole)
+            self._take(raw, policy_history, with_history=with_history)
 
-    def _take(self, raw: bytes, directives: PolicyHistory, *, whole: bool) -> None:
+    def _take(self, raw: bytes, policy_history: PolicyHistory, *, with_history: bool) -> None:
         try:
-            notice = _DECODER.decode(raw)
-            if whole:
-                for wire in reversed(notice.directives):
-                    directives.remember(decode_directive(wire))
-            if notice.follow and notice.directives:
-                directives.follow(decode_directive(notice.directives[0]))
+            content = _DECODER.decode(raw)
+            if with_history:
+                for wire in reversed(content.messages):
+                    policy_history.remember(decode_directive(wire))
+            if content.follow and content.messages:
+                policy_history.follow(decode_directive(content.messages[0]))
         except (msgspec.MsgspecError, RefusedError):
-            _LOG.exception("%s is unreadable: the configuration's rates hold", self._path)
+            _LOG.exception(
+                "the policy file %s is invalid: the configuration's rates are in effect", self._path
+            )

@@ -1,6 +1,7 @@
-"""Which requests are inference, and in which protocol: told by method and path alone.
+"""Routes: which requests are inference, and in which protocol, by method and path alone.
 
-The relay asks for every request and decodes nothing; the capture process asks again for those that were taken.
+The relay checks every request and decodes nothing; the capture process finds the route of sampled requests
+again.
 """
 
 import re
@@ -11,7 +12,8 @@ import msgspec
 
 from quantdrift.core.records import Protocol
 
-# Named parts: the model and its version, where the path tells them. No part can backtrack far: paths are hostile.
+# The named groups are model and version, if the path has them. No part can backtrack far, since paths are
+# hostile.
 _PATHS = {
     Protocol.OIP_REST: r"/v2/models/(?P<model>[^/?]+)(?:/versions/(?P<version>[^/?]+))?/infer",
     Protocol.OIP_GRPC: r"/inference\.GRPCInferenceService/ModelInfer",
@@ -22,7 +24,7 @@ _PATHS = {
     Protocol.OPENAI_COMPLETIONS: r"(?:/openai)?/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: r"(?:/openai)?/v1/embeddings",
 }
-_SHOWN = {
+_DISPLAY = {
     Protocol.OIP_REST: "/v2/models/NAME/infer",
     Protocol.OIP_GRPC: "gRPC ModelInfer",
     Protocol.OIP_GRPC_STREAM: "gRPC ModelStreamInfer",
@@ -32,34 +34,34 @@ _SHOWN = {
     Protocol.OPENAI_COMPLETIONS: "/v1/completions",
     Protocol.OPENAI_EMBEDDINGS: "/v1/embeddings",
 }
-# TorchServe takes any method, and its own examples send files with PUT.
-_BY_PUT = frozenset({Protocol.TORCHSERVE})
-_NAMED = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
+# TorchServe accepts any method, and its own examples send files with PUT.
+_PUT_PROTOCOLS = frozenset({Protocol.TORCHSERVE})
+_PATTERNS = {protocol: re.compile(path) for protocol, path in _PATHS.items()}
 
 
 _MODEL = re.compile(rb"/(?:v1/models/([^/:]+)|(?:v2/models|predictions)/([^/]+))")
 
 
 def known_requests(protocols: Iterable[Protocol]) -> list[str]:
-    """Return for people which requests are inference in these protocols."""
-    return [_SHOWN[protocol] for protocol in protocols]
+    """Return for log messages which requests are inference in these protocols."""
+    return [_DISPLAY[protocol] for protocol in protocols]
 
 
 def model_in(path: bytes) -> str:
-    """Return the model that a path names, or an empty string: then the body may."""
+    """Return the model that a path names, or an empty string if only the body may name it."""
     match = _MODEL.match(path)
     return unquote_to_bytes(match[1] or match[2]).decode(errors="replace") if match else ""
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """What method and path of a request tell.
+    """The route of a request: what its method and path say.
 
     Parameters
     ----------
     protocol
-        How its body is to be read.
+        The protocol of its body.
     model, version
-        Still percent-encoded; empty where they are told elsewhere.
+        Percent-encoded; empty if the path does not name them.
     """
 
     protocol: Protocol
@@ -68,45 +70,45 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Routes:
-    """The requests that are looked at.
+    """The routes of the configured protocols.
 
     Parameters
     ----------
     protocols
-        Those that the servers behind this sidecar speak. All others pass uncounted.
+        The protocols of the servers behind this sidecar. Requests in others are not counted.
     """
 
     def __init__(self, protocols: Iterable[Protocol]) -> None:
         self._protocols = tuple(protocols)
-        self._by_post = _pattern(self._protocols)
-        self._by_put = _pattern(protocol for protocol in self._protocols if protocol in _BY_PUT)
+        self._post_pattern = _pattern(self._protocols)
+        self._put_pattern = _pattern(protocol for protocol in self._protocols if protocol in _PUT_PROTOCOLS)
 
     def find(self, method: bytes, target: bytes) -> bytes | None:
-        """Return the path of an inference request, without authority and query, or None where it is none."""
+        """Return the path of an inference request without authority and query, else None."""
         if method == b"POST":
-            match = self._by_post.fullmatch(target)
+            match = self._post_pattern.fullmatch(target)
         elif method == b"PUT":
-            match = self._by_put.fullmatch(target)
+            match = self._put_pattern.fullmatch(target)
         else:
             return None
         return None if match is None else match[1]
 
-    def named(self, method: str, path: str) -> Route | None:
-        """Return what a request tells by its path, which `find` has returned, or None where it is no inference."""
+    def route(self, method: str, path: str) -> Route | None:
+        """Return the route of a request for `path`, as `find` returns it, or None if it is not inference."""
         for protocol in self._protocols:
-            if method != "POST" and not (method == "PUT" and protocol in _BY_PUT):
+            if method != "POST" and not (method == "PUT" and protocol in _PUT_PROTOCOLS):
                 continue
-            match = _NAMED[protocol].fullmatch(path)
+            match = _PATTERNS[protocol].fullmatch(path)
             if match is not None:
-                told = match.groupdict()
+                parts = match.groupdict()
                 return Route(
-                    protocol=protocol, model=told.get("model") or "", version=told.get("version") or ""
+                    protocol=protocol, model=parts.get("model") or "", version=parts.get("version") or ""
                 )
         return None
 
 
 def _pattern(protocols: Iterable[Protocol]) -> re.Pattern[bytes]:
-    """Return what finds the path of any of these protocols in a request's target."""
+    """Return the pattern that finds the path of any of these protocols in a request's target."""
     unnamed = (re.sub(r"\?P<[a-z]+>", "?:", _PATHS[protocol]) for protocol in protocols)
     paths = "|".join(f"(?:{path})" for path in unnamed) or r"(?!)"
     return re.compile(rf"(?:https?://[^/?]*)?({paths})(?:\?.*)?".encode(), re.DOTALL)

@@ -1,4 +1,7 @@
-"""The tap: a Python server tells of its own exchanges. The caller never waits, and never sees an error."""
+"""The tap: it records the exchanges of a Python server from within.
+
+The caller never waits and never sees an error.
+"""
 
 from quantdrift.sidecar.tap.tap import Tap
 

@@ -1,4 +1,7 @@
-"""The tap's own thread: connects, sends, hears which rates hold, and adds the counts of all threads up."""
+"""The client thread of a tap.
+
+It connects to the intake, sends exchanges and counts, and receives the rates.
+"""
 
 import contextlib
 import queue
@@ -15,11 +18,11 @@ from quantdrift.core.records import Loss
 from quantdrift.sidecar.tap.wire import LENGTH_BYTES, Counts, Kind, Rates, exchange_head, message
 
 _TICK_S = 0.5
-_LOOK_S = 0.05
-_FIRST_PAUSE_S = 0.1
-_LAST_PAUSE_S = 5.0
-_STALL_S = 5.0  # a sidecar that takes nothing for so long is as good as gone
-_MOST_HEARD_BYTES = 1 << 20
+_POLL_S = 0.05
+_MIN_RETRY_S = 0.1
+_MAX_RETRY_S = 5.0
+_STALL_S = 5.0  # a sidecar that accepts nothing for so long is considered down
+_MAX_MESSAGE_BYTES = 1 << 20
 _SEND_BUFFERS = 64
 _RATES = msgspec.msgpack.Decoder(Rates)
 _NUMBER = msgspec.msgpack.Decoder(int)
@@ -28,7 +31,7 @@ Buffers = Sequence[bytes | memoryview]
 
 
 class Totals(msgspec.Struct, kw_only=True):
-    """Counts, added up: calls by stratum, losses by stratum and reason, calls without rates, and faults."""
+    """Totals over threads: calls by stratum, losses by stratum and reason, early calls, and errors."""
 
     number: int = 0
     offered: Counter[str] = msgspec.field(default_factory=Counter)
@@ -37,7 +40,7 @@ class Totals(msgspec.Struct, kw_only=True):
     errors: int = 0
 
     def add(self, other: "Totals") -> None:
-        """Add another's."""
+        """Add other totals."""
         self.offered.update(other.offered)
         self.lost.update(other.lost)
         self.early += other.early
@@ -45,7 +48,7 @@ class Totals(msgspec.Struct, kw_only=True):
 
 
 class ThreadCounts:
-    """What one thread has counted: no other one writes here, so that no lock is needed."""
+    """The counts of one thread. Only that thread writes them, so no lock is needed."""
 
     __slots__ = ("early", "errors", "lost", "offered")
 
@@ -57,7 +60,7 @@ class ThreadCounts:
 
     def totals(self) -> Totals:
         """Return the counts so far."""
-        # Copies are made in one step of the interpreter: the thread may go on counting meanwhile.
+        # Each copy is one step of the interpreter, since the thread may count at the same time.
         return Totals(
             offered=Counter(self.offered.copy()),
             lost=Counter(self.lost.copy()),
@@ -66,76 +69,83 @@ class ThreadCounts:
         )
 
 
-class _Lease:
-    """Lies in a thread's own storage and goes away with it, which tells that its counts are final."""
+class _ThreadExit:
+    """An object in thread-local storage.
 
-    __slots__ = ("_cells", "_end")
+    When the thread ends it is deleted, and reports that the counts are final.
+    """
 
-    def __init__(self, cells: ThreadCounts, end: Callable[[ThreadCounts], None]) -> None:
-        self._cells = cells
+    __slots__ = ("_counts", "_end")
+
+    def __init__(self, counts: ThreadCounts, end: Callable[[ThreadCounts], None]) -> None:
+        self._counts = counts
         self._end = end
 
     def __del__(self) -> None:
         with contextlib.suppress(Exception):  # the interpreter may be ending
-            self._end(self._cells)
+            self._end(self._counts)
 
 
 class TapClient:
-    """Sends for one process; a child of it makes another.
+    """The connection of one process to the intake; a forked child makes its own.
 
     Parameters
     ----------
     path
-        Unix socket of the intake; empty: nothing is ever sent.
+        Unix socket of the intake; empty: nothing is sent.
     limit_bytes
-        Most that waits.
-    heard
-        Called on the sender's thread with the rates that hold, and the number of the connection that told them.
+        Most bytes in the queue.
+    on_rates
+        Called on the client's thread with the rates in effect, and the number of the connection that sent
+        them.
 
     Attributes
     ----------
     local : threading.local
-        `cells` of it are the calling thread's counts, once it is enrolled.
-    is_released : bool
-        Set by who lets go of it without closing it: the thread ends by itself, with what waits sent.
+        `counts` of it are the calling thread's counts, once `thread_counts` was called.
+    is_dropped : bool
+        To be set by an owner that drops it without closing it: the thread sends the queue and ends.
     """
 
-    def __init__(self, path: str, limit_bytes: int, heard: Callable[[Rates, int], None]) -> None:
+    def __init__(self, path: str, limit_bytes: int, on_rates: Callable[[Rates, int], None]) -> None:
         self._path = path
         self._limit_bytes = limit_bytes
-        self._heard = heard
+        self._on_rates = on_rates
         self.local = threading.local()
-        self._cells: set[ThreadCounts] = set()
-        self._final: queue.SimpleQueue[ThreadCounts] = (
-            queue.SimpleQueue()
-        )  # of them, those of threads that have ended
+        self._counts: set[ThreadCounts] = set()
+        # The counts of threads that have ended.
+        self._finished: queue.SimpleQueue[ThreadCounts] = queue.SimpleQueue()
         self._ended = Totals()
         self._acknowledged = Totals()
-        self._told: tuple[int, Totals] | None = None  # under way
-        self._waiting: deque[tuple[int, str, int, Buffers]] = deque()
-        self._lock = threading.RLock()  # a signal's handler, or a finalizer, may record within a call
-        self._waiting_bytes = 0
+        self._sent_counts: tuple[int, Totals] | None = None  # sent and not acknowledged
+        self._queue: deque[tuple[int, str, int, Buffers]] = deque()
+        self._lock = threading.RLock()  # a signal handler or a finalizer may record during a call
+        self._queued_bytes = 0
         self._socket: socket.socket | None = None
-        self._link = 0  # number of the connection
-        self._is_told = False  # it has said which rates hold: what another one said is void
-        self._heard_bytes = bytearray()
+        self._connection_id = 0  # number of the present connection
+        self._has_rates = False  # the present connection has sent rates; those of an earlier one are void
+        self._received = bytearray()
         self._closing = threading.Event()
-        self.is_released = False  # no event: a finalizer sets it, perhaps within a call of the event's own
+        # Not an Event, since a finalizer may set it during a call of the Event itself.
+        self.is_dropped = False
         self._thread: threading.Thread | None = None
 
-    def enrol(self) -> ThreadCounts:
-        """Return the calling thread's counts, new ones if it has none: `local.cells` from then on."""
-        cells: ThreadCounts | None = getattr(self.local, "cells", None)
-        if cells is None:
-            cells = self.local.cells = ThreadCounts()
-            self.local.lease = _Lease(cells, self._final.put)
+    def thread_counts(self) -> ThreadCounts:
+        """Return the calling thread's counts, creating them if needed.
+
+        They are `local.counts` from then on.
+        """
+        counts: ThreadCounts | None = getattr(self.local, "counts", None)
+        if counts is None:
+            counts = self.local.counts = ThreadCounts()
+            self.local.exit_hook = _ThreadExit(counts, self._finished.put)
             with self._lock:
-                self._fold()  # here, since the sender's own thread may be waiting for a sidecar, or have ended
-                self._cells.add(cells)
-        return cells
+                self._collect_ended()  # here, since the client's thread may be waiting for a sidecar or have ended
+                self._counts.add(counts)
+        return counts
 
     def start(self) -> None:
-        """Start the thread, if it is to run and does not."""
+        """Start the thread, unless it runs, is closed or has no path."""
         with self._lock:
             if self._thread is not None or not self._path or self._closing.is_set():
                 return
@@ -144,12 +154,12 @@ class TapClient:
 
     def refusal(self) -> Loss | None:
         """Return why nothing can be sent now, or None."""
-        if not self._is_told:
+        if not self._has_rates:
             return Loss.CAPTURE_DOWN
-        return Loss.CAPTURE_BEHIND if self._waiting_bytes >= self._limit_bytes else None
+        return Loss.CAPTURE_BEHIND if self._queued_bytes >= self._limit_bytes else None
 
-    def send(self, stratum: str, buffers: Buffers, link: int) -> None:
-        """Have an exchange sent, or count it as lost.
+    def send(self, stratum: str, buffers: Buffers, connection_id: int) -> None:
+        """Queue an exchange, or count it as lost.
 
         Parameters
         ----------
@@ -157,97 +167,97 @@ class TapClient:
             Name of its header stratum.
         buffers
             Its frame; not copied.
-        link
-            Connection whose rates it was drawn by: on another one its row may be another stratum's.
+        connection_id
+            Connection whose rates were used for the draw; on another one its row may belong to another
+            stratum.
         """
         n_bytes = sum(map(len, buffers))
         with self._lock:
-            is_behind = self._waiting_bytes + n_bytes > self._limit_bytes
+            is_behind = self._queued_bytes + n_bytes > self._limit_bytes
             if not is_behind:
-                self._waiting_bytes += n_bytes
+                self._queued_bytes += n_bytes
         if is_behind:
             self.lose(stratum, Loss.CAPTURE_BEHIND)
         else:
-            # The thread looks by itself: to wake it would cost the caller as much as a copy of the tensors.
-            self._waiting.append((link, stratum, n_bytes, buffers))
+            # The thread polls the queue: waking it would cost the caller as much as a copy of the tensors.
+            self._queue.append((connection_id, stratum, n_bytes, buffers))
 
     def lose(self, stratum: str, loss: Loss) -> None:
-        """Count a call that was chosen and is lost."""
-        self.enrol().lost[stratum, loss] += 1
+        """Count a sampled call that is lost."""
+        self.thread_counts().lost[stratum, loss] += 1
 
     def close(self, timeout_s: float) -> None:
-        """Send what waits and the last counts, at most for `timeout_s`, and end the thread."""
+        """Send the queue and the last counts, for at most `timeout_s`, and end the thread."""
         self._closing.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     @property
     def is_ending(self) -> bool:
-        """Whether it was closed or let go of."""
-        return self.is_released or self._closing.is_set()
+        """Whether it was closed or dropped."""
+        return self.is_dropped or self._closing.is_set()
 
-    def abandon(self) -> None:
-        """Let go of the connection, which belongs to the parent of this process."""
+    def close_after_fork(self) -> None:
+        """Close the connection in a forked child; it belongs to the parent process."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self._socket.close()
 
     def _run(self) -> None:
-        pause_s = _FIRST_PAUSE_S
+        retry_s = _MIN_RETRY_S
         while not self.is_ending:
             began_s = time.monotonic()
             try:
                 self._connect()
                 self._serve()
-            except Exception:  # noqa: BLE001 - the sidecar is away, or says what is not understood: try again
+            except Exception:  # noqa: BLE001 - the sidecar is down or sends invalid messages: try again
                 self._disconnect()
-                if time.monotonic() - began_s > _LAST_PAUSE_S:
-                    pause_s = _FIRST_PAUSE_S
-                self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, _LAST_PAUSE_S)
+                if time.monotonic() - began_s > _MAX_RETRY_S:
+                    retry_s = _MIN_RETRY_S
+                self._closing.wait(retry_s)
+                retry_s = min(2 * retry_s, _MAX_RETRY_S)
         self._disconnect()
 
     def _connect(self) -> None:
-        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            made.settimeout(_STALL_S)
-            made.connect(self._path)
+            connection.settimeout(_STALL_S)
+            connection.connect(self._path)
         except OSError:
-            made.close()
+            connection.close()
             raise
-        self._heard_bytes.clear()
-        self._socket = made
-        self._link += 1
+        self._received.clear()
+        self._socket = connection
+        self._connection_id += 1
         until_s = time.monotonic() + _STALL_S
-        while not self._is_told:
+        while not self._has_rates:
             if self.is_ending or time.monotonic() > until_s:
-                raise ConnectionError("the intake does not say which rates hold")
-            self._listen(_LOOK_S)
+                raise ConnectionError("the intake has sent no rates")
+            self._receive(_POLL_S)
 
     def _disconnect(self) -> None:
         if self._socket is not None:
             with contextlib.suppress(Exception):
-                self._listen(
-                    0.0
-                )  # an acknowledgement may lie there: what it is for must not be counted twice
-            made, self._socket = self._socket, None
-            made.close()
-        self._is_told = False
-        self._told = None
-        while self._waiting:
-            _, stratum, n_bytes, _ = self._waiting.popleft()
+                # An acknowledgement may be unread; without it the counts would be sent twice.
+                self._receive(0.0)
+            connection, self._socket = self._socket, None
+            connection.close()
+        self._has_rates = False
+        self._sent_counts = None
+        while self._queue:
+            _, stratum, n_bytes, _ = self._queue.popleft()
             self._sent(n_bytes)
             self.lose(stratum, Loss.CAPTURE_DOWN)
 
     def _serve(self) -> None:
-        """Send until the end is asked for, or raise where the other end is gone."""
+        """Send until the client is ending, or raise if the connection is lost."""
         next_s = time.monotonic()
         while True:
-            is_closing = self.is_ending  # asked before the last look: nothing is sent after it
-            for _ in range(len(self._waiting)):
-                link, stratum, n_bytes, buffers = self._waiting.popleft()
+            is_closing = self.is_ending  # read before the queue is emptied for the last time
+            for _ in range(len(self._queue)):
+                connection_id, stratum, n_bytes, buffers = self._queue.popleft()
                 try:
-                    if link == self._link:
+                    if connection_id == self._connection_id:
                         self._write([exchange_head(n_bytes), *buffers])
                     else:
                         self.lose(stratum, Loss.CAPTURE_DOWN)
@@ -257,21 +267,23 @@ class TapClient:
                 finally:
                     self._sent(n_bytes)
             if is_closing:
-                for _ in range(2):  # counts may be under way: the last ones come after them
-                    self._tell()
-                    if self._told is not None:
-                        self._listen(_TICK_S)
+                for _ in range(
+                    2
+                ):  # earlier counts may still be unacknowledged, and the last ones follow them
+                    self._send_counts()
+                    if self._sent_counts is not None:
+                        self._receive(_TICK_S)
                 return
             if time.monotonic() >= next_s:
                 next_s = time.monotonic() + _TICK_S
-                self._listen(0.0)
-                self._tell()
-            if not self._waiting:
-                self._closing.wait(_LOOK_S)
+                self._receive(0.0)
+                self._send_counts()
+            if not self._queue:
+                self._closing.wait(_POLL_S)
 
     def _sent(self, n_bytes: int) -> None:
         with self._lock:
-            self._waiting_bytes -= n_bytes
+            self._queued_bytes -= n_bytes
 
     def _write(self, buffers: list[bytes | memoryview]) -> None:
         assert self._socket is not None
@@ -283,9 +295,9 @@ class TapClient:
             if n_bytes:
                 left[0] = memoryview(left[0])[n_bytes:]
 
-    def _tell(self) -> None:
-        """Send what was counted since the last acknowledgement, unless counts are still under way."""
-        if self._told is not None:
+    def _send_counts(self) -> None:
+        """Send the counts since the last acknowledgement, unless sent counts are unacknowledged."""
+        if self._sent_counts is not None:
             return
         totals = self._totals()
         offered = totals.offered - self._acknowledged.offered
@@ -302,59 +314,63 @@ class TapClient:
         if not (offered or lost or counts.errors or counts.early):
             return
         self._write([message(Kind.COUNTS, counts)])
-        self._told = (counts.number, totals)
+        self._sent_counts = (counts.number, totals)
 
     def _totals(self) -> "Totals":
         totals = Totals(number=self._acknowledged.number + 1)
         with self._lock:
-            self._fold()
+            self._collect_ended()
             totals.add(self._ended)
-            living = list(self._cells)  # one that is folded from here on is in this list, and not in the sum
-        for cells in living:
-            totals.add(cells.totals())
+            active = list(self._counts)  # a thread that ends from here on is in this list, and not in the sum
+        for counts in active:
+            totals.add(counts.totals())
         return totals
 
-    def _fold(self) -> None:
-        """Add the counts of threads that have ended up; the lock is held."""
+    def _collect_ended(self) -> None:
+        """Add the counts of ended threads to the totals; the lock is held."""
         while True:
             try:
-                cells = self._final.get_nowait()
+                counts = self._finished.get_nowait()
             except queue.Empty:
                 return
-            self._cells.discard(cells)
-            self._ended.add(cells.totals())
+            self._counts.discard(counts)
+            self._ended.add(counts.totals())
 
-    def _listen(self, wait_s: float) -> None:
-        """Take what the intake has said so far."""
+    def _receive(self, wait_s: float) -> None:
+        """Handle the messages of the intake that have arrived."""
         assert self._socket is not None
-        looking = select.poll()  # `select` knows no file above 1023, and a server may have more
-        looking.register(self._socket, select.POLLIN)
-        while looking.poll(wait_s * 1000):
-            heard = self._socket.recv(1 << 16)
-            if not heard:
+        poller = select.poll()  # `select` fails for files above 1023, and a server may have more
+        poller.register(self._socket, select.POLLIN)
+        while poller.poll(wait_s * 1000):
+            data = self._socket.recv(1 << 16)
+            if not data:
                 raise ConnectionError("the intake has closed")
-            self._heard_bytes += heard
+            self._received += data
             wait_s = 0.0
             while (content := self._next()) is not None:
-                self._understand(content)
+                self._handle_message(content)
 
     def _next(self) -> bytes | None:
-        if len(self._heard_bytes) < LENGTH_BYTES:
+        if len(self._received) < LENGTH_BYTES:
             return None
-        length = int.from_bytes(self._heard_bytes[:LENGTH_BYTES], "big")
-        if not 1 <= length <= _MOST_HEARD_BYTES:
+        length = int.from_bytes(self._received[:LENGTH_BYTES], "big")
+        if not 1 <= length <= _MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {length} bytes")
         end = LENGTH_BYTES + length
-        if len(self._heard_bytes) < end:
+        if len(self._received) < end:
             return None
-        content = bytes(self._heard_bytes[LENGTH_BYTES:end])
-        del self._heard_bytes[:end]
+        content = bytes(self._received[LENGTH_BYTES:end])
+        del self._received[:end]
         return content
 
-    def _understand(self, content: bytes) -> None:
+    def _handle_message(self, content: bytes) -> None:
         kind, body = content[0], content[1:]
         if kind == Kind.RATES:
-            self._heard(_RATES.decode(body), self._link)
-            self._is_told = True
-        elif kind == Kind.ACK and self._told is not None and _NUMBER.decode(body) == self._told[0]:
-            self._acknowledged, self._told = self._told[1], None
+            self._on_rates(_RATES.decode(body), self._connection_id)
+            self._has_rates = True
+        elif (
+            kind == Kind.ACK
+            and self._sent_counts is not None
+            and _NUMBER.decode(body) == self._sent_counts[0]
+        ):
+            self._acknowledged, self._sent_counts = self._sent_counts[1], None

@@ -1,4 +1,4 @@
-"""The first sampling phase inside a server: the relay's, without bytes to search."""
+"""The first sampling phase of a tap: the same as in the relay, with headers as a mapping."""
 
 import os
 import random
@@ -13,10 +13,10 @@ _METHOD = "POST"
 
 
 class SampledCall(NamedTuple):
-    """A call that is taken: its stratum and that one's row, the probability, the draw, the epoch, and its new identifier."""
+    """A sampled call: its stratum and row, the probability, the draw, the epoch, and its new identifier."""
 
     stratum: str
-    place: int
+    row: int
     pi1: float
     u1: float
     epoch: str
@@ -24,46 +24,44 @@ class SampledCall(NamedTuple):
 
 
 class TapSampler:
-    """Decides on the calls of one model under one epoch's rates.
+    """Draws the calls of one model by the rates of one epoch.
 
     Parameters
     ----------
     rates
-        What the intake has said.
+        As received from the intake.
     path
-        That a client would have asked for.
+        The path that a client would have requested.
     chance
         Returns numbers in [0, 1), uniform and independent.
-    link
-        Connection on which the rates were heard: the rows are those of the sidecar at its other end.
+    connection_id
+        The connection that sent the rates; their rows belong to the sidecar at its other end.
     """
 
-    __slots__ = ("_chance", "_looks", "_places", "_rates", "bare", "link", "strata_rates")
+    __slots__ = ("_chance", "_lookups", "_rates", "_rows", "connection_id", "default_stratum", "strata_rates")
 
     def __init__(
-        self, rates: Rates, path: str, chance: Callable[[], float] = random.random, link: int = 0
+        self, rates: Rates, path: str, chance: Callable[[], float] = random.random, connection_id: int = 0
     ) -> None:
         self._rates = rates
         self._chance = chance
-        self.link = link
-        self._places = {
-            stratum.name: place for place, stratum in zip(rates.places, rates.strata, strict=True)
-        }
+        self.connection_id = connection_id
+        self._rows = {stratum.name: row for row, stratum in zip(rates.rows, rates.strata, strict=True)}
         self.strata_rates = {stratum.name: stratum.rate for stratum in rates.strata}
         possible = [stratum for stratum in rates.strata if _may_match(stratum, path)]
-        self._looks = _looks(possible)
-        self.bare = next(one.name for one in possible if not one.headers)
+        self._lookups = _lookups(possible)
+        self.default_stratum = next(stratum.name for stratum in possible if not stratum.headers)
 
     def stratum(self, headers: Mapping[str, str]) -> str:
-        """Return the name of the stratum that a call with these headers (lower-case names) is in."""
-        for name, by_value in self._looks:
-            for found, others in by_value.get(headers.get(name), ()):
+        """Return the stratum of a call with these headers, whose names are in lower case."""
+        for name, by_value in self._lookups:
+            for candidate, others in by_value.get(headers.get(name), ()):
                 if not others or all(headers.get(key) == value for key, value in others):
-                    return found
-        return self.bare
+                    return candidate
+        return self.default_stratum
 
     def draw(self, stratum: str, headers: Mapping[str, str]) -> SampledCall | None:
-        """Return what becomes of a call that is taken, None of one that is not."""
+        """Return the draw of a call if it is taken, else None."""
         rate = self.strata_rates[stratum]
         if rate <= 0.0:
             return None
@@ -71,29 +69,29 @@ class TapSampler:
         u1 = uniform(sticky.encode(errors="replace"), self._rates.salt) if sticky else self._chance()
         if u1 >= rate:
             return None
-        # From the system: unique over threads, and after a fork.
-        return SampledCall(stratum, self._places[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
+        # Random bytes of the system, unique over threads and after a fork.
+        return SampledCall(stratum, self._rows[stratum], rate, u1, self._rates.epoch, os.urandom(16).hex())
 
     @property
     def max_exchange_bytes(self) -> int:
-        """Longest exchange that is taken in."""
+        """Longest exchange that the intake accepts."""
         return self._rates.max_exchange_bytes
 
 
-_Look = tuple[str, dict[str | None, list[tuple[str, tuple[tuple[str, str], ...]]]]]
+_Lookup = tuple[str, dict[str | None, list[tuple[str, tuple[tuple[str, str], ...]]]]]
 
 
-def _looks(possible: list[HeaderStratum]) -> list[_Look]:
-    """Return the strata that ask for headers, before the first that asks for none: one look for neighbours."""
-    found: list[_Look] = []
+def _lookups(possible: list[HeaderStratum]) -> list[_Lookup]:
+    """Return the strata with headers that precede the first one without; neighbours share one lookup."""
+    lookups: list[_Lookup] = []
     for stratum in possible:
         if not stratum.headers:
             break
         (name, value), *others = stratum.headers.items()
-        if not found or found[-1][0] != name:
-            found.append((name, {}))
-        found[-1][1].setdefault(value, []).append((stratum.name, tuple(others)))
-    return found
+        if not lookups or lookups[-1][0] != name:
+            lookups.append((name, {}))
+        lookups[-1][1].setdefault(value, []).append((stratum.name, tuple(others)))
+    return lookups
 
 
 def _may_match(stratum: HeaderStratum, path: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a Python server has at hand, as Open Inference tensors: arrays, tensors, text and numbers."""
+"""Encoding of the values of a Python server as Open Inference tensors: arrays, tensors, text and numbers."""
 
 import struct
 import sys
@@ -28,26 +28,27 @@ _DATATYPES = {
 
 
 class TensorError(QuantdriftError):
-    """A value that is no tensor."""
+    """A value cannot be encoded as a tensor."""
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True):
+class TensorMessage(msgspec.Struct, frozen=True, kw_only=True):
     """One message of the binary tensor extension.
 
     Parameters
     ----------
     document
-        Its JSON part.
+        The JSON part.
     buffers
-        The tensors' bytes, in the order of the document. They are copies: the caller may go on writing to its own.
+        The bytes of the tensors, in the order of the document. They are copies, so the caller may change its
+        values.
     """
 
     document: bytes
     buffers: list[bytes]
 
 
-def write(kind: str, values: Mapping[str, Any], more: Mapping[str, Any]) -> Written:
-    """Return the message that tells of `values`.
+def encode_tensors(kind: str, values: Mapping[str, Any], members: Mapping[str, Any]) -> TensorMessage:
+    """Return the message with `values` as tensors.
 
     Parameters
     ----------
@@ -55,13 +56,13 @@ def write(kind: str, values: Mapping[str, Any], more: Mapping[str, Any]) -> Writ
         `inputs` or `outputs`.
     values
         By name: numpy arrays, CPU tensors of torch, text, bytes, numbers, or lists of these.
-    more
+    members
         Further members of the document.
 
     Raises
     ------
     TensorError
-        A value is none of these; one on a device is none, since to fetch it would hold the caller up.
+        A value is of another kind, or is on a device, because fetching it would delay the caller.
     """
     tensors: list[dict[str, Any]] = []
     buffers = []
@@ -70,7 +71,7 @@ def write(kind: str, values: Mapping[str, Any], more: Mapping[str, Any]) -> Writ
         parameters = {"binary_data_size": len(data)}
         tensors.append({"name": name, "shape": shape, "datatype": datatype, "parameters": parameters})
         buffers.append(data)
-    return Written(document=msgspec.json.encode({**more, kind: tensors}), buffers=buffers)
+    return TensorMessage(document=msgspec.json.encode({**members, kind: tensors}), buffers=buffers)
 
 
 def _read(value: Any) -> tuple[str, list[int], bytes]:
@@ -78,19 +79,19 @@ def _read(value: Any) -> tuple[str, list[int], bytes]:
         value = [value]
     if hasattr(value, "detach"):
         return _from_torch(value)
-    if isinstance(value, list | tuple) and value and all(isinstance(one, str | bytes) for one in value):
-        return "BYTES", [len(value)], _packed(value)
-    import numpy as np  # noqa: PLC0415 - a server without arrays need not pay for it
+    if isinstance(value, list | tuple) and value and all(isinstance(item, str | bytes) for item in value):
+        return "BYTES", [len(value)], _pack_strings(value)
+    import numpy as np  # noqa: PLC0415 - a server without arrays need not load it
 
     array = np.asarray(value)
     if array.dtype.kind in "OSU":
         flat = array.ravel().tolist()
-        if not all(isinstance(one, str | bytes) for one in flat):
-            raise TensorError("an array of objects that are no text")
-        return "BYTES", list(array.shape), _packed(flat)
+        if not all(isinstance(item, str | bytes) for item in flat):
+            raise TensorError("an array of objects that are not text")
+        return "BYTES", list(array.shape), _pack_strings(flat)
     datatype = _DATATYPES.get(array.dtype.name)
     if datatype is None:
-        raise TensorError(f"no datatype for {array.dtype.name}")
+        raise TensorError(f"no Open Inference datatype for {array.dtype.name}")
     if array.dtype.byteorder == ">" or (array.dtype.byteorder == "=" and sys.byteorder == "big"):
         array = array.astype(array.dtype.newbyteorder("<"))
     return datatype, list(array.shape), array.tobytes()
@@ -98,21 +99,21 @@ def _read(value: Any) -> tuple[str, list[int], bytes]:
 
 def _from_torch(value: Any) -> tuple[str, list[int], bytes]:
     if value.device.type != "cpu":
-        raise TensorError("a tensor on a device: hand over its copy on the host")
+        raise TensorError("a tensor on a device: pass a copy on the host, `tensor.cpu()`")
     name = str(value.dtype).removeprefix("torch.")
     datatype = _DATATYPES.get(name)
     if datatype is None:
-        raise TensorError(f"no datatype for {name}")
+        raise TensorError(f"no Open Inference datatype for {name}")
     host = value.detach()
     if datatype == "BF16":
-        host = host.view(sys.modules["torch"].int16)  # numpy has no such type; the bits are what counts
+        host = host.view(sys.modules["torch"].int16)  # numpy has no such type; only the bits are needed
     return datatype, list(value.shape), host.numpy().tobytes()
 
 
-def _packed(values: Any) -> bytes:
+def _pack_strings(values: Any) -> bytes:
     data = bytearray()
-    for one in values:
-        raw = one.encode() if isinstance(one, str) else one
+    for item in values:
+        raw = item.encode() if isinstance(item, str) else item
         data += _LENGTH.pack(len(raw))
         data += raw
     return bytes(data)

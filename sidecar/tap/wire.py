@@ -1,8 +1,9 @@
-"""What tap and intake process say to each other over a Unix stream socket.
+"""The messages between tap and intake process over a Unix stream socket.
 
-Every message is `u32 length | u8 kind | content`, big-endian, the length counting what follows itself. The tap sends
-exchanges and counts; the intake sends the rates that hold, whenever they change, and acknowledges counts. Contents are
-MessagePack, but for an exchange: there it is the hand-off's frame, as a relay worker makes it.
+Every message is `u32 length | u8 kind | content`, big-endian, the length counting what follows itself. The
+tap sends exchanges and counts; the intake sends the rates in effect, whenever they change, and acknowledges
+counts. Contents are MessagePack, except for an exchange, which is a frame of the hand-off, as a relay worker
+makes it.
 """
 
 import struct
@@ -17,30 +18,30 @@ LENGTH_BYTES = 4
 
 
 class Kind(IntEnum):
-    """What a message is."""
+    """The kind of a message."""
 
     EXCHANGE = 1  # from the tap: a frame of the hand-off
     COUNTS = 2  # from the tap
     RATES = 3  # from the intake
-    ACK = 4  # from the intake: the number of the counts that are in the shared table now
+    ACK = 4  # from the intake: the number of the counts that it has added to the shared table
 
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """What a tap has seen since the counts that were acknowledged last.
+    """The counts of a tap since those that were acknowledged last.
 
     Parameters
     ----------
     number
         Rises by one.
     offered
-        Calls, by name of header stratum: they may have been counted while another sidecar was there, whose rows are
-        not this one's.
+        Calls, by name of header stratum, since they may have been counted under another sidecar with other
+        rows.
     lost
-        Calls that were chosen and then lost, by name of header stratum and reason.
+        Sampled calls that were lost, by name of header stratum and reason.
     errors
-        Calls that could not be understood: no tensors, or an error of our own.
+        Calls that could not be recorded: values that are not tensors, or internal errors.
     early
-        Calls before any rates were known.
+        Calls before any rates were received.
     """
 
     number: int
@@ -51,29 +52,29 @@ class Counts(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
-    """The first sampling phase in force.
+    """The rates of the first sampling phase in effect.
 
     Parameters
     ----------
     epoch
-        Names rates and salt.
+        Identifies rates and salt.
     salt
-        Key of the hash that decides where a sticky header does.
+        Key of the hash of the sticky header.
     sticky
-        Header whose value decides, in lower case, or empty.
+        Name of the sticky header in lower case, or empty.
     strata
-        In order; the first that matches decides; the last takes everything.
-    places
-        Row of each stratum in the table of counts: what exchanges are told by.
+        In order; the first one that matches counts; the last one matches every call.
+    rows
+        Row of each stratum in the table of counts, which exchanges refer to.
     max_exchange_bytes
-        Longest exchange that is taken in.
+        Longest exchange that the intake accepts.
     """
 
     epoch: str
     salt: bytes
     sticky: str
     strata: tuple[HeaderStratum, ...]
-    places: tuple[int, ...]
+    rows: tuple[int, ...]
     max_exchange_bytes: int
 
 
@@ -84,5 +85,5 @@ def message(kind: Kind, content: object) -> bytes:
 
 
 def exchange_head(n_bytes: int) -> bytes:
-    """Return what goes before an exchange whose frame has `n_bytes`."""
+    """Return the head of an exchange message whose frame has `n_bytes`."""
     return HEAD.pack(1 + n_bytes, Kind.EXCHANGE)

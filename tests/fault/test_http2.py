@@ -55,7 +55,7 @@ POINTS: list[tuple[Any, str]] = [
     (Frames, "_add"),
     (Frames, "allow"),
     (HeaderBlockDecoder, "read"),
-    (Sampler, "locate"),
+    (Sampler, "key_for_headers"),
     (Sampler, "take"),
     (http2, "request_head"),
     (observer, "frame"),

@@ -143,7 +143,7 @@ PARTIAL = post(b"x", fields=b"X: " + b"y" * 10_000 + b"\r\n")
 async def test_unfinished_heads_share_a_bound(whose: str) -> None:
     """Clients that send slowly cost the observer memory: past the bound it lets their connections go, and they are served."""
     bench = Bench(max_connections=5)
-    limit = bench.scope.parts.limit_bytes
+    limit = bench.scope.memory.limit_bytes
     bytes_in = 0
 
     async def serve(reader: StreamReader, _: StreamWriter) -> None:
@@ -155,22 +155,22 @@ async def test_unfinished_heads_share_a_bound(whose: str) -> None:
     if whose == "HTTP/2":
         start = PREFACE + settings() + headers(1, bytes(10_000))[:-100]
     async with rig(bench, serve) as at:
-        bench.scope.max_connections = 12  # that the room is for five stays
+        bench.scope.max_connections = 12  # that the memory for five stays
         clients = [await at.client() for _ in range(12)]
         for n, (_, writer) in enumerate(clients):
             writer.write(start)
             await until(lambda n=n: bytes_in == (n + 1) * len(start))  # type: ignore[misc]
         assert bench.slot.gauge(Gauge.BLIND) > 0
-        assert 0 < bench.scope.parts.n_bytes <= limit
+        assert 0 < bench.scope.memory.n_bytes <= limit
         for _, writer in clients:
             await end(writer)
         await at.quiet()
-    assert bench.scope.parts.n_bytes == 0
+    assert bench.scope.memory.n_bytes == 0
     assert bench.slot.gauge(Gauge.OBSERVER_ERRORS) == 0
 
 
 N_SLOW = 60
-FEW = 8  # instead of what a worker really has room for
+FEW = 8  # instead of what a worker really has memory for
 LARGE = bytes(range(256)) * 4 * KIB
 
 
@@ -212,16 +212,16 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
             else:
                 writer.write(answer(await reader.readexactly(5)))
 
-    monkeypatch.setattr(backpressure, "MOST_FULL", FEW)
-    monkeypatch.setattr(backpressure, "ROOMY", FEW)
-    bound = FEW * (2 * backpressure.HIGH_WATER_BYTES + backpressure.READ_BYTES) + backpressure.WIDE_BYTES
+    monkeypatch.setattr(backpressure, "MAX_STALLED", FEW)
+    monkeypatch.setattr(backpressure, "FULL_LIMIT_CONNECTIONS", FEW)
+    bound = FEW * (2 * backpressure.HIGH_WATER_BYTES + backpressure.READ_BYTES) + backpressure.MAX_READ_BYTES
     bench = Bench(max_held_bytes=KIB)
     async with rig(bench, serve) as at, Slow(at, N_SLOW) as clients:
         most = 0
 
         def waits() -> int:
             nonlocal most
-            now = sum(c.client.waiting_bytes + c.backend.waiting_bytes for c in at.relay.connections)
+            now = sum(c.client.unsent_bytes + c.backend.unsent_bytes for c in at.relay.connections)
             most = max(most, now)
             return now
 
@@ -231,7 +231,7 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
                 before = waits()
                 await asyncio.sleep(0.1)
         assert bench.slot.gauge(Gauge.SLOW) > FEW
-        assert most <= bound + N_SLOW * 2 * backpressure.NARROW_BYTES
+        assert most <= bound + N_SLOW * 2 * backpressure.MIN_READ_BYTES
         quick = await at.client()
         await asks(quick, b"quick")
         await end(quick[1])
@@ -257,13 +257,13 @@ async def test_what_waits_for_clients_that_do_not_read_is_bounded(monkeypatch: p
 
 def test_config_check_reckons_with_what_may_wait() -> None:
     """The figure is stated twice, since configuration must not import the relay."""
-    assert backpressure.WAITING_BYTES == WAITING_BYTES
-    room = backpressure.Backpressure(lambda: (), Bench().slot)
-    most = 2 * backpressure.ROOMY * backpressure.HIGH_WATER_BYTES
-    while len(room.room) > backpressure.NARROW_BYTES:
-        most += len(room.room)  # a peer that was just below its mark
-        room.filled()
-    assert most == backpressure.WAITING_BYTES
+    assert backpressure.MAX_UNSENT_BYTES == WAITING_BYTES
+    shared = backpressure.Backpressure(lambda: (), Bench().slot)
+    most = 2 * backpressure.FULL_LIMIT_CONNECTIONS * backpressure.HIGH_WATER_BYTES
+    while len(shared.read_buffer) > backpressure.MIN_READ_BYTES:
+        most += len(shared.read_buffer)  # a peer that was just below its mark
+        shared.peer_stalled()
+    assert most == backpressure.MAX_UNSENT_BYTES
 
 
 @on_both_loops
@@ -273,18 +273,19 @@ async def test_many_connections_have_little_room_each_and_few_have_more() -> Non
     async with rig(bench, echo) as at:
         one = await at.client()
         await asks(one, b"x")
-        room = at.relay.waiting
-        assert room.high_bytes == backpressure.HIGH_WATER_BYTES
-        clients = [await at.client() for _ in range(2 * backpressure.ROOMY)]
-        await until(lambda: len(at.relay.connections) > 2 * backpressure.ROOMY)
+        shared = at.relay.backpressure
+        assert shared.high_bytes == backpressure.HIGH_WATER_BYTES
+        clients = [await at.client() for _ in range(2 * backpressure.FULL_LIMIT_CONNECTIONS)]
+        await until(lambda: len(at.relay.connections) > 2 * backpressure.FULL_LIMIT_CONNECTIONS)
         assert (
-            room.high_bytes * len(at.relay.connections) <= backpressure.ROOMY * backpressure.HIGH_WATER_BYTES
+            shared.high_bytes * len(at.relay.connections)
+            <= backpressure.FULL_LIMIT_CONNECTIONS * backpressure.HIGH_WATER_BYTES
         )
         for _, writer in clients:
             await end(writer)
         await until(lambda: len(at.relay.connections) == 1)
         at.relay.tick()
-        assert room.high_bytes == backpressure.HIGH_WATER_BYTES
+        assert shared.high_bytes == backpressure.HIGH_WATER_BYTES
         await asks(one, b"y" * 600_000)
         await end(one[1])
 
@@ -300,7 +301,9 @@ async def test_an_observer_that_does_not_come_to_an_end_is_cut_off(monkeypatch: 
     bench = Bench()
     async with rig(bench, echo) as at:
         loop = asyncio.get_running_loop()
-        watchdog = Watchdog(Connection.observing, lambda: loop.call_soon(at.relay.look_away), loop, cpu_s=0.1)
+        watchdog = Watchdog(
+            Connection.find_observer_call, lambda: loop.call_soon(at.relay.stop_observing), loop, cpu_s=0.1
+        )
         watchdog.start()
         try:
             other = await at.client()
@@ -331,7 +334,9 @@ async def test_what_is_slow_and_no_observer_is_not_cut() -> None:
     """The watchdog looks where the interpreter is: a busy loop that forwards is left alone."""
     bench = Bench()
     async with rig(bench, echo) as at:
-        watchdog = Watchdog(Connection.observing, lambda: None, asyncio.get_running_loop(), cpu_s=0.02)
+        watchdog = Watchdog(
+            Connection.find_observer_call, lambda: None, asyncio.get_running_loop(), cpu_s=0.02
+        )
         watchdog.start()
         try:
             client = await at.client()

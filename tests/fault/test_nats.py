@@ -261,7 +261,7 @@ async def test_a_server_that_refuses_the_stream_is_told_once_and_asked_again(
         stop.set()
         await running
         await publisher.close()
-    assert "NATS takes the stream now" in caplog.text
+    assert "NATS accepts exchanges again" in caplog.text
 
 
 def test_the_server_dies_with_its_owner(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ POINTS: list[tuple[Any, str]] = [
     (Http1Observer, "_response_head"),
     (Http1Observer, "_response_piece"),
     (Http1Observer, "_response_end"),
-    (Http1Observer, "_take"),
+    (Http1Observer, "_start_capture"),
     (Http1Observer, "_keep"),
     (Http1Observer, "_release"),
     (Http1Observer, "_hand_over"),
@@ -45,12 +45,12 @@ POINTS: list[tuple[Any, str]] = [
     (MessageFramer, "feed"),
     (MessageFramer, "eof"),
     (MessageFramer, "_head"),
-    (MessageFramer, "_whole"),
+    (MessageFramer, "_take_whole_message"),
     (MessageFramer, "_end"),
     (CachedHead, "find"),
     (Sampler, "take"),
-    (CaptureScope, "place"),
-    (CaptureScope, "hold"),
+    (CaptureScope, "sampling_key"),
+    (CaptureScope, "add_held_bytes"),
     (observing, "parse_request"),
     (observing, "parse_response"),
     (observer, "frame"),
@@ -115,12 +115,12 @@ async def test_what_a_failing_observer_held_is_lost_and_counted(
 async def test_a_hand_off_that_raises_costs_its_exchange_alone_and_the_connection() -> None:
     """The next connection is observed again."""
     bench = Bench()
-    take = bench.scope.offer
-    bench.scope.offer = failing(take, 1, ValueError)
+    take = bench.scope.send_frame
+    bench.scope.send_frame = failing(take, 1, ValueError)
     async with rig(bench, serve) as at:
         assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
         await at.quiet()
-        bench.scope.offer = take
+        bench.scope.send_frame = take
         assert await at.talk(*REQUESTS) == b"".join(RESPONSES)
         await at.quiet()
     assert bench.pairs == list(zip(REQUESTS, RESPONSES, strict=True))

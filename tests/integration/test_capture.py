@@ -22,8 +22,8 @@ from quantdrift.core.records import Exchange, Loss, Tally
 from quantdrift.core.stream.connection import Delivery, Queue
 from quantdrift.core.stream.numbering import Numbered
 from quantdrift.sidecar.handoff.frame import frame
-from quantdrift.sidecar.state.config import LiveConfig, settle
-from quantdrift.sidecar.state.counters import MOST_ROWS, Count, Counters, Gauge, Row
+from quantdrift.sidecar.state.config import LiveConfig, write_live_config
+from quantdrift.sidecar.state.counters import MAX_ROWS, Count, Counters, Gauge, Row
 from tests.support.sidecar.raw_exchanges import raw_exchange
 
 pytestmark = pytest.mark.integration
@@ -57,8 +57,8 @@ class Capture:
         written.write_text(CONFIG.format(url=url, name=self.stream.name))
         settled = LiveConfig.of(load(written))
         self.rows = settled.rows
-        self._config = settle(settled, directory)
-        self.counters = Counters.create(2, MOST_ROWS)
+        self._config = write_live_config(settled, directory)
+        self.counters = Counters.create(2, MAX_ROWS)
         self.slot = self.counters.slot(1)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(directory / "s"))

@@ -332,8 +332,8 @@ def test_an_updated_configmap_is_seen_through_the_images_links(tmp_path: Path) -
     models = pod.config["quantdrift-models"]
 
     def seen() -> Config:
-        assert watch.look() is None, "files must rest for one look"
-        found = watch.look()
+        assert watch.poll() is None, "files must rest for one look"
+        found = watch.poll()
         assert found is not None
         return found
 
@@ -342,7 +342,7 @@ def test_an_updated_configmap_is_seen_through_the_images_links(tmp_path: Path) -
     assert seen().sampling.rate == 0.25
     kubelet(tmp_path / "models.d", {**models, "text.toml": '[[models]]\nname = "text"\n'})
     assert [model.name for model in seen().models] == ["digits", "text"]
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def _stages() -> dict[str, list[str]]:

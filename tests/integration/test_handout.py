@@ -88,7 +88,7 @@ async def test_frames_arrive_whole_and_in_order(tmp_path: Path) -> None:
         reader = await peer.accept()
         requests = [b"%d" % n * size for n, size in enumerate([1, 700_000, 5, 1_300_000, 0, 900_000])]
         for request in requests:
-            handout.offer(0, wire(request))
+            handout.send(0, wire(request))
         assert [(await receive(reader)).request for _ in requests] == requests
         await until(lambda: slot.gauge(Gauge.QUEUE_BYTES) == 0)
     assert all(slot.lost_count(0, loss) == 0 for loss in Loss)
@@ -100,11 +100,11 @@ async def test_frames_arrive_whole_and_in_order(tmp_path: Path) -> None:
 async def test_without_a_capture_process_exchanges_are_counted_as_lost(tmp_path: Path) -> None:
     """They are not kept for one that may never come; once it is there, they are handed over."""
     async with handing_out(tmp_path / "s") as (handout, slot):
-        handout.offer(0, wire(b"lost"))
+        handout.send(0, wire(b"lost"))
         assert slot.lost_count(0, Loss.CAPTURE_DOWN) == 1
         peer = Peer(tmp_path / "s")
         reader = await peer.accept()
-        handout.offer(0, wire(b"kept"))
+        handout.send(0, wire(b"kept"))
         assert (await receive(reader)).request == b"kept"
         await peer.close()
         peer.listener.close()
@@ -116,7 +116,7 @@ async def test_a_capture_process_that_does_not_read_costs_a_bounded_amount(tmp_p
     peer = Peer(tmp_path / "s")
     async with handing_out(tmp_path / "s", limit_bytes=MIB) as (handout, slot):
         for n in range(40):
-            handout.offer(0, wire(b"%02d" % n * 50_000))
+            handout.send(0, wire(b"%02d" % n * 50_000))
             assert slot.gauge(Gauge.QUEUE_BYTES) <= MIB
         behind = slot.lost_count(0, Loss.CAPTURE_BEHIND)
         assert 0 < behind < 40
@@ -132,10 +132,10 @@ async def test_another_bound_takes_effect_at_once(tmp_path: Path) -> None:
     """A reloaded configuration may raise it: an exchange that did not fit before is then accepted."""
     peer = Peer(tmp_path / "s")
     async with handing_out(tmp_path / "s", limit_bytes=MIB) as (handout, slot):
-        handout.offer(0, wire(b"a" * (2 * MIB)))
+        handout.send(0, wire(b"a" * (2 * MIB)))
         assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 1
         handout.limit_bytes = 4 * MIB
-        handout.offer(0, wire(b"a" * (2 * MIB)))
+        handout.send(0, wire(b"a" * (2 * MIB)))
         assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 1
         reader = await peer.accept()
         assert len((await receive(reader)).request) == 2 * MIB
@@ -150,12 +150,12 @@ async def test_a_capture_process_that_dies_costs_what_was_under_way(tmp_path: Pa
     async with handing_out(tmp_path / "s", limit_bytes=16 * MIB) as (handout, slot):
         await peer.accept()
         for _ in range(3):
-            handout.offer(0, wire(bytes(2 * MIB)))
+            handout.send(0, wire(bytes(2 * MIB)))
         await peer.close()
         await until(lambda: slot.lost_count(0, Loss.CAPTURE_DOWN) > 0)
         assert slot.lost_count(0, Loss.CAPTURE_DOWN) == 3
         reader = await peer.accept()
-        handout.offer(0, wire(b"next"))
+        handout.send(0, wire(b"next"))
         assert (await receive(reader)).request == b"next"
         await peer.close()
         peer.listener.close()
@@ -168,18 +168,18 @@ async def test_at_the_end_what_waits_is_sent_or_counted(tmp_path: Path) -> None:
     async with handing_out(tmp_path / "s", limit_bytes=16 * MIB) as (handout, slot):
         reader = await peer.accept()
         for _ in range(3):
-            handout.offer(0, wire(bytes(2 * MIB)))
+            handout.send(0, wire(bytes(2 * MIB)))
         finishing = asyncio.create_task(handout.finish(DEADLINE_S))
         for _ in range(3):
             await receive(reader)
         await finishing
         assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 0
-        handout.offer(0, wire(b"late"))
+        handout.send(0, wire(b"late"))
         assert slot.lost_count(0, Loss.CAPTURE_DOWN) == 1
         await peer.close()
     async with handing_out(tmp_path / "s", limit_bytes=16 * MIB) as (handout, slot):
         for _ in range(3):
-            handout.offer(0, wire(bytes(2 * MIB)))
+            handout.send(0, wire(bytes(2 * MIB)))
         await handout.finish(0.05)
         assert slot.lost_count(0, Loss.CAPTURE_BEHIND) == 3
     peer.listener.close()

@@ -206,7 +206,7 @@ async def test_a_capture_process_that_is_started_anew_knows_what_was_drawn(
     pod = Pod(tmp_path, on(stream), clock)
     drawn = []
     for rate in (0.25, 0.5):
-        pod.follower.see(encode(directive(1.0, 1.0, 1.0, rate)))
+        pod.follower.handle_policy(encode(directive(1.0, 1.0, 1.0, rate)))
         pod.tick()
         drawn.append(pod.directives.at(clock.now().timestamp()))
     successor = Pod(tmp_path, on(stream), clock)

@@ -22,7 +22,7 @@ from quantdrift.core.stream.connection import Queue
 from quantdrift.core.stream.keyvalue import KeyValue
 from quantdrift.monitor.sampling.demands import lowered
 from quantdrift.monitor.sampling.lag import LOOK_S
-from quantdrift.sidecar.state.policy import judged
+from quantdrift.sidecar.state.policy import check_policy
 from tests.support.monitor.policy_record import (
     BUDGET_PER_S,
     CONFIG,
@@ -92,7 +92,7 @@ async def test_evidence_moves_the_budget_to_its_slice(
     async with maker(postgres_dsn, on(stream), clock) as made:
         await made.look()
         before, why_before = await bucket.directive(), await bucket.account()
-        assert judged(encode(before), CONFIG.sampling, clock.now().timestamp()) == before
+        assert check_policy(encode(before), CONFIG.sampling, clock.now().timestamp()) == before
         assert 0 < why_before.replays_per_s <= BUDGET_PER_S
         await store_and_fold(postgres_dsn, onward(25, faint_flips=flips))
         clock.advance((after(N_CALM + 25) - after(N_CALM)).total_seconds())

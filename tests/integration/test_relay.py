@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 
 from quantdrift.core.records import Loss
-from quantdrift.sidecar.relay.backpressure import HIGH_WATER_BYTES, WIDE_BYTES
+from quantdrift.sidecar.relay.backpressure import HIGH_WATER_BYTES, MAX_READ_BYTES
 from quantdrift.sidecar.state.counters import Count, Gauge
 from tests.support.sidecar.relay_rig import (
     DEADLINE_S,
@@ -219,11 +219,11 @@ async def test_an_answer_that_nobody_waits_for_ends_its_connection() -> None:
     async with rig(bench, serve) as at:
         _, writer = await at.client()
         writer.write(post(bytes(64 * MIB)))
-        await until(lambda: any(held.backend.waiting_bytes for held in at.relay.connections))
+        await until(lambda: any(held.backend.unsent_bytes for held in at.relay.connections))
         (held,) = at.relay.connections
         held.client.abort()
         await until(lambda: held.client.is_lost)
-        assert held.backend.waiting_bytes
+        assert held.backend.unsent_bytes
         go.set()
         await at.quiet()
         await end(writer)
@@ -278,7 +278,7 @@ async def test_a_client_that_does_not_read_stops_the_backend() -> None:
         await _stuck(lambda: sent)
         assert 0 < sent < IN_FLIGHT_BYTES
         connection = next(iter(at.relay.connections))
-        assert connection.client.waiting_bytes <= HIGH_WATER_BYTES + WIDE_BYTES
+        assert connection.client.unsent_bytes <= HIGH_WATER_BYTES + MAX_READ_BYTES
         reader._transport.resume_reading()  # type: ignore[attr-defined]
         head = await reader.readuntil(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 200")
@@ -318,7 +318,7 @@ async def test_a_backend_that_does_not_read_stops_the_client() -> None:
         sending = asyncio.create_task(send())
         await _stuck(lambda: taken)
         assert 0 < taken < IN_FLIGHT_BYTES
-        assert next(iter(at.relay.connections)).backend.waiting_bytes <= HIGH_WATER_BYTES + WIDE_BYTES
+        assert next(iter(at.relay.connections)).backend.unsent_bytes <= HIGH_WATER_BYTES + MAX_READ_BYTES
         go_on.set()
         await sending
         assert await reader.read() == answer(b"ok")

@@ -67,7 +67,7 @@ def test_a_policy_keeps_its_promises(these: World, budget: Budget, evidence: dic
     for index, attributes in enumerate(these.attributes[:10]):
         pi1 = policy.header_strata[these.header[index]].rate
         by_margin = [
-            SecondPhase(policy.body_strata, b"s").thin("k", pi1, attributes, margin).pi2
+            SecondPhase(policy.body_strata, b"s").draw("k", pi1, attributes, margin).pi2
             for margin in (0.0, 0.1, 0.9, None)
         ]
         assert by_margin == sorted(by_margin, reverse=True)

@@ -10,7 +10,7 @@ from quantdrift.core.clock import ManualClock, SystemClock
 from quantdrift.core.config import Config, Model, Sampling, Secrets, Sidecar
 from quantdrift.core.records import Loss
 from quantdrift.sidecar.capture.pipeline import Pipeline
-from quantdrift.sidecar.capture.process import origin_of
+from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.relay.http1.observer import Http1Observer
@@ -67,7 +67,7 @@ def test_an_exchange_that_was_received_ends_in_one_count(  # noqa: PLR0917 - hyp
     slot = Counters.create(1, len(settled.rows)).slot(0)
     publisher = Publisher(config, slot, clock)
     desk = Pipeline(
-        Recorder(settled, origin_of(config, Secrets(), "b" * 32, {})), publisher, slot, settled.rows
+        Recorder(settled, identity_of(config, Secrets(), "b" * 32, {})), publisher, slot, settled.rows
     )
     desk.paused = Paused(models=paused)
     for given_, seconds in steps:
@@ -93,7 +93,7 @@ def test_a_request_that_was_drawn_is_held_or_lost(share: int, gauge: Gauge) -> N
     told = Counters.create(1, 1).slot(0)
     told.set(gauge, share)
     told.set(Gauge.REFUSING_UNTIL_NS, int((clock.monotonic_s() + 60) * 1e9))
-    bench.scope.gate = LoadShedding(told, clock)
+    bench.scope.load_shedding = LoadShedding(told, clock)
     observer = Http1Observer(bench.scope)
     for _ in range(30):
         observer.request(post(b"q"))

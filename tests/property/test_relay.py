@@ -256,7 +256,7 @@ def delimit(stream: bytes, *, responses: bool) -> list[bytes]:
 
     delimiter = MessageFramer(on_head, on_piece, on_end, 65_536, ObserverMemory(1 << 24))
     delimiter.feed(stream)
-    assert delimiter.at_rest
+    assert delimiter.is_between_messages
     return found
 
 

@@ -60,7 +60,7 @@ def test_no_item_of_a_slice_is_taken_with_less_than_its_smallest_rate(
     )
     attributes = {f"header.{name}": value for name, value in headers.items()}
     thinned = (
-        SecondPhase(policy.body_strata, b"s").thin("k", taken_by.rate, attributes, smallest)
+        SecondPhase(policy.body_strata, b"s").draw("k", taken_by.rate, attributes, smallest)
         if taken_by.rate
         else None
     )

@@ -39,7 +39,7 @@ def chooser_of(sampling: Sampling, seed: int = 1) -> TapSampler:
         salt=b"s",
         sticky=sampling.sticky_header,
         strata=policy_of(sampling, "e").header_strata,
-        places=tuple(range(len(sampling.header_strata) + 1)),
+        rows=tuple(range(len(sampling.header_strata) + 1)),
         max_exchange_bytes=1000,
     )
     return TapSampler(rates, PATH, random.Random(seed).random)
@@ -56,13 +56,15 @@ def test_a_call_is_in_the_stratum_that_the_relay_would_find(
     drawn = Sampler(sampling, b"", ExchangeIds(), 0.0).draw(b"POST", PATH.encode(), raw, 0, len(raw))
     chooser = chooser_of(sampling)
     names = [stratum.name for stratum in policy_of(sampling, "").header_strata]
-    assert (chooser.stratum(headers) if headers else chooser.bare) == names[drawn.stratum]
+    assert (chooser.stratum(headers) if headers else chooser.default_stratum) == names[drawn.stratum]
 
 
 def test_the_share_that_is_taken_is_the_rate() -> None:
     """Of 40,000 calls at 0.25: outside of five standard deviations once in 1.7 million runs; draws lie below the rate."""
     chooser = chooser_of(Sampling(rate=0.25))
-    taken = [chosen for _ in range(40_000) if (chosen := chooser.draw(chooser.bare, {})) is not None]
+    taken = [
+        chosen for _ in range(40_000) if (chosen := chooser.draw(chooser.default_stratum, {})) is not None
+    ]
     assert abs(len(taken) - 10_000) < 5 * (40_000 * 0.25 * 0.75) ** 0.5
     assert all(chosen.u1 < chosen.pi1 == 0.25 for chosen in taken)
     assert len({chosen.id for chosen in taken}) == len(taken)

@@ -82,7 +82,7 @@ def sample(policy: Policy, seed: int) -> Sample:
     pi1 = policy.header_strata[0].rate
     pi2 = np.array(
         [
-            SecondPhase(policy.body_strata, b"s").thin("k", pi1, ATTRIBUTES[child], margin).pi2
+            SecondPhase(policy.body_strata, b"s").draw("k", pi1, ATTRIBUTES[child], margin).pi2
             for child, margin in zip(IS_CHILD, MARGIN_OF, strict=True)
         ]
     )

@@ -95,7 +95,7 @@ def offer(these: World, policy: Policy, *, sticky: bool, same_draw: bool = False
             margin = None if math.isnan(these.margin[i]) else float(these.margin[i])
             key = str(i % USERS) if sticky else draw.id
             salt = epoch_salt(SECRET, draw.epoch, 1) if same_draw else phase_salt(SECRET, draw.epoch)
-            thinned = SecondPhase(policy.body_strata, salt).thin(key, draw.pi1, attributes, margin)
+            thinned = SecondPhase(policy.body_strata, salt).draw(key, draw.pi1, attributes, margin)
             kept[epoch, i] = draw.taken and thinned.kept
             pi1[epoch, i], pi2[epoch, i] = draw.pi1, thinned.pi2
     return Taken(kept=kept, pi1=pi1, pi2=pi2)

@@ -11,7 +11,7 @@ from quantdrift.core.config import Config, Model, Sampling, Secrets
 from quantdrift.core.records import BodyStratum, HeaderStratum, Loss, Predicate
 from quantdrift.core.sampling.rates import policy_of
 from quantdrift.sidecar.capture.pipeline import Pipeline
-from quantdrift.sidecar.capture.process import origin_of
+from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.rate_limits import HEADROOM, VALID_S, RateLimits
 from quantdrift.sidecar.capture.recorder import Recorder
@@ -52,7 +52,7 @@ class Flood:
                     self._draw(kind)
                 self._judge()
                 if tells and step % (DRAWN_PER_S // 4) == 0:
-                    self.caps.tell(self.n_drawn, self.n_refused, keeps_all=keeps_all)
+                    self.caps.publish_refusal_share(self.n_drawn, self.n_refused, keeps_all=keeps_all)
 
     def burst(self, n_drawn: int, n_turns: int) -> None:
         """Let a second pass at whose begin so many come, in as many turns of a tenth of a second."""
@@ -63,7 +63,7 @@ class Flood:
                     self._draw("short")
                     self.clock.advance(KINDS["short"] / n_drawn)
             self._judge()
-            self.caps.tell(self.n_drawn, self.n_refused, keeps_all=True)
+            self.caps.publish_refusal_share(self.n_drawn, self.n_refused, keeps_all=True)
 
     def _draw(self, kind: str) -> None:
         self.n_drawn += 1
@@ -77,9 +77,9 @@ class Flood:
         while self._ends and self._ends[0][0] <= self.clock.monotonic_s():
             _, kind = heapq.heappop(self._ends)
             if self.caps.refusal():
-                self.caps.refuse()
+                self.caps.count_refusal()
             else:
-                self.caps.take(BYTES[kind])
+                self.caps.count_passed(BYTES[kind])
                 self.passed[kind] += 1
 
 
@@ -126,7 +126,7 @@ def test_a_quiet_day_leaves_nothing_behind() -> None:
     flood.run(3)
     for _ in range(10_000):
         flood.clock.advance(8.64)
-        flood.caps.tell(flood.n_drawn, flood.n_refused, keeps_all=True)
+        flood.caps.publish_refusal_share(flood.n_drawn, flood.n_refused, keeps_all=True)
     assert not flood.slot.gauge(Gauge.REFUSING_UNTIL_NS)
     before = sum(flood.passed.values())
     flood.run(10)
@@ -187,8 +187,8 @@ def test_above_a_cap_nothing_is_decoded_that_is_surely_kept() -> None:
         )
         slot = Counters.create(1, 1).slot(0)
         publisher = Publisher(config, slot, clock)
-        publisher.caps.take(1)
-        recorder = Recorder(LiveConfig.of(config), origin_of(config, Secrets(), "b" * 32, {}))
+        publisher.caps.count_passed(1)
+        recorder = Recorder(LiveConfig.of(config), identity_of(config, Secrets(), "b" * 32, {}))
         desk = Pipeline(recorder, publisher, slot, (Row("default"),))
 
         def lost(loss: Loss, desk: Pipeline = desk, slot: object = slot, **given: object) -> int:

@@ -14,11 +14,11 @@ from quantdrift.core.config.schema import Sampling, Sidecar
 from quantdrift.core.records import Loss, ModelCount
 from quantdrift.core.sampling.rates import policy_at
 from quantdrift.sidecar.capture.pipeline import CaptureService, Pipeline
-from quantdrift.sidecar.capture.process import origin_of
+from quantdrift.sidecar.capture.process import identity_of
 from quantdrift.sidecar.capture.publisher import Publisher
 from quantdrift.sidecar.capture.recorder import Recorder
 from quantdrift.sidecar.capture.tallies import Tallies
-from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, settle
+from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile, write_live_config
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Row
 from quantdrift.sidecar.state.pause import Paused
 from quantdrift.sidecar.state.policy import PolicyFile
@@ -32,7 +32,7 @@ def desk_of(config: Config) -> tuple[Pipeline, Counters]:
     """Return a desk whose publisher is not connected, and its counters."""
     counters = Counters.create(2, 1)
     slot = counters.slot(1)
-    recorder = Recorder(LiveConfig.of(config), origin_of(config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(LiveConfig.of(config), identity_of(config, SECRETS, "b" * 32, {}))
     return Pipeline(recorder, Publisher(config, slot, CLOCK), slot, (Row("default"),)), counters
 
 
@@ -66,7 +66,7 @@ def test_an_error_of_our_own_costs_one_exchange(caplog: pytest.LogCaptureFixture
     handle(desk)
     assert counters.slot(1).lost_count(0, Loss.CAPTURE_ERROR) == 1
     assert counters.slot(1).gauge(Gauge.QUEUE_BYTES) > 0
-    assert "an error of our own" in caplog.text
+    assert "an internal error" in caplog.text
 
 
 @pytest.mark.unit
@@ -88,7 +88,7 @@ def test_a_successor_counts_what_died_with_the_process() -> None:
     slot.add(1, Count.THINNED, 2)
     slot.lose(1, Loss.DECODE)
     for _ in range(2):
-        slot.settle(2, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR)
+        slot.lose_unfinished(2, Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.CAPTURE_ERROR)
         assert slot.lost_count(1, Loss.CAPTURE_ERROR) == 4
     assert slot.lost_count(0, Loss.CAPTURE_ERROR) == 0
 
@@ -98,7 +98,7 @@ def test_a_frame_of_no_known_stratum_is_out_of_step() -> None:
     """It cannot be counted anywhere: its connection is to be closed."""
     desk, _ = desk_of(Config(models=MODELS))
     for stratum in (1, -1):
-        with pytest.raises(ValueError, match="stratum"):
+        with pytest.raises(ValueError, match="no row"):
             handle(desk, stratum=stratum)
 
 
@@ -138,7 +138,7 @@ def test_a_restarted_process_goes_on_counting_its_tallies() -> None:
     counters = Counters.create(3, 2)
     counters.slot(0).add(1, Count.OFFERED, 5)
     counters.slot(1).add(1, Count.OFFERED, 7)
-    counters.slot(1).note(Gauge.BLIND, 2)
+    counters.slot(1).adjust(Gauge.BLIND, 2)
     counters.slot(2).lose(0, Loss.DECODE)
     for sequence in (1, 2):
         tallies = Tallies(
@@ -160,11 +160,11 @@ def test_a_sidecar_is_named_by_configuration_pod_or_host() -> None:
     """The first that is given counts; without a shared salt the boot takes its place."""
     config = Config(sidecar=Sidecar(source="s"))
     pod = {"POD_NAME": "p", "MODEL_VERSION": "3"}
-    assert origin_of(config, SECRETS, "b", pod).source == "s"
-    origin = origin_of(Config(), SECRETS, "b", pod)
+    assert identity_of(config, SECRETS, "b", pod).source == "s"
+    origin = identity_of(Config(), SECRETS, "b", pod)
     assert (origin.source, origin.version, origin.salt) == ("p", "3", b"b")
-    assert origin_of(Config(), Secrets(salt=b"x"), "b", {}).salt == b"x"
-    assert origin_of(Config(), SECRETS, "b", {}).source
+    assert identity_of(Config(), Secrets(salt=b"x"), "b", {}).salt == b"x"
+    assert identity_of(Config(), SECRETS, "b", {}).source
 
 
 @pytest.mark.unit
@@ -173,7 +173,7 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
     settled = LiveConfig.of(Config(models=(Model(name="digits"), Model(name="words"))))
     counters = Counters.create(2, len(settled.rows))
     relay, slot = counters.slot(0), counters.slot(1)
-    recorder = Recorder(settled, origin_of(settled.config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(settled, identity_of(settled.config, SECRETS, "b" * 32, {}))
     desk = Pipeline(recorder, Publisher(settled.config, slot, CLOCK), slot, settled.rows)
     digits = settled.rows.index(Row("default", "digits"))
     relay.add(digits, Count.TAKEN, 2)
@@ -191,7 +191,9 @@ def test_losses_are_counted_by_model_once_it_is_known() -> None:
         "digits": ModelCount(taken=2, lost={Loss.ERROR_STATUS: 1, Loss.DECODE: 1}),
         "words": ModelCount(taken=2, lost={Loss.DECODE: 1}),
     }
-    slot.settle(len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH)
+    slot.lose_unfinished(
+        len(settled.rows), Count.HANDED, ended=(Count.THINNED, Count.PUBLISHED), loss=Loss.PUBLISH
+    )
     (count,) = counters.strata(settled.rows)
     assert Loss.PUBLISH not in count.lost
 
@@ -203,20 +205,24 @@ async def test_a_worker_may_be_the_first_to_know_of_a_model(tmp_path: Path, adap
     config = Config(models=MODELS)
     settled = LiveConfig.of(config)
     counters = Counters.create(2, 8)
-    origin = origin_of(config, SECRETS, "b" * 32, {})
+    origin = identity_of(config, SECRETS, "b" * 32, {})
     office = CaptureService(
-        LiveConfigFile(settle(settled, tmp_path)), origin, PolicyFile(tmp_path / "policy"), counters, CLOCK
+        LiveConfigFile(write_live_config(settled, tmp_path)),
+        origin,
+        PolicyFile(tmp_path / "policy"),
+        counters,
+        CLOCK,
     )
     meta, request, response = raw_exchange(epoch=policy_at(config.sampling, CLOCK.now().timestamp()).epoch)
     office._handle(meta, memoryview(request), memoryview(response))
     more = msgspec.structs.replace(config, models=(*MODELS, Model(name="new", adapter=adapter)))
     new = LiveConfig.of(more, settled.rows)
-    settle(new, tmp_path)
-    there = msgspec.structs.replace(meta, stratum=new.places["new"][0])
+    write_live_config(new, tmp_path)
+    there = msgspec.structs.replace(meta, stratum=new.rows_by_model["new"][0])
     office._handle(there, memoryview(request), memoryview(response))
     slot = counters.slot(1)
     assert slot.count(there.stratum, Count.HANDED) == 1
-    with pytest.raises(ValueError, match="no stratum"):
+    with pytest.raises(ValueError, match="no row 7"):
         office._handle(msgspec.structs.replace(meta, stratum=7), memoryview(request), memoryview(response))
 
 
@@ -226,7 +232,7 @@ def test_a_cap_is_not_filled_anew_by_a_configuration_that_leaves_it() -> None:
     config = Config(models=MODELS, sampling=Sampling(max_exchanges_per_s=1))
     counters = Counters.create(1, 1)
     publisher = Publisher(config, counters.slot(0), CLOCK)
-    recorder = Recorder(LiveConfig.of(config), origin_of(config, SECRETS, "b" * 32, {}))
+    recorder = Recorder(LiveConfig.of(config), identity_of(config, SECRETS, "b" * 32, {}))
     desk = Pipeline(recorder, publisher, counters.slot(0), (Row("default"),))
     handle(desk)
     publisher.reconfigure(config)

@@ -19,7 +19,7 @@ from quantdrift.monitor.sampling.demands import (
     recent_of,
     surged,
 )
-from quantdrift.sidecar.state.policy import judged
+from quantdrift.sidecar.state.policy import check_policy
 from quantdrift.storage.monitor.traffic import (
     Offered,
     RecentItems,
@@ -207,7 +207,7 @@ def test_a_policy_is_not_kept_where_the_configuration_bars_or_admits_a_stratum(b
     assert changed
     assert not changed.allocation.kept
     wire = encode(PolicyMessage(policy=named(changed.allocation.policy), issued_at=BEGIN, valid_s=900.0))
-    assert judged(wire, later.sampling, BEGIN.timestamp()).valid_s == 900.0
+    assert check_policy(wire, later.sampling, BEGIN.timestamp()).valid_s == 900.0
     assert (changed.allocation.policy.header_strata[0].rate > 0) is (before == 0)
 
 

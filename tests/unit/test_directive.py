@@ -21,7 +21,7 @@ from quantdrift.core.sampling.policy_message import (
     name_of,
 )
 from quantdrift.core.sampling.rates import EPOCH_S, policy_at
-from quantdrift.sidecar.state.policy import MOST_KNOWN, PolicyFile, PolicyHistory, judged
+from quantdrift.sidecar.state.policy import MAX_KNOWN, PolicyFile, PolicyHistory, check_policy
 from tests.support.sidecar.policy_messages import BEGIN, CONFIG, directive, named
 
 pytestmark = pytest.mark.unit
@@ -32,7 +32,7 @@ NOW_S = BEGIN.timestamp()
 def refusal(wire: bytes, config: Config = CONFIG, now_s: float = NOW_S) -> Refusal:
     """Return why the wire is refused."""
     with pytest.raises(RefusedError) as caught:
-        judged(wire, config.sampling, now_s)
+        check_policy(wire, config.sampling, now_s)
     return caught.value.refusal
 
 
@@ -104,7 +104,7 @@ def test_other_strata_than_the_configurations_are_refused() -> None:
     for wrong in (renamed, changed, strata[::-1], strata[1:]):
         policy = named(msgspec.structs.replace(good.policy, header_strata=wrong))
         assert refusal(encode(msgspec.structs.replace(good, policy=policy))) is Refusal.STRATA
-    assert judged(encode(good), CONFIG.sampling, NOW_S) == good
+    assert check_policy(encode(good), CONFIG.sampling, NOW_S) == good
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.5, float("nan"), float("inf")])
@@ -133,7 +133,7 @@ def test_what_the_configuration_takes_nothing_of_stays_so() -> None:
     barred = msgspec.structs.replace(CONFIG, sampling=sampling)
     assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), barred) is Refusal.RATES
     allowed = directive(0.0, 0.5, 0.5, 0.5)
-    assert judged(encode(allowed), barred.sampling, NOW_S) == allowed
+    assert check_policy(encode(allowed), barred.sampling, NOW_S) == allowed
     silent = msgspec.structs.replace(CONFIG, sampling=msgspec.structs.replace(CONFIG.sampling, rate=0.0))
     assert refusal(encode(directive(0.5, 0.5, 0.5, 0.5)), silent) is Refusal.RATES
 
@@ -142,9 +142,9 @@ def test_a_directive_holds_from_its_issue_for_its_time() -> None:
     """One that nobody confirmed is stale; one from the future tells of a wrong clock."""
     given = directive(1.0, 0.5, 0.25, 0.125)
     wire = encode(given)
-    assert judged(wire, CONFIG.sampling, NOW_S + 899) == given
+    assert check_policy(wire, CONFIG.sampling, NOW_S + 899) == given
     assert refusal(wire, now_s=NOW_S + 900) is Refusal.STALE
-    assert judged(wire, CONFIG.sampling, NOW_S - 299) == given
+    assert check_policy(wire, CONFIG.sampling, NOW_S - 299) == given
     assert refusal(wire, now_s=NOW_S - 301) is Refusal.EARLY
 
 
@@ -195,7 +195,7 @@ def test_epochs_on_their_way_are_told_a_bounded_few_back() -> None:
     """What was drawn under a directive that is replaced has its rates; one that is long gone is not guessed."""
     directives = PolicyHistory(CONFIG.sampling)
     drawn = []
-    for n in range(MOST_KNOWN + 1):
+    for n in range(MAX_KNOWN + 1):
         at = BEGIN + timedelta(seconds=n)
         directives.follow(directive(1.0, 0.5, 0.25, n / 32, issued_at=at))
         drawn.append(directives.at(at.timestamp()))
@@ -204,7 +204,7 @@ def test_epochs_on_their_way_are_told_a_bounded_few_back() -> None:
         assert directives.of(policy.epoch) == policy
     local = policy_at(CONFIG.sampling, NOW_S)
     assert directives.of(local.epoch) == local
-    assert len(directives.known) == MOST_KNOWN
+    assert len(directives.known) == MAX_KNOWN
 
 
 def test_a_notice_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
@@ -213,19 +213,19 @@ def test_a_notice_that_cannot_be_read_now_is_read_later(tmp_path: Path) -> None:
     given = directive(1.0, 0.5, 0.25, 0.125)
     poster.follow(given)
     reader, reads = PolicyHistory(CONFIG.sampling), PolicyFile(path)
-    PolicyFile(path).post(poster, follow=True)
+    PolicyFile(path).write(poster, follow=True)
     reads.read(reader)
     content = path.read_bytes()
     path.unlink()
     path.mkdir()  # there, and not to be read
     reads.read(reader)
-    assert reader.in_force(NOW_S) == given
+    assert reader.active(NOW_S) == given
     path.rmdir()
     reads.read(reader)
-    assert reader.in_force(NOW_S) is None
+    assert reader.active(NOW_S) is None
     path.write_bytes(content)
     reads.read(reader)
-    assert reader.in_force(NOW_S) == given
+    assert reader.active(NOW_S) == given
 
 
 def test_a_directive_for_other_strata_is_not_followed_whoever_judged_it() -> None:

@@ -15,7 +15,7 @@ def test_everybody_has_time_within_the_grace_period(drain_delay_s: float, grace_
     times = [
         deadlines.accept_s,
         deadlines.drain_s,
-        deadlines.handout_s,
+        deadlines.handoff_s,
         deadlines.relay_s,
         deadlines.capture_s,
         grace_s,

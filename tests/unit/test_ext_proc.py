@@ -220,7 +220,7 @@ def test_all_streams_share_a_bound_with_the_other_ways() -> None:
     open_now = [told.stream() for _ in range(3)]
     assert [stream.take(request_headers()) for stream in open_now] == [True, True, False]
     assert 2 * STREAM_BYTES < told.held_bytes < 3 * STREAM_BYTES
-    told.entrance.hold(3 * STREAM_BYTES)  # what others hold
+    told.entrance.add_held_bytes(3 * STREAM_BYTES)  # what others hold
     assert [stream.take(request_body(b"x")) for stream in open_now] == [False, False, False]
     assert told.bench.lost(Loss.HELD_BYTES) == 3
 

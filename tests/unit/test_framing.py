@@ -51,7 +51,7 @@ def test_messages_are_told_apart_however_they_are_cut(step: int) -> None:
     log = Log(0, 5, CHUNKED, 0)
     log.feed(b"".join(wire), step)
     assert log.messages == wire
-    assert log.delimiter.at_rest
+    assert log.delimiter.is_between_messages
 
 
 def test_a_body_may_last_until_the_end() -> None:
@@ -70,7 +70,7 @@ def test_an_end_in_the_middle_completes_nothing() -> None:
     log.delimiter.feed(HEAD + b"1234")
     log.delimiter.eof()
     assert log.messages == []
-    assert not log.delimiter.at_rest
+    assert not log.delimiter.is_between_messages
 
 
 @pytest.mark.parametrize("step", [1, 100])
@@ -122,7 +122,7 @@ def test_a_body_costs_nothing_per_byte() -> None:
     log.delimiter.keep = False
     log.delimiter.feed(b"x" * 1000)
     assert log.now == HEAD
-    assert not log.delimiter.at_rest
+    assert not log.delimiter.is_between_messages
 
 
 def test_a_tunnel_is_followed_no_more() -> None:

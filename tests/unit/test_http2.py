@@ -465,6 +465,6 @@ def test_open_streams_and_header_tables_share_a_bound() -> None:
         observer = follow(bench, *((">", asked(ends, 2 * n + 1)) for n in range(250)))
         assert observer.is_active is is_active
         assert bench.slot.gauge(Gauge.BLIND) == (not is_active)
-        assert (bench.scope.parts.n_bytes > 0) is is_active
+        assert (bench.scope.memory.n_bytes > 0) is is_active
         observer.close()
-        assert bench.scope.parts.n_bytes == 0
+        assert bench.scope.memory.n_bytes == 0

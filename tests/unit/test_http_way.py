@@ -18,7 +18,7 @@ from quantdrift.sidecar.intake.gateway import Gateway
 from quantdrift.sidecar.intake.http import HttpIntake
 from quantdrift.sidecar.relay.observing.observer import CaptureScope
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
-from quantdrift.sidecar.state.counters import DENIED, Counters, Gauge, Slot
+from quantdrift.sidecar.state.counters import INTAKE_DENIALS, Counters, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
 
 pytestmark = pytest.mark.integration
@@ -64,7 +64,7 @@ async def serving(*, kserve_logger: bool = True) -> AsyncIterator[Server]:
         config.sidecar,
         routes=Routes(config.capture.protocols),
         sampler=Sampler(config.sampling, b"s", ExchangeIds(), 0.0),
-        offer=lambda *_: None,
+        send_frame=lambda *_: None,
         slot=slot,
         clock=SystemClock(),
     )
@@ -157,8 +157,8 @@ async def test_a_caller_without_the_token_learns_nothing(
     asked = {"Authorization": authorization}
     async with serving(kserve_logger=is_on) as server, server.asking(10**9, target, **asked) as (reader, _):
         assert await status(reader) == expected
-        noted = {gauge: server.slot.gauge(gauge) for gauge in DENIED.values()}
-        assert noted == {gauge: int(gauge is counted) for gauge in DENIED.values()}
+        noted = {gauge: server.slot.gauge(gauge) for gauge in INTAKE_DENIALS.values()}
+        assert noted == {gauge: int(gauge is counted) for gauge in INTAKE_DENIALS.values()}
 
 
 async def test_content_that_nobody_may_send_is_not_read_to_its_end() -> None:

@@ -62,8 +62,8 @@ def test_a_marked_request_comes_in_by_no_way(name: str) -> None:
     """Events of loggers, of Envoy and batches all go through one door."""
     sampling = Sampling(rate=1.0)
     bench = Bench(sampling)
-    assert Gateway(bench.scope).offer("/v2/models/digits/infer", {name: "1"}) is None
-    assert Gateway(bench.scope).offer("/v2/models/digits/infer", {}) is not None
+    assert Gateway(bench.scope).sample("/v2/models/digits/infer", {name: "1"}) is None
+    assert Gateway(bench.scope).sample("/v2/models/digits/infer", {}) is not None
     assert counts(bench, sampling) == (1, 0, 1)
 
 

@@ -45,7 +45,7 @@ POLICY = Policy(
 def total(model: str, *, faint: bool) -> float:
     """Return the inclusion probability that a sidecar gives an exchange."""
     attributes = {MODEL: model} | ({FAINT.key: "faint"} if faint else {})
-    return 0.8 * SecondPhase(POLICY.body_strata, b"s").thin("k", 0.8, attributes, None).pi2
+    return 0.8 * SecondPhase(POLICY.body_strata, b"s").draw("k", 0.8, attributes, None).pi2
 
 
 def test_a_stratum_of_a_model_takes_nothing_of_another() -> None:

@@ -95,7 +95,7 @@ def test_only_short_heads_are_remembered() -> None:
     short, long = (
         parse_request(head, 0, len(head)) for head in (post(b""), post(b"", INFER + b"?" + b"x" * 5000))
     )
-    places = [bench.scope.place(head, b"", 0, 0) for head in (short, short, long, long)]
+    places = [bench.scope.sampling_key(head, b"", 0, 0) for head in (short, short, long, long)]
     assert places[0] is places[1]
     assert places[2] is not places[3]
     assert places[2] == places[3]
@@ -261,7 +261,7 @@ def test_many_small_pieces_count_for_what_they_cost() -> None:
 def test_large_chunks_are_held_uncopied_and_small_parts_of_them_copied() -> None:
     """A part keeps no buffer of more than twice its size alive."""
     buffers: list[bytes | memoryview] = []
-    bench = Bench(offer=lambda _, frame: buffers.extend(frame))
+    bench = Bench(send_frame=lambda _, frame: buffers.extend(frame))
     head, body = post(b"x" * 10_000)[:-10_000], b"x" * 10_000
     observer = follow(bench, (">", head), (">", body))
     observer.response(answer(b"y" * 10) + answer(b"z" * 9_000)[:1])

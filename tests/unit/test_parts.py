@@ -7,8 +7,8 @@ import pytest
 from quantdrift.core.config.load import Secrets, load
 from quantdrift.core.config.parts import signature
 from quantdrift.core.errors import OperatorError
-from quantdrift.sidecar.state.config import FileWatch, LiveConfig, RowsError, follow, taken_over
-from quantdrift.sidecar.state.counters import MOST_ROWS, Row
+from quantdrift.sidecar.state.config import FileWatch, LiveConfig, RowsError, merge, reload
+from quantdrift.sidecar.state.counters import MAX_ROWS, Row
 
 pytestmark = pytest.mark.unit
 
@@ -76,21 +76,21 @@ def test_a_change_is_taken_over_when_it_rests(tmp_path: Path) -> None:
     """Half-written files are not looked at; a wrong one is told once, and the next change is looked at again."""
     path = written(tmp_path)
     settled, watch = LiveConfig.of(load(path, {})), FileWatch(path)
-    assert follow(watch, settled, Secrets()) is None
+    assert reload(watch, settled, Secrets()) is None
     path.write_text("[sampling]\nrate = 0.5")
-    assert follow(watch, settled, Secrets()) is None
-    found = follow(watch, settled, Secrets())
+    assert reload(watch, settled, Secrets()) is None
+    found = reload(watch, settled, Secrets())
     assert found is not None
     assert found.config.sampling.rate == 0.5
-    assert follow(watch, settled, Secrets()) is None
+    assert reload(watch, settled, Secrets()) is None
     path.write_text("[sampling]\nrat = 0.5")
-    assert follow(watch, settled, Secrets()) is None
+    assert reload(watch, settled, Secrets()) is None
     with pytest.raises(OperatorError, match="rate"):
-        follow(watch, settled, Secrets())
-    assert follow(watch, settled, Secrets()) is None
+        reload(watch, settled, Secrets())
+    assert reload(watch, settled, Secrets()) is None
     written(tmp_path, "", a='[[models]]\nname = "new"')
-    follow(watch, settled, Secrets())
-    found = follow(watch, settled, Secrets())
+    reload(watch, settled, Secrets())
+    found = reload(watch, settled, Secrets())
     assert found is not None
     assert found.config.models[0].name == "new"
 
@@ -100,9 +100,9 @@ def test_a_hashed_attribute_without_a_key_is_not_taken_over(tmp_path: Path) -> N
     path = written(tmp_path)
     settled, watch = LiveConfig.of(load(path, {})), FileWatch(path)
     path.write_text('[capture]\nheaders = ["x-user"]\nhmac = ["header.x-user"]')
-    follow(watch, settled, Secrets())
+    reload(watch, settled, Secrets())
     with pytest.raises(OperatorError, match="restart"):
-        follow(watch, settled, Secrets())
+        reload(watch, settled, Secrets())
 
 
 def test_ports_stay_and_bounds_follow(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_ports_stay_and_bounds_follow(tmp_path: Path) -> None:
         ),
         {},
     )
-    merged, waiting = taken_over(before, after)
+    merged, waiting = merge(before, after)
     assert merged.sidecar.listen == before.sidecar.listen
     assert merged.sidecar.max_held_bytes == 33554432
     assert merged.intake.pair_window_s == 1.0
@@ -129,12 +129,12 @@ def test_a_stratum_keeps_its_row(tmp_path: Path) -> None:
     one = '[[sampling.header_strata]]\nname = "{}"\nrate = 1.0\nheaders = {{ x = "{}" }}\n'
     settled = LiveConfig.of(load(written(tmp_path, one.format("a", 1)), {}))
     assert settled.rows == (Row("a"), Row("default"))
-    assert settled.places == {"": (0, 1)}
+    assert settled.rows_by_model == {"": (0, 1)}
     both = load(written(tmp_path, one.format("b", 2) + one.format("a", 1) + '[[models]]\nname = "m"'), {})
     settled = LiveConfig.of(both, settled.rows)
     assert settled.rows[2:] == (Row("b"), Row("b", "m"), Row("a", "m"), Row("default", "m"))
-    assert settled.places == {"": (2, 0, 1), "m": (3, 4, 5)}
+    assert settled.rows_by_model == {"": (2, 0, 1), "m": (3, 4, 5)}
     settled = LiveConfig.of(load(written(tmp_path, ""), {}), settled.rows)
-    assert settled.places == {"": (1,)}
+    assert settled.rows_by_model == {"": (1,)}
     with pytest.raises(RowsError, match="restart"):
-        LiveConfig.of(both, [Row(f"s{n}") for n in range(MOST_ROWS)])
+        LiveConfig.of(both, [Row(f"s{n}") for n in range(MAX_ROWS)])

@@ -10,7 +10,7 @@ from quantdrift.core.config import Config
 from quantdrift.core.sampling.pause import MAX_BYTES, MOST_MODELS, Order, Pause, PauseError, decode, encode
 from quantdrift.sidecar.capture.policy_watch import PolicyWatcher
 from quantdrift.sidecar.state.counters import Counters
-from quantdrift.sidecar.state.pause import Paused, PauseFiles, PauseSource, by_file, post
+from quantdrift.sidecar.state.pause import Paused, PauseFiles, PauseSource, read_pause_file, write_pause
 from quantdrift.sidecar.state.policy import NAME, PolicyFile, PolicyHistory
 
 pytestmark = pytest.mark.unit
@@ -46,8 +46,8 @@ def test_a_file_that_names_too_much_pauses_everything(tmp_path: Path, names: lis
     """More than asked is on the safe side; nothing is not."""
     file = tmp_path / "file"
     file.write_text("\n".join(names))
-    post(tmp_path, PauseSource.HERE, by_file(file, NOW))
-    assert PauseFiles(tmp_path).look() == Paused(everything=True)
+    write_pause(tmp_path, PauseSource.HERE, read_pause_file(file, NOW))
+    assert PauseFiles(tmp_path).refresh() == Paused(everything=True)
 
 
 def test_a_file_that_names_as_many_as_can_be_pauses_these(tmp_path: Path) -> None:
@@ -55,8 +55,8 @@ def test_a_file_that_names_as_many_as_can_be_pauses_these(tmp_path: Path) -> Non
     names = [f"model-{n}" for n in range(MOST_MODELS)]
     file = tmp_path / "file"
     file.write_text("\n".join(["# these", *names]))
-    post(tmp_path, PauseSource.HERE, by_file(file, NOW))
-    assert PauseFiles(tmp_path).look() == Paused(models=frozenset(names))
+    write_pause(tmp_path, PauseSource.HERE, read_pause_file(file, NOW))
+    assert PauseFiles(tmp_path).refresh() == Paused(models=frozenset(names))
 
 
 def test_a_bucket_that_is_away_resumes_nothing(tmp_path: Path) -> None:
@@ -64,9 +64,9 @@ def test_a_bucket_that_is_away_resumes_nothing(tmp_path: Path) -> None:
     config, slot = Config(), Counters.create(1, 1).slot(0)
     notice = PolicyFile(tmp_path / NAME)
     follower = PolicyWatcher(config, PolicyHistory(config.sampling), notice, slot, SystemClock())
-    follower.see_pause(encode(Pause(everything=ORDER)), tmp_path)
+    follower.handle_pause(encode(Pause(everything=ORDER)), tmp_path)
     for nothing in (None, b"no pause"):
-        follower.see_pause(nothing, tmp_path)
-        assert PauseFiles(tmp_path).look() == Paused(everything=True)
-    follower.see_pause(encode(Pause()), tmp_path)
-    assert not PauseFiles(tmp_path).look()
+        follower.handle_pause(nothing, tmp_path)
+        assert PauseFiles(tmp_path).refresh() == Paused(everything=True)
+    follower.handle_pause(encode(Pause()), tmp_path)
+    assert not PauseFiles(tmp_path).refresh()

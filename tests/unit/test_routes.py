@@ -34,7 +34,7 @@ def test_an_inference_request_is_found_by_its_path(
     """Query and authority are no part of it; both readers find the same."""
     for target in (path, path + "?a=/v2/models/b/infer", "http://host:1" + path):
         assert ALL.find(b"POST", target.encode()) == path.encode()
-    assert ALL.named("POST", path) == Route(protocol=protocol, model=model, version=version)
+    assert ALL.route("POST", path) == Route(protocol=protocol, model=model, version=version)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_an_inference_request_is_found_by_its_path(
 def test_the_relay_names_the_model_that_the_capture_process_names(path: str, model: str) -> None:
     """It counts by model what it takes: a name cut short would count for another."""
     assert model_in(path.encode()) == model
-    route = ALL.named("POST", path)
+    route = ALL.route("POST", path)
     assert route is not None
     assert unquote(route.model) == model
 
@@ -75,13 +75,13 @@ def test_the_relay_names_the_model_that_the_capture_process_names(path: str, mod
 def test_anything_else_is_not(method: str, path: str) -> None:
     """It passes, and neither reader looks at it."""
     assert ALL.find(method.encode(), path.encode()) is None
-    assert ALL.named(method, path) is None
+    assert ALL.route(method, path) is None
 
 
 def test_a_file_is_put_to_torchserve() -> None:
     """As `curl -T` does, and TorchServe's own examples."""
     assert ALL.find(b"PUT", b"/predictions/a?b=c") == b"/predictions/a"
-    assert ALL.named("PUT", "/predictions/a") == Route(protocol=Protocol.TORCHSERVE, model="a", version="")
+    assert ALL.route("PUT", "/predictions/a") == Route(protocol=Protocol.TORCHSERVE, model="a", version="")
     assert Routes([Protocol.OIP_REST]).find(b"PUT", b"/predictions/a") is None
 
 
@@ -90,5 +90,5 @@ def test_a_protocol_that_is_not_configured_is_not_found() -> None:
     one = Routes([Protocol.KSERVE_V1])
     assert one.find(b"POST", b"/v1/models/a:predict") == b"/v1/models/a:predict"
     assert one.find(b"POST", b"/v2/models/a/infer") is None
-    assert one.named("POST", "/v2/models/a/infer") is None
+    assert one.route("POST", "/v2/models/a/infer") is None
     assert Routes([]).find(b"POST", b"") is None

@@ -63,7 +63,7 @@ class End:
             config.sidecar,
             routes=Routes(config.capture.protocols),
             sampler=Sampler(config.sampling, b"s", ExchangeIds(), 0.0),
-            offer=lambda stratum, _: self.taken.append(stratum),
+            send_frame=lambda stratum, _: self.taken.append(stratum),
             slot=self.slot,
             clock=SystemClock(),
         )
@@ -81,7 +81,7 @@ class End:
             salt=b"s",
             sticky="",
             strata=policy_of(self._config.sampling, "e").header_strata,
-            places=self.settled.places[""],
+            rows=self.settled.rows_by_model[""],
             max_exchange_bytes=10_000,
         )
 
@@ -148,12 +148,12 @@ def test_what_is_drawn_by_another_sidecars_rates_is_not_sent(tmp_path: Path) -> 
     path = tmp_path / "tap"
     with serving(path, End(config_of("a", rate=1.0))):
         tap = tap_at(path)
-        chooser = tap._chooser
+        chooser = tap._sampler
     with serving(path, End(config_of("b", "a", rate=1.0))) as end:
-        wait(lambda: tap._chooser is not chooser, "the tap hears the second's rates")
-        now, tap._chooser = tap._chooser, chooser
+        wait(lambda: tap._sampler is not chooser, "the tap hears the second's rates")
+        now, tap._sampler = tap._sampler, chooser
         call(tap, "a")
-        tap._chooser = now
+        tap._sampler = now
         call(tap, "a", 2)
         wait(lambda: end.count("a", Count.TAKEN) == 3, "all are accounted for")
         row = end.settled.rows.index(Row("a"))
@@ -220,14 +220,14 @@ def test_threads_that_end_leave_nothing_but_their_counts() -> None:
     sender = TapClient("", 1000, lambda *_: None)
 
     def work() -> None:
-        sender.enrol().offered["a"] += 1
+        sender.thread_counts().offered["a"] += 1
 
     for _ in range(100):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()
     gc.collect()
-    assert len(sender._cells) + sender._final.qsize() <= 3
+    assert len(sender._counts) + sender._finished.qsize() <= 3
     assert sender._totals().offered == {"a": 100}
 
 
@@ -237,7 +237,7 @@ def test_threads_that_end_while_they_are_counted_are_counted_once() -> None:
     seen = [0]
 
     def work() -> None:
-        sender.enrol().offered["a"] += 1
+        sender.thread_counts().offered["a"] += 1
 
     for _ in range(300):
         threads = [threading.Thread(target=work) for _ in range(4)]
@@ -268,6 +268,6 @@ def test_a_tap_that_is_closed_stays_so_in_a_child(tmp_path: Path) -> None:
     """Neither thread nor connection comes back with a fork."""
     tap = Tap(str(tmp_path / "none"), model="digits")
     tap.close()
-    tap._begin_anew()
+    tap._restart_after_fork()
     call(tap, "a")
     assert tap._sender._thread is None

@@ -50,32 +50,32 @@ def test_of_the_strata_whose_conditions_all_hold_the_largest_rate_decides(
     attributes: dict[str, str], margin: float | None, stratum: str, pi2: float
 ) -> None:
     """Intervals are half open; without a margin a condition on it does not hold."""
-    decided = SecondPhase(STRATA, SALT).thin("a" * 32, 1.0, attributes, margin)
+    decided = SecondPhase(STRATA, SALT).draw("a" * 32, 1.0, attributes, margin)
     assert (decided.stratum, decided.pi2) == (stratum, pi2)
 
 
 def test_exchanges_are_kept_with_the_stratums_probability() -> None:
     """Of 4,000 fixed ids a quarter is kept within 5 standard errors; 0 and 1 are exact."""
     ids = [f"{i:032x}" for i in range(4000)]
-    share = sum(SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids) / len(ids)
+    share = sum(SecondPhase(STRATA, SALT).draw(i, 1.0, {}, None).kept for i in ids) / len(ids)
     assert abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / len(ids))
-    assert not any(SecondPhase(STRATA[2:3], SALT).thin(i, 1.0, {"header.x": "off"}, None).kept for i in ids)
-    assert all(SecondPhase(STRATA, SALT).thin(i, 1.0, {"header.x": "faint"}, 0.1).kept for i in ids)
+    assert not any(SecondPhase(STRATA[2:3], SALT).draw(i, 1.0, {"header.x": "off"}, None).kept for i in ids)
+    assert all(SecondPhase(STRATA, SALT).draw(i, 1.0, {"header.x": "faint"}, 0.1).kept for i in ids)
 
 
 def test_the_rate_is_the_total_probability_as_far_as_the_first_phase_goes() -> None:
     """Taken with 0.4 before, 0.25 in all leaves 0.625 here; what the first phase takes with 0.1 is kept whole."""
-    assert SecondPhase(STRATA, SALT).thin("a", 0.4, {}, None).pi2 == pytest.approx(0.625)
-    assert SecondPhase(STRATA, SALT).thin("a", 0.1, {}, None).pi2 == 1.0
+    assert SecondPhase(STRATA, SALT).draw("a", 0.4, {}, None).pi2 == pytest.approx(0.625)
+    assert SecondPhase(STRATA, SALT).draw("a", 0.1, {}, None).pi2 == 1.0
 
 
 def test_the_decision_belongs_to_the_id_and_the_epoch() -> None:
     """The same id in the same epoch is decided the same; another epoch decides anew."""
     ids = [f"{i:032x}" for i in range(100)]
-    first = [SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
-    assert first == [SecondPhase(STRATA, SALT).thin(i, 1.0, {}, None).kept for i in ids]
+    first = [SecondPhase(STRATA, SALT).draw(i, 1.0, {}, None).kept for i in ids]
+    assert first == [SecondPhase(STRATA, SALT).draw(i, 1.0, {}, None).kept for i in ids]
     assert first != [
-        SecondPhase(STRATA, phase_salt(b"secret", "e2")).thin(i, 1.0, {}, None).kept for i in ids
+        SecondPhase(STRATA, phase_salt(b"secret", "e2")).draw(i, 1.0, {}, None).kept for i in ids
     ]
 
 
@@ -165,4 +165,4 @@ def test_looking_strata_up_by_value_finds_what_looking_at_each_would() -> None:
                 for where in stratum.where
             )
         )
-        assert thinning.thin(str(number), 1.0, attributes, margin).pi2 == expected
+        assert thinning.draw(str(number), 1.0, attributes, margin).pi2 == expected

@@ -15,11 +15,11 @@ def test_a_change_before_the_first_look_is_found(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("[sampling]\nrate = 0.5\n")
     watch = FileWatch(path)
-    assert watch.look() is None
-    found = watch.look()
+    assert watch.poll() is None
+    found = watch.poll()
     assert found is not None
     assert found.sampling.rate == 0.5
-    assert watch.look() is None
+    assert watch.poll() is None
 
 
 def test_a_file_that_is_none_is_told_of_once_and_left(tmp_path: Path) -> None:
@@ -27,10 +27,10 @@ def test_a_file_that_is_none_is_told_of_once_and_left(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("no [toml")
     watch = FileWatch(path)
-    assert watch.look() is None
+    assert watch.poll() is None
     with pytest.raises(OperatorError):
-        watch.look()
-    assert watch.look() is None
+        watch.poll()
+    assert watch.poll() is None
     path.write_text("[sampling]\nrate = 0.25\n")
-    assert watch.look() is None
-    assert watch.look() is not None
+    assert watch.poll() is None
+    assert watch.poll() is not None

@@ -1,1 +1,1 @@
-"""Observing HTTP/1.1: framing, heads, and the observer of a connection."""
+"""The HTTP/1.1 observer and its message framing."""

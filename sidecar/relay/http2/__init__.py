@@ -1,1 +1,1 @@
-"""Observing HTTP/2: frames, header blocks, and the observer of a connection."""
+"""The HTTP/2 observer, its frames and its header blocks."""

@@ -1,7 +1,7 @@
-"""Tells the frames of one direction of an HTTP/2 connection apart (RFC 9113). Does no I/O and copies no body.
+"""Frames of one direction of an HTTP/2 connection (RFC 9113). It does no I/O and copies no body.
 
-What is in DATA frames is told by offsets; HEADERS with their CONTINUATION come as one block. Flow control, priorities
-and pings are passed over: here nobody sends.
+The content of DATA frames is passed on as offsets; HEADERS and their CONTINUATION frames are passed on as one
+block. Flow control, priorities and pings are ignored, because an observer sends nothing.
 """
 
 import struct
@@ -17,7 +17,7 @@ _HEAD = struct.Struct("!IBI")  # length and type, flags, stream
 _HEAD_BYTES = _HEAD.size
 _SETTING = struct.Struct("!HI")
 _STREAM = 0x7FFFFFFF
-_FRAME_BYTES = 16_384  # longest frame before anything else is agreed on
+_FRAME_BYTES = 16_384  # longest frame before the first SETTINGS
 _MAX_FRAME_SIZE = 5  # the setting
 _ANY = -1
 
@@ -40,14 +40,14 @@ _PADDING = "a frame's padding is longer than the frame"
 
 
 class Frames:
-    """Follows the frames of one direction.
+    """Finds the frames of one direction.
 
     Parameters
     ----------
     wanted
-        Streams whose content is asked for.
+        Streams whose content `on_piece` gets.
     on_block
-        Called with `stream, block, ends` of a complete header block: of the stream, or of one that is promised.
+        Called with `stream, block, ends` of a complete header block, of a stream or of a promised stream.
     on_piece
         Called with `stream, data, start, stop` of a part of a wanted stream's content.
     on_end
@@ -55,15 +55,15 @@ class Frames:
     on_reset
         Called with a stream that was reset.
     on_goaway
-        Called with the last stream that the sender of this direction has seen or will see to its end.
+        Called with the last stream that the sender of this direction has processed or will process.
     on_frame_bytes
-        Called with the longest frame that the sender of this direction takes.
+        Called with the longest frame that the sender of this direction accepts.
     max_header_bytes
-        Longest header block that is followed.
-    parts
-        Bounds what all directions hold of what came in parts.
+        Longest header block.
+    memory
+        Shared bound on partly received frames and header blocks.
     preface_bytes
-        What comes before the first frame.
+        Length of the preface before the first frame.
     """
 
     __slots__ = (
@@ -102,7 +102,7 @@ class Frames:
         on_goaway: Callable[[int], None],
         on_frame_bytes: Callable[[int], None],
         max_header_bytes: int,
-        parts: ObserverMemory,
+        memory: ObserverMemory,
         preface_bytes: int = 0,
     ) -> None:
         self._wanted = wanted
@@ -114,31 +114,33 @@ class Frames:
         self._on_frame_bytes = on_frame_bytes
         self._max_header_bytes = max_header_bytes
         self._max_frame_bytes = _FRAME_BYTES
-        self._only = _SETTINGS  # the one kind that may come next
-        # Of a frame that is not complete: its stream, and what is left of its content and of what follows it.
+        self._only = _SETTINGS  # the only type of frame that may come next
+        # Of an incomplete frame: its stream, the bytes left of its content, and the bytes left of its
+        # padding.
         self._stream = 0
         self._left = 0
         self._tail = preface_bytes
         self._ends = False
-        # A frame's head, or a frame that is read whole, that came in parts.
+        # An incomplete frame head, or an incomplete frame that must be read whole.
         self._partial = bytearray()
         self._need = 0
-        # A header block whose frames are not complete.
+        # An incomplete header block.
         self._block = bytearray()
-        self._share = MemoryShare(parts)
+        self._share = MemoryShare(memory)
         self._block_bytes = 0
         self._block_on = 0  # the stream of its frames
-        self._block_of = 0  # the stream that it is about
+        self._block_of = 0  # the stream that it belongs to
         self._block_ends = False
 
     @property
-    def at_rest(self) -> bool:
-        """Whether the last frame is complete and nothing of another has come."""
+    def is_between_messages(self) -> bool:
+        """Whether the last frame is complete and no byte of another one has arrived."""
         return not (self._partial or self._left or self._tail) and self._only == _ANY
 
     def allow(self, n_bytes: int) -> None:
-        """Take note that the receiver takes frames of this length."""
-        # One that takes less again may be sent a longer one until its word has been heard.
+        """Allow frames of this length, which the receiver accepts."""
+        # A receiver that lowers its limit may still get longer frames until the sender has read the new
+        # limit.
         self._max_frame_bytes = max(self._max_frame_bytes, n_bytes)
 
     def feed(self, chunk: bytes) -> None:
@@ -147,23 +149,23 @@ class Frames:
         Raises
         ------
         FramingError
-            Framing is lost; this must not be fed again.
+            Framing is lost; no more bytes may be fed.
         """
         size = len(chunk)
         pos = self._complete(chunk) if self._partial else 0
         while pos < size:
             if self._left or self._tail:
-                pos = self._go_on(chunk, pos)
+                pos = self._continue_data(chunk, pos)
                 continue
             if size - pos < _HEAD_BYTES:
-                self._wait(chunk, pos, _HEAD_BYTES)
+                self._buffer(chunk, pos, _HEAD_BYTES)
                 return
             word, flags, stream = _HEAD.unpack_from(chunk, pos)
             length, kind = word >> 8, word & 0xFF
             if length > self._max_frame_bytes:
-                raise FramingError("a frame is longer than it may be")
+                raise FramingError("a frame is longer than the receiver allows")
             if self._only not in (kind, _ANY):
-                raise FramingError("another frame is due")
+                raise FramingError("an unexpected type of frame")
             if kind == _DATA:
                 pos = self._data(chunk, pos, length, flags, stream & _STREAM)
                 continue
@@ -176,26 +178,26 @@ class Frames:
                 pos += length
             else:
                 if length > self._max_header_bytes:
-                    raise FramingError("a frame is too long to be held")
-                self._wait(chunk, pos - _HEAD_BYTES, _HEAD_BYTES + length)
+                    raise FramingError("a frame is too long to be buffered")
+                self._buffer(chunk, pos - _HEAD_BYTES, _HEAD_BYTES + length)
                 return
 
-    def _wait(self, chunk: bytes, pos: int, need: int) -> None:
+    def _buffer(self, chunk: bytes, pos: int, need: int) -> None:
         self._partial += chunk[pos:]
         self._need = need
         self._account()
 
     def forget(self) -> None:
-        """Let go of what came in parts: this must not be fed again."""
+        """Discard partly received data; no more bytes may be fed."""
         self._partial.clear()
         self._block.clear()
         self._account()
 
     def _account(self) -> None:
-        self._share.hold(len(self._partial) + len(self._block))
+        self._share.resize(len(self._partial) + len(self._block))
 
     def _complete(self, chunk: bytes) -> int:
-        """Fill up what came in parts; return how much of `chunk` that took."""
+        """Complete a partly received frame; return how many bytes of `chunk` that took."""
         partial = self._partial
         pos = 0
         while True:
@@ -213,12 +215,15 @@ class Frames:
                 return pos
 
     def _data(self, chunk: bytes, pos: int, length: int, flags: int, stream: int) -> int:
-        """Take a frame of content whose head is at `pos`, as far as it has come; return how far."""
+        """Take a DATA frame whose head is at `pos`, as far as it has arrived.
+
+        Return the position after it.
+        """
         size = len(chunk)
         start, tail = pos + _HEAD_BYTES, 0
         if flags & _PADDED:
             if start == size:
-                self._wait(chunk, pos, _HEAD_BYTES + 1)
+                self._buffer(chunk, pos, _HEAD_BYTES + 1)
                 return size
             tail = chunk[start]
             start, length = start + 1, length - 1 - tail
@@ -235,8 +240,8 @@ class Frames:
             self._on_end(stream)
         return stop + tail
 
-    def _go_on(self, chunk: bytes, pos: int) -> int:
-        """Take more of a frame's content, and of what follows it; return how far."""
+    def _continue_data(self, chunk: bytes, pos: int) -> int:
+        """Take more of a frame's content and padding; return the position after it."""
         size = len(chunk)
         if self._left:
             stop = min(size, pos + self._left)
@@ -255,13 +260,13 @@ class Frames:
     def _headers(self, flags: int, stream: int, content: bytes) -> None:
         content = _unpadded(flags, content)
         if flags & _PRIORITY:
-            content = _after(5, content)
+            content = _skip_prefix(5, content)
         self._begin(flags, stream, stream, content, ends=bool(flags & _END_STREAM))
 
     def _push_promise(self, flags: int, stream: int, content: bytes) -> None:
         content = _unpadded(flags, content)
         promised = int.from_bytes(content[:4], "big") & _STREAM
-        self._begin(flags, stream, promised, _after(4, content), ends=False)
+        self._begin(flags, stream, promised, _skip_prefix(4, content), ends=False)
 
     def _begin(self, flags: int, stream: int, about: int, part: bytes, *, ends: bool) -> None:
         if not stream:
@@ -271,7 +276,7 @@ class Frames:
 
     def _continuation(self, flags: int, stream: int, content: bytes) -> None:
         if self._only != _CONTINUATION or stream != self._block_on:
-            raise FramingError("headers go on that never began")
+            raise FramingError("a CONTINUATION frame without HEADERS")
         self._add(flags, content)
 
     def _add(self, flags: int, part: bytes) -> None:
@@ -280,7 +285,7 @@ class Frames:
             raise FramingError(f"a head is longer than {self._max_header_bytes} bytes")
         if not flags & _END_HEADERS:
             self._block += part
-            self._block_bytes += _HEAD_BYTES  # a flood of empty ones has an end, too
+            self._block_bytes += _HEAD_BYTES  # so that a flood of empty frames is bounded, too
             self._only = _CONTINUATION
             self._account()
             return
@@ -294,17 +299,17 @@ class Frames:
 
     def _rst_stream(self, flags: int, stream: int, content: bytes) -> None:
         if not stream or len(content) != 4:
-            raise FramingError("a reset of nothing, or without its code")
+            raise FramingError("a RST_STREAM frame without stream or error code")
         self._on_reset(stream)
 
     def _goaway(self, flags: int, stream: int, content: bytes) -> None:
         if stream or len(content) < 8:
-            raise FramingError("a farewell that is none")
+            raise FramingError("a malformed GOAWAY frame")
         self._on_goaway(int.from_bytes(content[:4], "big") & _STREAM)
 
     def _settings(self, flags: int, stream: int, content: bytes) -> None:
         if stream or len(content) % _SETTING.size or (flags & _ACK and content):
-            raise FramingError("settings that are none")
+            raise FramingError("a malformed SETTINGS frame")
         self._only = _ANY
         for setting, value in _SETTING.iter_unpack(content):
             if setting == _MAX_FRAME_SIZE:
@@ -328,7 +333,7 @@ def _unpadded(flags: int, content: bytes) -> bytes:
     return content[1 : len(content) - content[0]]
 
 
-def _after(n_bytes: int, content: bytes) -> bytes:
+def _skip_prefix(n_bytes: int, content: bytes) -> bytes:
     if len(content) < n_bytes:
-        raise FramingError("a frame of headers is cut short")
+        raise FramingError("a HEADERS frame is cut short")
     return content[n_bytes:]

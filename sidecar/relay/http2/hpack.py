@@ -1,11 +1,12 @@
-"""Reads the header blocks of one direction of an HTTP/2 connection (HPACK, RFC 7541), as far as they are asked for.
+"""Decoder of the header blocks (HPACK, RFC 7541) of one direction of an HTTP/2 connection.
 
-Every block must be followed, sampled or not, or the state is lost. Following takes only the representations' prefixes:
-Huffman-coded text stays coded until somebody asks for it, and a block that has come before in the same state is
-looked up. In gRPC nearly every block after the first one has.
+Every block must be read, sampled or not, or the state of the table is lost. Reading takes only the prefixes
+of the representations: Huffman-coded text stays coded until it is needed, and a block that was read before in
+the same state is looked up. In gRPC that is nearly every block after the first one.
 
-The dynamic table is a superset of the sender's: an entry's decoded length is not known, so it is evicted by the least
-that it can be. Indices count from the newest entry, so what is left too long at the far end is never met.
+The dynamic table is a superset of the sender's: the decoded length of an entry is unknown, so entries are
+evicted by their least possible length. Indices count from the newest entry, so an entry that stays too long
+is never referred to.
 """
 
 from collections import deque
@@ -19,23 +20,23 @@ from quantdrift.sidecar.relay.observing.heads import FramingError
 from quantdrift.sidecar.relay.observing.memory import MemoryShare, ObserverMemory
 
 Text = bytes | tuple[bytes]
-"""As it is, or Huffman-coded."""
+"""Plain, or in a tuple if Huffman-coded."""
 Field = tuple[Text, Text, int]
-"""Name, value, and how many bytes they are, coded as they are."""
+"""Name, value, and the number of their bytes in the coding that they have."""
 
 _STATIC: tuple[Field, ...] = tuple(
     (name, value, len(name) + len(value)) for name, value in HeaderTable.STATIC_TABLE
 )
 _N_STATIC = len(_STATIC)
-_ENTRY_BYTES = 32  # what an entry counts for beside its text (RFC 7541, 4.1)
-_TABLE_BYTES = 4096  # what a table may hold at first
+_ENTRY_BYTES = 32  # the overhead of an entry (RFC 7541, 4.1)
+_TABLE_BYTES = 4096  # initial size of a table
 _MAX_TABLE_BYTES = 64 * 1024
 _MAX_INTEGER_BYTES = 4  # after the prefix; no length or index needs more
 _LONGEST_CODE_BITS = 30
 _MEMO_BLOCKS = 32
-_MEMO_BYTES = 512  # longest block that is remembered
-_FIELD_BYTES = 250  # what a field costs beside its text, as it is kept here
-_CACHED_BYTES = 128  # longest coded text whose decoding is remembered
+_MEMO_BYTES = 512  # longest block that is cached
+_FIELD_BYTES = 250  # memory of a stored field in addition to its text
+_CACHED_BYTES = 128  # longest coded text whose decoding is cached
 
 
 class HeaderBlock:
@@ -46,7 +47,7 @@ class HeaderBlock:
     fields : list of Field
         In their order, pseudo-header fields first.
     digest : object
-        Kept with a block that may be met again, for who reads it: None at first.
+        For the reader to store what it derives from a block, which may be returned again; None at first.
     """
 
     __slots__ = ("digest", "fields")
@@ -57,14 +58,14 @@ class HeaderBlock:
 
 
 class HeaderBlockDecoder:
-    """Follows the header blocks of one direction.
+    """Reads the header blocks of one direction.
 
     Parameters
     ----------
     max_bytes
-        Longest block, and most that it may expand to.
-    parts
-        Bounds what all directions keep.
+        Longest block, encoded and decoded.
+    memory
+        Shared bound on tables and cached blocks.
     """
 
     __slots__ = (
@@ -78,8 +79,8 @@ class HeaderBlockDecoder:
         "_table_bytes",
     )
 
-    def __init__(self, max_bytes: int, parts: ObserverMemory) -> None:
-        self._share = MemoryShare(parts)
+    def __init__(self, max_bytes: int, memory: ObserverMemory) -> None:
+        self._share = MemoryShare(memory)
         self._max_bytes = max_bytes
         self._table: deque[Field] = deque()  # newest first
         self._table_bytes = 0
@@ -89,10 +90,10 @@ class HeaderBlockDecoder:
         self._memo_bytes = 0
 
     def forget(self) -> None:
-        """Let go of everything: nothing may be read any more."""
+        """Discard everything; no more blocks may be read."""
         self._table.clear()
         self._memo.clear()
-        self._share.hold(0)
+        self._share.resize(0)
 
     def read(self, data: bytes) -> HeaderBlock:
         """Return the next block of the direction.
@@ -100,7 +101,7 @@ class HeaderBlockDecoder:
         Raises
         ------
         FramingError
-            It is none, or passes a bound: the state is lost, and nothing may be read any more.
+            It is malformed or too long: the state is lost, and no more blocks may be read.
         """
         known = self._memo.get(data)
         if known is not None:
@@ -109,15 +110,15 @@ class HeaderBlockDecoder:
         try:
             block = HeaderBlock(self._fields(data))
         except IndexError as error:
-            raise FramingError("a header block is cut short, or names an entry that is not there") from error
+            raise FramingError("a header block is cut short, or refers to a missing table entry") from error
         if self._n_changes != before:
-            self._clear_memo()  # the same bytes would say something else now
+            self._clear_memo()  # the same bytes have another meaning in the new state
         elif len(data) <= _MEMO_BYTES:
             if len(self._memo) >= _MEMO_BLOCKS:
                 self._clear_memo()
             self._memo[data] = block
             self._memo_bytes += len(data) + _FIELD_BYTES * len(block.fields)
-        self._share.hold(_FIELD_BYTES * len(self._table) + self._table_bytes + self._memo_bytes)
+        self._share.resize(_FIELD_BYTES * len(self._table) + self._table_bytes + self._memo_bytes)
         return block
 
     def _clear_memo(self) -> None:
@@ -144,9 +145,8 @@ class HeaderBlockDecoder:
             else:
                 field, pos = self._literal(data, pos, first)
             fields.append(field)
-            total += (
-                field[2] + _ENTRY_BYTES
-            )  # as servers count (RFC 9113, 6.5.2): empty fields have an end, too
+            # Servers count like this (RFC 9113, 6.5.2), so that the number of empty fields is bounded, too.
+            total += field[2] + _ENTRY_BYTES
             if total > self._max_bytes:
                 raise FramingError(f"a head is longer than {self._max_bytes} bytes")
         return fields
@@ -186,7 +186,7 @@ class HeaderBlockDecoder:
         if n_bytes == 0x1F:
             n_bytes, pos = _integer(data, pos, n_bytes)
         if n_bytes > _MAX_TABLE_BYTES:
-            raise FramingError("a header table that is too large to be followed")
+            raise FramingError("a header table is too large")
         self._n_changes += 1
         self._max_table_bytes = n_bytes
         self._evict()
@@ -203,12 +203,12 @@ def text(value: Text) -> bytes:
     Raises
     ------
     FramingError
-        It is no Huffman code.
+        It is not a valid Huffman code.
     """
     if isinstance(value, bytes):
         return value
     coded = value[0]
-    return _remembered(coded) if len(coded) <= _CACHED_BYTES else _decode(coded)
+    return _decode_cached(coded) if len(coded) <= _CACHED_BYTES else _decode(coded)
 
 
 def _length(value: Text) -> int:
@@ -219,10 +219,10 @@ def _decode(coded: bytes) -> bytes:
     try:
         return decode_huffman(coded)
     except HPACKDecodingError as error:
-        raise FramingError("a header text is no Huffman code") from error
+        raise FramingError("a header text is not a valid Huffman code") from error
 
 
-_remembered = lru_cache(maxsize=1024)(_decode)
+_decode_cached = lru_cache(maxsize=1024)(_decode)
 
 
 def _least_bytes(field: Field) -> int:
@@ -230,12 +230,12 @@ def _least_bytes(field: Field) -> int:
 
 
 def _least_length(value: Text) -> int:
-    """Return the least number of characters that a text can have."""
+    """Return the least possible number of characters of a text."""
     return len(value) if isinstance(value, bytes) else len(value[0]) * 8 // _LONGEST_CODE_BITS
 
 
 def _integer(data: bytes, pos: int, prefix: int) -> tuple[int, int]:
-    """Return an integer whose prefix is full, and where it ends."""
+    """Return an integer that does not fit its prefix, and the position after it."""
     value = prefix
     for n in range(_MAX_INTEGER_BYTES):
         byte = data[pos + n]

@@ -1,6 +1,9 @@
-"""Rides along on an HTTP/2 connection with prior knowledge (h2c): pairs by stream what HTTP/1.1 pairs by order.
+"""The observer of an HTTP/2 connection with prior knowledge (h2c).
 
-What is taken is handed over as HTTP/1.1 would have it: a head, trailers in it, and the content of the DATA frames.
+It pairs requests with responses by stream.
+
+Sampled exchanges are handed over in the form of HTTP/1.1: a head, with the trailers in it, and the content of
+the DATA frames.
 """
 
 import re
@@ -13,32 +16,33 @@ from quantdrift.sidecar.relay.http2.hpack import HeaderBlock, HeaderBlockDecoder
 from quantdrift.sidecar.relay.observing.heads import FramingError
 from quantdrift.sidecar.relay.observing.memory import MemoryShare
 from quantdrift.sidecar.relay.observing.observer import CaptureBuffer, CaptureScope, ExchangeObserver
-from quantdrift.sidecar.sampling.first_phase import gather
+from quantdrift.sidecar.sampling.first_phase import add_header
 from quantdrift.sidecar.state.counters import Count
 
 _MAX_STREAMS = 10_000
-_STREAMS_AT_ONCE = 100  # what servers mostly allow
+_STREAMS_AT_ONCE = 100  # the usual limit of servers
 _STREAM_BYTES = 200
-_HEAD_BYTES = 1024  # longest head that is remembered
+_HEAD_BYTES = 1024  # longest head that is cached
 _VERSION = b"HTTP/2"
 _MARK = MARK.encode()
 _PROBES = re.compile(rb"/grpc\.|/inference\.GRPCInferenceService/(?:Server|ModelReady|ModelMetadata)")
 _NO_TARGET = re.compile(rb"[^!-~\x80-\xff]")
-# They speak of an HTTP/1.1 connection. Who writes them here all the same must not have a body read by them.
+# Fields of an HTTP/1.1 connection. If a client sends them over HTTP/2, they must not decide how a body is
+# read.
 _OF_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"}
 )
 
-# What has come to its end, of a stream.
+# Which half of a stream is complete.
 _NOTHING = 0
 _REQUEST = 1
 _RESPONSE = 2
 
 
-class _Asked:
-    """What a request's header block says."""
+class _RequestBlock:
+    """What the header block of a request says: its sampling key, and on demand its head."""
 
-    __slots__ = ("_block", "_head", "_method", "_target", "generation", "is_unknown", "place")
+    __slots__ = ("_block", "_head", "_method", "_target", "generation", "is_unknown", "sampling_key")
 
     def __init__(self, block: HeaderBlock, scope: CaptureScope) -> None:
         method = target = b""
@@ -54,34 +58,34 @@ class _Asked:
             elif field == b":authority":
                 has_authority = True
                 if b"host" in names:
-                    gather(headers, b"host", text(value))
-            elif field in names and not (field == b"host" and has_authority):  # as in what is handed over
-                gather(headers, field, text(value))
+                    add_header(headers, b"host", text(value))
+            elif field in names and not (field == b"host" and has_authority):  # the same rule as in `_fields`
+                add_header(headers, field, text(value))
         self.generation = scope.generation
         self._block = block
         self._head = b""
         self._method = method
         self._target = target
-        passed = _MARK in headers or _NO_TARGET.search(target)
-        path = None if passed else scope.routes.find(method, target)
-        self.place = None if path is None else scope.sampler.locate(method, path, headers)
+        is_excluded = _MARK in headers or _NO_TARGET.search(target)
+        path = None if is_excluded else scope.routes.find(method, target)
+        self.sampling_key = None if path is None else scope.sampler.key_for_headers(method, path, headers)
         self.is_unknown = (
             path is None and method == b"POST" and _MARK not in headers and not _PROBES.match(target)
         )
 
     @property
     def head(self) -> bytes:
-        """The head of the same request in HTTP/1.1."""
+        """The head of the same request in the form of HTTP/1.1."""
         head = self._head or request_head(self._method, self._target, _fields(self._block), _VERSION)
-        if len(head) <= _HEAD_BYTES:  # a short block may say a long one, and blocks are remembered
+        if len(head) <= _HEAD_BYTES:  # a short block may expand to a long head, and blocks are cached
             self._head = head
         return head
 
 
 class Http2Observer(ExchangeObserver):
-    """Follows one connection, from its preface on. Where framing or header state is lost, it lets go by itself.
+    """Observes one HTTP/2 connection from its preface on, until framing or header state is lost.
 
-    If a method raises all the same, `abandon` must be called, and nothing else any more.
+    If a method raises, `abandon` must be called, and no other method after it.
 
     Parameters
     ----------
@@ -90,43 +94,43 @@ class Http2Observer(ExchangeObserver):
     """
 
     __slots__ = (
-        "_last",
-        "_most",
+        "_captured",
+        "_last_stream",
+        "_max_open",
         "_open",
         "_request_blocks",
         "_requests",
         "_response_blocks",
         "_responses",
         "_share",
-        "_wanted",
     )
 
-    speaks_unasked = True
+    client_may_send_anytime = True
 
     def __init__(self, scope: CaptureScope) -> None:
         super().__init__(scope)
         limit = MAX_HEADER_BYTES
-        self._open: dict[int, int] = {}  # streams that are not complete
-        self._most = _STREAMS_AT_ONCE  # streams that may be open before more room is asked for
-        self._share = MemoryShare(scope.parts)
-        self._last = 0  # the newest of them
-        self._wanted: dict[int, CaptureBuffer] = {}
-        self._request_blocks = HeaderBlockDecoder(limit, scope.parts)
-        self._response_blocks = HeaderBlockDecoder(limit, scope.parts)
+        self._open: dict[int, int] = {}  # incomplete streams, with the complete half of each
+        self._max_open = _STREAMS_AT_ONCE  # open streams that the reserved memory is enough for
+        self._share = MemoryShare(scope.memory)
+        self._last_stream = 0  # the newest stream
+        self._captured: dict[int, CaptureBuffer] = {}
+        self._request_blocks = HeaderBlockDecoder(limit, scope.memory)
+        self._response_blocks = HeaderBlockDecoder(limit, scope.memory)
         self._requests = Frames(
-            self._wanted,
+            self._captured,
             on_block=self._request_block,
             on_piece=self._request_piece,
             on_end=self._request_end,
             on_reset=self._reset,
-            on_goaway=lambda _: None,  # of streams that the backend opens, which are not followed
-            on_frame_bytes=self._client_takes,
+            on_goaway=lambda _: None,  # it concerns streams that the backend opens, which are not observed
+            on_frame_bytes=self._set_client_frame_bytes,
             max_header_bytes=limit,
-            parts=scope.parts,
+            memory=scope.memory,
             preface_bytes=len(PREFACE),
         )
         self._responses = Frames(
-            self._wanted,
+            self._captured,
             on_block=self._response_block,
             on_piece=self._response_piece,
             on_end=self._response_end,
@@ -134,90 +138,90 @@ class Http2Observer(ExchangeObserver):
             on_goaway=self._goaway,
             on_frame_bytes=self._requests.allow,
             max_header_bytes=limit,
-            parts=scope.parts,
+            memory=scope.memory,
         )
 
     @property
     def is_idle(self) -> bool:
-        """Whether no stream is known to be open."""
-        return self.is_active and not self._open and self._requests.at_rest
+        """Whether no stream is open."""
+        return self.is_active and not self._open and self._requests.is_between_messages
 
     def request(self, chunk: bytes) -> None:
-        """Take bytes that the client sent, its preface first."""
+        """Take bytes from the client, its preface first."""
         if self.is_active:
             try:
                 self._requests.feed(chunk)
             except FramingError as error:
-                self._blind(error)
+                self._on_framing_error(error)
 
     def response(self, chunk: bytes) -> None:
-        """Take bytes that the backend sent."""
+        """Take bytes from the backend."""
         if self.is_active:
             try:
                 self._responses.feed(chunk)
             except FramingError as error:
-                self._blind(error)
+                self._on_framing_error(error)
 
     def response_eof(self) -> None:
-        """Take note that the backend will send no more: that completes nothing here."""
+        """Do nothing: in HTTP/2 the end of file completes no exchange."""
 
     def abandon(self, loss: Loss) -> None:
-        """Let go of everything held, counted under `loss`, and follow no more."""
+        """Drop all buffered exchanges, counted under `loss`, and stop observing."""
         super().abandon(loss)
         self._open.clear()
-        self._wanted.clear()
-        self._share.hold(0)
+        self._captured.clear()
+        self._share.resize(0)
         for part in (self._requests, self._responses, self._request_blocks, self._response_blocks):
             part.forget()
 
-    def _client_takes(self, n_bytes: int) -> None:
+    def _set_client_frame_bytes(self, n_bytes: int) -> None:
         self._responses.allow(n_bytes)
 
     def _request_block(self, stream: int, data: bytes, ends: bool) -> None:  # noqa: FBT001 - called back
         block = self._request_blocks.read(data)
-        if stream in self._open:  # trailers: there is nothing in them that is used
+        if stream in self._open:  # trailers of a request are not used
             if ends:
                 self._request_end(stream)
             return
-        if stream <= self._last:
-            return  # it was reset while this was on its way
+        if stream <= self._last_stream:
+            return  # the stream was reset while this block was on its way
         if not stream & 1:
-            raise FramingError("a stream that no client opens")
-        if len(self._open) >= self._most:
+            raise FramingError("a stream number that a client must not open")
+        if len(self._open) >= self._max_open:
             self._allow_more()
-        self._last = stream
+        self._last_stream = stream
         self._open[stream] = _NOTHING
-        asked = block.digest
-        if not isinstance(asked, _Asked) or asked.generation != self._scope.generation:
-            asked = block.digest = _Asked(block, self._scope)
+        request_block = block.digest
+        if not isinstance(request_block, _RequestBlock) or request_block.generation != self._scope.generation:
+            request_block = block.digest = _RequestBlock(block, self._scope)
         slot = self._scope.slot
-        if asked.place is None:
-            self._scope.ignore(is_unknown=asked.is_unknown)
+        if request_block.sampling_key is None:
+            self._scope.count_ignored(is_unknown=request_block.is_unknown)
         else:
-            slot.add(asked.place.stratum, Count.OFFERED)
-            draw = self._scope.sampler.take(asked.place)
+            slot.add(request_block.sampling_key.stratum, Count.OFFERED)
+            draw = self._scope.sampler.take(request_block.sampling_key)
             if draw is not None and not self._scope.refuses(draw.stratum):
-                held, head = self._take(draw), asked.head
-                held.request_head_bytes = len(head)
-                self._wanted[stream] = held
-                self._hold_request(stream, held, head, 0, len(head))
+                buffer, head = self._start_capture(draw), request_block.head
+                buffer.request_head_bytes = len(head)
+                self._captured[stream] = buffer
+                self._hold_request(stream, buffer, head, 0, len(head))
         if ends:
             self._request_end(stream)
 
     def _allow_more(self) -> None:
-        if self._most >= _MAX_STREAMS:
+        if self._max_open >= _MAX_STREAMS:
             raise FramingError("too many streams are open")
-        self._most = min(2 * self._most, _MAX_STREAMS)
-        self._share.hold(self._most * _STREAM_BYTES)
+        self._max_open = min(2 * self._max_open, _MAX_STREAMS)
+        self._share.resize(self._max_open * _STREAM_BYTES)
 
     def _request_piece(self, stream: int, data: bytes, start: int, stop: int) -> None:
-        self._hold_request(stream, self._wanted[stream], data, start, stop)
+        self._hold_request(stream, self._captured[stream], data, start, stop)
 
-    def _hold_request(self, stream: int, held: CaptureBuffer, data: bytes, start: int, stop: int) -> None:
-        if self._keep(held, held.request, data, start, stop):
-            held.request_bytes += stop - start
+    def _hold_request(self, stream: int, buffer: CaptureBuffer, data: bytes, start: int, stop: int) -> None:
+        if self._keep(buffer, buffer.request, data, start, stop):
+            buffer.request_bytes += stop - start
         else:
-            self._wanted.pop(stream, None)
+            self._captured.pop(stream, None)
 
     def _request_end(self, stream: int) -> None:
         state = self._open.get(stream)
@@ -228,63 +232,63 @@ class Http2Observer(ExchangeObserver):
 
     def _response_block(self, stream: int, data: bytes, ends: bool) -> None:  # noqa: FBT001 - called back
         block = self._response_blocks.read(data)
-        if stream > self._last and stream & 1:
-            raise FramingError("a response to no request")
-        held = self._wanted.get(stream)
-        if held is not None:
-            if held.response_head_bytes:
-                self._extend_head(stream, held, field_lines(_fields(block)))  # trailers
+        if stream > self._last_stream and stream & 1:
+            raise FramingError("a response without a request")
+        buffer = self._captured.get(stream)
+        if buffer is not None:
+            if buffer.response_head_bytes:
+                self._extend_head(stream, buffer, field_lines(_fields(block)))  # trailers
             else:
-                self._begin_head(stream, held, block)
+                self._begin_head(stream, buffer, block)
         if ends:
             self._response_end(stream)
 
-    def _begin_head(self, stream: int, held: CaptureBuffer, block: HeaderBlock) -> None:
+    def _begin_head(self, stream: int, buffer: CaptureBuffer, block: HeaderBlock) -> None:
         status = next((text(value) for name, value, _ in block.fields if name == b":status"), b"")
         if status.startswith(b"1"):
             return  # an interim response, before the final one
         head = b"%b %b \r\n%b" % (_VERSION, status, field_lines(_fields(block)))
-        if self._hold_response(stream, held, head, 0, len(head)):
-            held.response_head_bytes = len(head)
+        if self._hold_response(stream, buffer, head, 0, len(head)):
+            buffer.response_head_bytes = len(head)
 
-    def _extend_head(self, stream: int, held: CaptureBuffer, lines: bytes) -> None:
-        if self._hold_response(stream, held, lines, 0, len(lines), pieces=[]):
-            held.response[0] = b"".join((held.response[0], lines))
-            held.response_head_bytes += len(lines)
+    def _extend_head(self, stream: int, buffer: CaptureBuffer, lines: bytes) -> None:
+        if self._hold_response(stream, buffer, lines, 0, len(lines), pieces=[]):
+            buffer.response[0] = b"".join((buffer.response[0], lines))
+            buffer.response_head_bytes += len(lines)
 
     def _response_piece(self, stream: int, data: bytes, start: int, stop: int) -> None:
-        held = self._wanted[stream]
-        if held.response_head_bytes:
-            self._hold_response(stream, held, data, start, stop)
+        buffer = self._captured[stream]
+        if buffer.response_head_bytes:
+            self._hold_response(stream, buffer, data, start, stop)
         else:
-            self._lose(stream, Loss.FRAMING)  # content before any head
+            self._lose(stream, Loss.FRAMING)  # content before the head
 
     def _hold_response(
         self,
         stream: int,
-        held: CaptureBuffer,
+        buffer: CaptureBuffer,
         data: bytes,
         start: int,
         stop: int,
         *,
         pieces: list[bytes | memoryview] | None = None,
     ) -> bool:
-        keeps = self._keep(held, held.response if pieces is None else pieces, data, start, stop)
+        keeps = self._keep(buffer, buffer.response if pieces is None else pieces, data, start, stop)
         if keeps:
-            held.response_bytes += stop - start
+            buffer.response_bytes += stop - start
         else:
-            self._wanted.pop(stream, None)
+            self._captured.pop(stream, None)
         return keeps
 
     def _response_end(self, stream: int) -> None:
         state = self._open.get(stream)
         if state is None:
             return
-        held = self._wanted.get(stream)
-        if held is not None:
-            if held.response_head_bytes:
-                self._extend_head(stream, held, b"\r\n")
-                self._answered(held)
+        buffer = self._captured.get(stream)
+        if buffer is not None:
+            if buffer.response_head_bytes:
+                self._extend_head(stream, buffer, b"\r\n")
+                self._mark_complete(buffer)
             else:
                 self._lose(stream, Loss.FRAMING)
         if state == _REQUEST:
@@ -294,27 +298,30 @@ class Http2Observer(ExchangeObserver):
 
     def _complete(self, stream: int) -> None:
         del self._open[stream]
-        held = self._wanted.pop(stream, None)
-        if held is not None:
-            self._hand_over(held)
+        buffer = self._captured.pop(stream, None)
+        if buffer is not None:
+            self._hand_over(buffer)
 
     def _reset(self, stream: int) -> None:
         if self._open.pop(stream, None) is not None:
             self._lose(stream, Loss.TRUNCATED)
 
     def _goaway(self, last: int) -> None:
-        """Take note that the backend will not answer what is newer: its client asks again elsewhere."""
+        """Drop the streams after `last`.
+
+        The backend will not answer them, and the client sends them again elsewhere.
+        """
         for stream in [stream for stream in self._open if stream > last]:
             self._reset(stream)
 
     def _lose(self, stream: int, loss: Loss) -> None:
-        held = self._wanted.pop(stream, None)
-        if held is not None:
-            self._let_go(held, loss)
+        buffer = self._captured.pop(stream, None)
+        if buffer is not None:
+            self._drop(buffer, loss)
 
 
 def _fields(block: HeaderBlock) -> list[tuple[bytes, bytes]]:
-    """Return the fields of a block as an HTTP/1.1 head has them."""
+    """Return the fields of a block in the form of an HTTP/1.1 head."""
     fields: list[tuple[bytes, bytes]] = []
     has_authority = False
     for coded_name, coded_value, _ in block.fields:
@@ -323,7 +330,6 @@ def _fields(block: HeaderBlock) -> list[tuple[bytes, bytes]]:
             has_authority = True
             fields.insert(0, (b"host", value))
         elif name not in _OF_CONNECTION and not (name == b"host" and has_authority):
-            fields.append(
-                (name, value)
-            )  # the other pseudo-header fields have no name there, and are left out
+            # `http_head` leaves out the other pseudo-header fields, whose names are invalid in HTTP/1.1.
+            fields.append((name, value))
     return fields

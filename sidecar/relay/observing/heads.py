@@ -1,7 +1,7 @@
-"""What the head of an HTTP/1.1 message says about where the message ends. Nothing else of it is read.
+"""Heads of HTTP/1.1 messages, read only as far as needed to find where the message ends.
 
-Whatever two parsers might understand differently is refused (RFC 9112, 6.3 and 11.2): to follow a connection wrongly
-is worse than not to follow it.
+A head that two parsers might understand differently is refused (RFC 9112, 6.3 and 11.2): following a
+connection wrongly is worse than not following it.
 """
 
 import re
@@ -29,14 +29,14 @@ __all__ = [
     "parse_response",
 ]
 
-UNTIL_CLOSE = -2  # a body's length, as `CHUNKED` is
+UNTIL_CLOSE = -2  # a length of a body, like `CHUNKED`
 
 _REQUEST_LINE = re.compile(rb"([!-~]+) ([!-~\x80-\xff]+) HTTP/1\.([01])")
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?:[ ][^\r\n]*)?")
 
 
 class RequestHead(msgspec.Struct, frozen=True, gc=False):
-    """A request's start line, and how long its body is.
+    """The start line of a request and the length of its body.
 
     Parameters
     ----------
@@ -45,11 +45,11 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
     body
         Bytes, or `CHUNKED`.
     upgrade
-        Whether what follows the request depends on the answer (`Upgrade`, CONNECT).
+        Whether the protocol after the request depends on the response (`Upgrade`, CONNECT).
     expect
-        Whether the body may be left out, depending on the answer.
+        Whether the client may leave out the body, depending on the response (`Expect`).
     wanted
-        The lines of the fields that were asked for, in their order.
+        The lines of the fields that sampling needs, in their order.
     """
 
     method: bytes
@@ -61,14 +61,14 @@ class RequestHead(msgspec.Struct, frozen=True, gc=False):
 
 
 class ResponseHead(msgspec.Struct, frozen=True, gc=False):
-    """A response's status, and how long the body is that its fields announce.
+    """The status of a response and the length of the body that its fields announce.
 
     Parameters
     ----------
     status
         100 to 599.
     body
-        Bytes, `CHUNKED` or `UNTIL_CLOSE`; not yet in the light of the status and of the request's method.
+        Bytes, `CHUNKED` or `UNTIL_CLOSE`, before the status and the method of the request are considered.
     """
 
     status: int
@@ -79,37 +79,39 @@ def parse_request(
     data: bytes,
     start: int,
     stop: int,
-    lines: FieldCache | None = None,
-    habit: CachedHead[RequestHead] | None = None,
+    field_cache: FieldCache | None = None,
+    cached_head: CachedHead[RequestHead] | None = None,
 ) -> RequestHead:
     """Return the request head in `data[start:stop]`, which ends with its empty line.
 
     Parameters
     ----------
     data, start, stop
-        Where it is.
-    lines
-        What was seen of heads so far.
-    habit
-        Of this client; the head may become it.
+        The buffer and the position of the head in it.
+    field_cache
+        Header lines seen so far.
+    cached_head
+        The usual head of this client; the head may become it.
 
     Raises
     ------
     FramingError
-        It is none of HTTP/1, or what it says of its length is doubtful.
+        It is not an HTTP/1 head, or its statement of the length is ambiguous.
     """
     text = data[start : stop - 4]
-    first, length, others, wanted, varying = _fields(text, FieldCache() if lines is None else lines)
+    first, length, others, wanted, varying = _fields(
+        text, FieldCache() if field_cache is None else field_cache
+    )
     line = _REQUEST_LINE.fullmatch(first)
     if line is None:
-        raise FramingError("this is no HTTP/1 request")
+        raise FramingError("not an HTTP/1 request")
     method, target, minor = line.groups()
     if length == CHUNKED and minor != b"1":
-        raise FramingError("a Transfer-Encoding that is not followed")
+        raise FramingError("an unsupported Transfer-Encoding")
     upgrade = method == b"CONNECT" or UPGRADE in others
     head = RequestHead(method, target, length or 0, upgrade, EXPECT in others, wanted)
-    if habit is not None and varying:
-        habit.keep(text, varying, head)
+    if cached_head is not None and varying:
+        cached_head.store(text, varying, head)
     return head
 
 
@@ -117,47 +119,50 @@ def parse_response(
     data: bytes,
     start: int,
     stop: int,
-    lines: FieldCache | None = None,
-    habit: CachedHead[ResponseHead] | None = None,
+    field_cache: FieldCache | None = None,
+    cached_head: CachedHead[ResponseHead] | None = None,
 ) -> ResponseHead:
     """Return the response head in `data[start:stop]`; parameters and errors as for a request."""
     text = data[start : stop - 4]
-    first, length, _, _, varying = _fields(text, FieldCache() if lines is None else lines)
+    first, length, _, _, varying = _fields(text, FieldCache() if field_cache is None else field_cache)
     line = _STATUS_LINE.fullmatch(first)
     if line is None:
-        raise FramingError("this is no HTTP/1 response")
+        raise FramingError("not an HTTP/1 response")
     minor, status = line.groups()
     if length == CHUNKED and minor != b"1":
-        raise FramingError("a Transfer-Encoding that is not followed")
+        raise FramingError("an unsupported Transfer-Encoding")
     head = ResponseHead(int(status), UNTIL_CLOSE if length is None else length)
-    if habit is not None and varying:
-        habit.keep(text, varying, head)
+    if cached_head is not None and varying:
+        cached_head.store(text, varying, head)
     return head
 
 
-def _fields(text: bytes, lines: FieldCache) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
-    """Return what a head without its empty line tells.
+def _fields(
+    text: bytes, field_cache: FieldCache
+) -> tuple[bytes, int | None, set[int], tuple[bytes, ...], bytes]:
+    """Parse a head without its empty line.
 
-    The start line; the body's length, or None where no field tells it; what else fields mean; the lines that are
-    wanted; and the one field whose value may be another the next time, or nothing.
+    Returns the start line; the length of the body, or None if no field states it; the other meanings of
+    fields; the lines that sampling needs; and the one field whose value may differ the next time, or an empty
+    one.
     """
-    plain, meanings = lines.plain, lines.meanings
-    told = text.split(b"\r\n")
-    telling = [line for line in told if line not in plain]
-    if told[0] in plain:
+    plain, meanings = field_cache.plain, field_cache.meanings
+    lines = text.split(b"\r\n")
+    relevant = [line for line in lines if line not in plain]
+    if lines[0] in plain:
         raise FramingError("a head without a start line")
     length: int | None = None
     others: set[int] = set()
     wanted: list[bytes] = []  # a hostile head may repeat one field ten thousand times
     n_new, varying = 0, b""
-    for line in telling[1:]:
+    for line in relevant[1:]:
         meaning = meanings.get(line)
         if meaning is None:
-            meaning = lines.learn(line)
+            meaning = field_cache.learn(line)
             n_new += 1
         if meaning >= CHUNKED:
             if length is not None:
-                raise FramingError("the length of the body is told twice")
+                raise FramingError("two header fields state the length of the body")
             length = meaning
         elif meaning == WANTED:
             wanted.append(line)
@@ -166,7 +171,7 @@ def _fields(text: bytes, lines: FieldCache) -> tuple[bytes, int | None, set[int]
         else:
             others.add(meaning)
     if n_new == 0:
-        varying = next((line for line in told[::-1] if line in plain), b"")
+        varying = next((line for line in lines[::-1] if line in plain), b"")
     elif n_new > 1:
         varying = b""
-    return telling[0], length, others, tuple(wanted), varying
+    return relevant[0], length, others, tuple(wanted), varying

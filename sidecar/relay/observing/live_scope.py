@@ -1,9 +1,9 @@
-"""The first sampling phase of one process, as configuration, policy and pause change under it."""
+"""The first sampling phase of one process, kept up to date with configuration, policy and pause."""
 
 from pathlib import Path
 
 from quantdrift.core.clock import Clock
-from quantdrift.sidecar.relay.observing.observer import CaptureScope, Offer
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, SendFrame
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.config import LiveConfig, LiveConfigFile
@@ -14,85 +14,91 @@ from quantdrift.sidecar.state.routes import Routes
 
 
 class LiveScope:
-    """What a relay worker and the intake process draw by.
+    """The capture scope of a relay worker or the intake process, refreshed from the files of the sidecar.
 
     Parameters
     ----------
-    settlement
-        The configuration that holds.
+    live_config_file
+        The configuration in effect.
     secret
         Key of the salts.
     directory
-        Where policy and pause are told.
-    offer
-        Takes a finished exchange.
+        Where the policy file and the pause files are.
+    send_frame
+        Called with each finished exchange.
     slot
-        The process's counts.
-    clock
-        Tells the time.
-    gate
-        Refuses what was drawn; without it nothing is.
+        The counters of the process.
+    load_shedding
+        Refuses a share of the drawn requests; None: no request is refused.
 
     Attributes
     ----------
     scope : CaptureScope
-        What is shared by all that draw.
-    directives : PolicyHistory
-        Whose rates hold.
+        The scope that observers or gateway use.
+    policy_history : PolicyHistory
+        The policies received; the newest valid one is in effect.
     is_paused : bool
-        Whether nothing is to be taken, as of the last look.
+        Whether sampling is paused altogether, as of the last refresh.
     """
 
     def __init__(
         self,
-        settlement: LiveConfigFile,
+        live_config_file: LiveConfigFile,
         secret: bytes,
         directory: Path,
         *,
-        offer: Offer,
+        send_frame: SendFrame,
         slot: Slot,
         clock: Clock,
-        gate: LoadShedding | None = None,
+        load_shedding: LoadShedding | None = None,
     ) -> None:
-        config = settlement.settled.config
-        self._settlement = settlement
+        config = live_config_file.current.config
+        self._live_config_file = live_config_file
         self._secret = secret
         self._clock = clock
-        self._mint = ExchangeIds()
-        self._notice, self._pauses = PolicyFile(directory / NAME), PauseFiles(directory)
-        self.directives = PolicyHistory(config.sampling)
-        self._notice.read(self.directives)
+        self._exchange_ids = ExchangeIds()
+        self._policy_file, self._pauses = PolicyFile(directory / NAME), PauseFiles(directory)
+        self.policy_history = PolicyHistory(config.sampling)
+        self._policy_file.read(self.policy_history)
         self.scope = CaptureScope(
             config.sidecar,
             routes=Routes(config.capture.protocols),
             sampler=self._sampler(),
-            offer=offer,
+            send_frame=send_frame,
             slot=slot,
             clock=clock,
-            gate=gate,
+            load_shedding=load_shedding,
         )
-        self._refresh()
+        self._refresh_sampler()
 
-    def look(self) -> LiveConfig | None:
-        """Go over to what holds now; return another configuration, if there is one. Called about once a second."""
-        settled = self._settlement.settled if self._settlement.refresh() else None
-        if settled is not None:
-            self.directives.reconfigure(settled.config.sampling)
-            routes = Routes(settled.config.capture.protocols)
-            self.scope.reconfigure(settled.config.sidecar, routes, self._sampler())
-        self._notice.read(self.directives)
-        self._refresh()
-        return settled
+    def refresh(self) -> LiveConfig | None:
+        """Apply the present configuration, policy and pause; return the configuration if it has changed.
 
-    def _refresh(self) -> None:
-        self.is_paused = self._pauses.look().everything
+        Called about once a second.
+        """
+        live_config = self._live_config_file.current if self._live_config_file.refresh() else None
+        if live_config is not None:
+            self.policy_history.reconfigure(live_config.config.sampling)
+            routes = Routes(live_config.config.capture.protocols)
+            self.scope.reconfigure(live_config.config.sidecar, routes, self._sampler())
+        self._policy_file.read(self.policy_history)
+        self._refresh_sampler()
+        return live_config
+
+    def _refresh_sampler(self) -> None:
+        self.is_paused = self._pauses.refresh().everything
         self.scope.sampler.refresh(self._now_s(), paused=self.is_paused)
 
     def _sampler(self) -> Sampler:
-        settled = self._settlement.settled
-        sampling = settled.config.sampling
+        live_config = self._live_config_file.current
+        sampling = live_config.config.sampling
         return Sampler(
-            sampling, self._secret, self._mint, self._now_s(), self.directives, places=settled.places
+            sampling,
+            self._secret,
+            self._exchange_ids,
+            self._now_s(),
+            self.policy_history,
+            rows=live_config.rows_by_model,
         )
 
     def _now_s(self) -> float:

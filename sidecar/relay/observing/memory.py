@@ -1,23 +1,23 @@
-"""Bounds what a relay worker's observers hold to follow their connections, all of them together."""
+"""The bound on the memory that all observers of a relay worker use to follow their connections."""
 
 from quantdrift.sidecar.relay.observing.errors import FramingError
 
-FOR_EACH_BYTES = 16 * 1024
-"""Room for each connection that may be observed. It is shared: mostly an HTTP/1.1 connection needs none of it."""
+BYTES_PER_CONNECTION = 16 * 1024
+"""Memory for each connection that may be observed. It is shared: an HTTP/1.1 connection mostly needs none."""
 
 
 class ObserverMemory:
-    """What is held of heads that came in parts, of HTTP/2's header tables and of its open streams.
+    """The memory used for partly received heads, and for HTTP/2 header tables and open streams.
 
     Parameters
     ----------
     limit_bytes
-        Most of it.
+        The most memory that may be used.
 
     Attributes
     ----------
     n_bytes : int
-        Held now.
+        In use now.
     """
 
     __slots__ = ("limit_bytes", "n_bytes")
@@ -26,37 +26,39 @@ class ObserverMemory:
         self.limit_bytes = limit_bytes
         self.n_bytes = 0
 
-    def hold(self, n_bytes: int) -> None:
+    def add(self, n_bytes: int) -> None:
         """Account for `n_bytes` more, or fewer.
 
         Raises
         ------
         FramingError
-            It is too much. It is accounted for all the same, until it is let go.
+            The limit is exceeded. The bytes are counted all the same, until they are released.
         """
         self.n_bytes += n_bytes
         if n_bytes > 0 and self.n_bytes > self.limit_bytes:
-            raise FramingError("too much is held of what came in parts")
+            raise FramingError(
+                "the observers of this worker use too much memory for partly received messages"
+            )
 
 
 class MemoryShare:
-    """What one holder has of it.
+    """The part of it that one user has.
 
     Parameters
     ----------
-    parts
-        Of all.
+    memory
+        Shared by all.
     """
 
-    __slots__ = ("_n_bytes", "_parts")
+    __slots__ = ("_memory", "_n_bytes")
 
-    def __init__(self, parts: ObserverMemory) -> None:
-        self._parts = parts
+    def __init__(self, memory: ObserverMemory) -> None:
+        self._memory = memory
         self._n_bytes = 0
 
-    def hold(self, n_bytes: int) -> None:
-        """Hold exactly so much from now on; errors as for all together."""
+    def resize(self, n_bytes: int) -> None:
+        """Use exactly `n_bytes` from now on; errors as for `ObserverMemory.add`."""
         more = n_bytes - self._n_bytes
         if more:
             self._n_bytes = n_bytes
-            self._parts.hold(more)
+            self._memory.add(more)

@@ -1,4 +1,4 @@
-"""What the observers of a relay worker share: its bounds and counts, and how an exchange that was taken is held."""
+"""The base of the observers: the scope that they share, and the buffer of a sampled exchange."""
 
 import logging
 from abc import ABC, abstractmethod
@@ -12,7 +12,7 @@ from quantdrift.core.records import MARK, Loss
 from quantdrift.sidecar.handoff.frame import PIECE_BYTES, RawMeta, frame
 from quantdrift.sidecar.relay.observing.head_cache import FieldCache, HeadCache, remember
 from quantdrift.sidecar.relay.observing.heads import FramingError, RequestHead, ResponseHead
-from quantdrift.sidecar.relay.observing.memory import FOR_EACH_BYTES, ObserverMemory
+from quantdrift.sidecar.relay.observing.memory import BYTES_PER_CONNECTION, ObserverMemory
 from quantdrift.sidecar.sampling.first_phase import Draw, Sampler, SamplingKey
 from quantdrift.sidecar.sampling.load_shedding import LoadShedding
 from quantdrift.sidecar.state.counters import Count, Gauge, Slot
@@ -20,69 +20,70 @@ from quantdrift.sidecar.state.routes import Routes
 
 _LOG = logging.getLogger(__name__)
 
-_PLACE_BYTES = 1024  # longest target and fields that are remembered
-_HELD_BYTES = 500  # what a held exchange costs beside its buffers
+_KEY_BYTES = 1024  # longest target and fields that are cached
+_HELD_BYTES = 500  # memory of a buffered exchange in addition to its bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MARK = MARK.encode()
 
-Offer = Callable[[int, Sequence[bytes | memoryview]], None]
+SendFrame = Callable[[int, Sequence[bytes | memoryview]], None]
 
 
 class CaptureScope:
-    """What the observers of one relay worker share.
+    """The scope of capture, shared by the observers of a relay worker: limits, routes, sampler and counters.
 
     Parameters
     ----------
     sidecar
-        Bounds.
+        The limits.
     routes
-        What is inference.
+        Which requests are inference.
     sampler
         First sampling phase.
-    offer
-        Takes a finished exchange: index of its header stratum, and the buffers of its frame.
+    send_frame
+        Called with each finished exchange: the index of its header stratum, and the buffers of its frame.
     slot
-        The worker's counts.
+        The counters of the worker.
     clock
-        Tells when a response was complete.
-    gate
-        Refuses what was drawn; without it nothing is.
+        Stamps complete responses.
+    load_shedding
+        Refuses a share of the drawn requests; None: no request is refused.
 
     Attributes
     ----------
     held_bytes : int
-        Held for unfinished exchanges by all observers together.
-    parts : ObserverMemory
-        Bounds what observers hold to follow their connections.
+        Bytes of unfinished exchanges that all observers buffer.
+    memory : ObserverMemory
+        Memory that observers use to follow their connections.
     names : frozenset of bytes
-        Header fields that are looked for, in lower case: the sampler's, and the mark of what is not captured.
-    lines : FieldCache
-        What was seen of heads so far.
-    asks, tells : HeadCache
-        How clients' requests and the backend's responses mostly begin.
+        Lower-case names of the header fields to look for: those of the sampler, and the mark of quantdrift's
+        own requests.
+    field_cache : FieldCache
+        Header lines seen so far.
+    request_heads, response_heads : HeadCache
+        The usual heads of requests and responses.
     generation : int
-        Rises when places, lines, habits and bounds change.
+        Rises with each new configuration, which makes all cached values invalid.
     """
 
     __slots__ = (
-        "_places",
-        "asks",
+        "_sampling_keys",
         "clock",
-        "gate",
+        "field_cache",
         "generation",
         "held_bytes",
-        "lines",
+        "load_shedding",
         "max_connections",
         "max_exchange_bytes",
         "max_held_bytes",
+        "memory",
         "names",
-        "offer",
-        "parts",
+        "request_heads",
+        "response_heads",
         "routes",
         "sampler",
+        "send_frame",
         "slot",
-        "tells",
     )
 
     def __init__(
@@ -91,79 +92,85 @@ class CaptureScope:
         *,
         routes: Routes,
         sampler: Sampler,
-        offer: Offer,
+        send_frame: SendFrame,
         slot: Slot,
         clock: Clock,
-        gate: LoadShedding | None = None,
+        load_shedding: LoadShedding | None = None,
     ) -> None:
-        self.gate = gate
-        self.offer = offer
+        self.load_shedding = load_shedding
+        self.send_frame = send_frame
         self.slot = slot
         self.clock = clock
         self.held_bytes = 0
-        self.parts = ObserverMemory(0)
+        self.memory = ObserverMemory(0)
         self.generation = 0
         self.reconfigure(sidecar, routes, sampler)
 
     def reconfigure(self, sidecar: Sidecar, routes: Routes, sampler: Sampler) -> None:
-        """Go over to other bounds, routes and strata: what connections remember of the earlier ones is void."""
+        """Apply other limits, routes and strata; cached values of the earlier ones become invalid."""
         self.max_connections = sidecar.max_connections
-        self.parts.limit_bytes = sidecar.max_connections * FOR_EACH_BYTES
+        self.memory.limit_bytes = sidecar.max_connections * BYTES_PER_CONNECTION
         self.max_exchange_bytes = sidecar.max_exchange_bytes
         self.max_held_bytes = sidecar.max_held_bytes
         self.routes = routes
         self.sampler = sampler
         self.generation += 1
         self.names = sampler.names | {_MARK}
-        self.lines = FieldCache(self.names)
-        self.asks: HeadCache[RequestHead] = HeadCache()
-        self.tells: HeadCache[ResponseHead] = HeadCache()
-        self._places: dict[tuple[bytes, bytes, tuple[bytes, ...]], SamplingKey | None] = {}
+        self.field_cache = FieldCache(self.names)
+        self.request_heads: HeadCache[RequestHead] = HeadCache()
+        self.response_heads: HeadCache[ResponseHead] = HeadCache()
+        self._sampling_keys: dict[tuple[bytes, bytes, tuple[bytes, ...]], SamplingKey | None] = {}
 
-    def place(self, head: RequestHead, data: bytes, start: int, stop: int) -> SamplingKey | None:
-        """Return what decides on the request whose head is `data[start:stop]`.
+    def sampling_key(self, head: RequestHead, data: bytes, start: int, stop: int) -> SamplingKey | None:
+        """Return the sampling key of the request whose head is `data[start:stop]`.
 
-        None where it is no inference, or quantdrift's own.
+        None if the request is not inference, or is quantdrift's own.
         """
         key = head.method, head.target, head.wanted
         try:
-            return self._places[key]
+            return self._sampling_keys[key]
         except KeyError:
             path = None if is_marked(head.wanted) else self.routes.find(head.method, head.target)
-            place = None if path is None else self.sampler.place(head.method, path, data, start, stop)
-            if len(head.target) + sum(map(len, head.wanted)) <= _PLACE_BYTES:
-                remember(self._places, key, place)
-            return place
+            sampling_key = (
+                None if path is None else self.sampler.key_for(head.method, path, data, start, stop)
+            )
+            if len(head.target) + sum(map(len, head.wanted)) <= _KEY_BYTES:
+                remember(self._sampling_keys, key, sampling_key)
+            return sampling_key
 
-    def ignore(self, *, is_unknown: bool) -> None:
-        """Count a request that is no inference, or quantdrift's own.
+    def count_ignored(self, *, is_unknown: bool) -> None:
+        """Count a request that is not inference, or is quantdrift's own.
 
         Parameters
         ----------
         is_unknown
-            It may have been meant to be inference: it brings a body, and is neither quantdrift's own nor a probe.
+            Whether it may be inference in an unknown protocol: it has a body, and is neither quantdrift's own
+            nor a probe.
         """
-        self.slot.note(Gauge.IGNORED)
+        self.slot.adjust(Gauge.IGNORED)
         if is_unknown:
-            self.slot.note(Gauge.UNKNOWN_POSTS)
+            self.slot.adjust(Gauge.UNKNOWN_POSTS)
 
     def refuses(self, stratum: int) -> bool:
-        """Return whether the gate refuses a request of a stratum that was drawn: it is counted then, and not taken in."""
-        loss = None if self.gate is None else self.gate.refusal()
+        """Return whether load shedding refuses a drawn request of a stratum.
+
+        A refused one is counted as lost.
+        """
+        loss = None if self.load_shedding is None else self.load_shedding.refusal()
         if loss is None:
             return False
         self.slot.add(stratum, Count.TAKEN)
         self.slot.lose(stratum, loss)
         return True
 
-    def hold(self, n_bytes: int) -> None:
-        """Account for `n_bytes`, which may be negative."""
+    def add_held_bytes(self, n_bytes: int) -> None:
+        """Add `n_bytes`, which may be negative, to the buffered bytes."""
         self.held_bytes += n_bytes
         self.slot.set(Gauge.HELD_BYTES, self.held_bytes)
 
 
 class CaptureBuffer:
-    """An exchange that was taken, with what has been seen of it.
+    """The buffer of a sampled exchange, with the bytes received so far.
 
     Parameters
     ----------
@@ -192,14 +199,16 @@ class CaptureBuffer:
         self.response_head_bytes = 0
         self.response_bytes = 0
         self.charged_bytes = 0
-        self.captured_at_ns = 0  # when its response was complete; 0: it is not
+        self.captured_at_ns = 0  # when its response was complete; 0: it is not complete yet
 
 
 class ExchangeObserver(ABC):
-    """Observes one connection: holds what was taken, within the worker's bounds, until it is handed over or lost.
+    """The observer of one connection.
 
-    It is shown the very bytes that were forwarded, after they were, in whatever parts. If a method raises, `abandon` must be called, and
-    nothing else any more.
+    It buffers sampled exchanges, within the worker's limits, until they are complete.
+
+    It gets the bytes after they were forwarded, cut into any parts. If a method raises, `abandon` must be
+    called, and no other method after it.
 
     Parameters
     ----------
@@ -210,17 +219,17 @@ class ExchangeObserver(ABC):
     ----------
     is_active : bool
         Whether the connection is still followed.
-    speaks_unasked : bool
-        Whether a client may send something at any time, not only requests.
+    client_may_send_anytime : bool
+        Whether the client may send at any time, also between requests (HTTP/2).
     """
 
-    __slots__ = ("_held", "_scope", "is_active")
+    __slots__ = ("_buffers", "_scope", "is_active")
 
-    speaks_unasked: ClassVar[bool] = False
+    client_may_send_anytime: ClassVar[bool] = False
 
     def __init__(self, scope: CaptureScope) -> None:
         self._scope = scope
-        self._held: set[CaptureBuffer] = set()
+        self._buffers: set[CaptureBuffer] = set()
         self.is_active = True
 
     @property
@@ -230,104 +239,107 @@ class ExchangeObserver(ABC):
 
     @abstractmethod
     def request(self, chunk: bytes) -> None:
-        """Take bytes that the client sent."""
+        """Take bytes from the client."""
 
     @abstractmethod
     def response(self, chunk: bytes) -> None:
-        """Take bytes that the backend sent."""
+        """Take bytes from the backend."""
 
     def skip_request(self, n_bytes: int) -> int:
-        """Take note of the next bytes of the client without seeing them; return how many that does for."""
+        """Skip the next bytes of the client if their content is not needed; return how many were skipped."""
         return 0 if self.is_active else n_bytes
 
     def skip_response(self, n_bytes: int) -> int:
-        """Take note of the next bytes of the backend without seeing them; return how many that does for."""
+        """Skip the next bytes of the backend if their content is not needed; return how many were skipped."""
         return 0 if self.is_active else n_bytes
 
     @abstractmethod
     def response_eof(self) -> None:
-        """Take note that the backend will send no more."""
+        """Handle the end of file of the backend."""
 
     def close(self) -> None:
-        """Take note that the connection is over: what is unfinished is lost."""
+        """Handle the end of the connection: unfinished exchanges are lost."""
         self.abandon(Loss.TRUNCATED)
 
     def abandon(self, loss: Loss) -> None:
-        """Let go of everything held, counted under `loss`, and follow no more."""
+        """Drop all buffered exchanges, counted under `loss`, and stop observing."""
         self.is_active = False
-        for held in list(self._held):
-            self._let_go(held, loss)
+        for buffer in list(self._buffers):
+            self._drop(buffer, loss)
 
-    def _blind(self, error: FramingError) -> None:
-        _LOG.debug("a connection is no longer observed: %s", error)
-        self._scope.slot.note(Gauge.BLIND)
+    def _on_framing_error(self, error: FramingError) -> None:
+        _LOG.debug("stopped observing a connection: %s", error)
+        self._scope.slot.adjust(Gauge.BLIND)
         self.abandon(Loss.FRAMING)
 
-    def _take(self, draw: Draw) -> CaptureBuffer:
+    def _start_capture(self, draw: Draw) -> CaptureBuffer:
         self._scope.slot.add(draw.stratum, Count.TAKEN)
-        held = CaptureBuffer(draw)
-        self._held.add(held)
-        return held
+        buffer = CaptureBuffer(draw)
+        self._buffers.add(buffer)
+        return buffer
 
     def _keep(
-        self, held: CaptureBuffer, pieces: list[bytes | memoryview], data: bytes, start: int, stop: int
+        self, buffer: CaptureBuffer, pieces: list[bytes | memoryview], data: bytes, start: int, stop: int
     ) -> bool:
-        """Hold `data[start:stop]` unless the exchange is let go, or would be too large with it; return whether."""
-        if held not in self._held:
+        """Buffer `data[start:stop]`, unless the exchange was dropped or becomes too large.
+
+        Return whether it is buffered.
+        """
+        if buffer not in self._buffers:
             return False
         scope = self._scope
         n_bytes = stop - start
-        charge = n_bytes + PIECE_BYTES + (0 if held.charged_bytes else _HELD_BYTES)
+        charge = n_bytes + PIECE_BYTES + (0 if buffer.charged_bytes else _HELD_BYTES)
         if (
-            held.request_bytes + held.response_bytes + n_bytes > scope.max_exchange_bytes
+            buffer.request_bytes + buffer.response_bytes + n_bytes > scope.max_exchange_bytes
             or scope.held_bytes + charge > scope.max_held_bytes
         ):
-            self._let_go(held, Loss.HELD_BYTES)
+            self._drop(buffer, Loss.HELD_BYTES)
             return False
         if n_bytes == len(data):
             pieces.append(data)
         elif 2 * n_bytes >= len(data):
             pieces.append(memoryview(data)[start:stop])
         else:
-            pieces.append(data[start:stop])  # a view would keep a buffer of more than twice its size
-        held.charged_bytes += charge
-        scope.hold(charge)
+            pieces.append(data[start:stop])  # a view would keep a buffer of more than twice its size alive
+        buffer.charged_bytes += charge
+        scope.add_held_bytes(charge)
         return True
 
-    def _answered(self, held: CaptureBuffer) -> None:
+    def _mark_complete(self, buffer: CaptureBuffer) -> None:
         now = self._scope.clock.now()
-        held.captured_at_ns = (now - _EPOCH) // _MICROSECOND * 1000
+        buffer.captured_at_ns = (now - _EPOCH) // _MICROSECOND * 1000
 
-    def _let_go(self, held: CaptureBuffer, loss: Loss) -> None:
-        self._scope.slot.lose(held.draw.stratum, loss)
-        self._release(held)
+    def _drop(self, buffer: CaptureBuffer, loss: Loss) -> None:
+        self._scope.slot.lose(buffer.draw.stratum, loss)
+        self._release(buffer)
 
-    def _release(self, held: CaptureBuffer) -> None:
-        self._held.discard(held)
-        held.request.clear()
-        held.response.clear()
-        self._scope.hold(-held.charged_bytes)
-        held.charged_bytes = 0
+    def _release(self, buffer: CaptureBuffer) -> None:
+        self._buffers.discard(buffer)
+        buffer.request.clear()
+        buffer.response.clear()
+        self._scope.add_held_bytes(-buffer.charged_bytes)
+        buffer.charged_bytes = 0
 
-    def _hand_over(self, held: CaptureBuffer) -> None:
-        if held not in self._held:
+    def _hand_over(self, buffer: CaptureBuffer) -> None:
+        if buffer not in self._buffers:
             return
         meta = RawMeta(
-            id=held.draw.id,
-            stratum=held.draw.stratum,
-            pi1=held.draw.pi1,
-            u1=held.draw.u1,
-            epoch=held.draw.epoch,
-            captured_at_ns=held.captured_at_ns,
-            request_head_bytes=held.request_head_bytes,
-            request_bytes=held.request_bytes,
-            response_head_bytes=held.response_head_bytes,
-            response_bytes=held.response_bytes,
+            id=buffer.draw.id,
+            stratum=buffer.draw.stratum,
+            pi1=buffer.draw.pi1,
+            u1=buffer.draw.u1,
+            epoch=buffer.draw.epoch,
+            captured_at_ns=buffer.captured_at_ns,
+            request_head_bytes=buffer.request_head_bytes,
+            request_bytes=buffer.request_bytes,
+            response_head_bytes=buffer.response_head_bytes,
+            response_bytes=buffer.response_bytes,
         )
-        self._scope.offer(held.draw.stratum, frame(meta, [*held.request, *held.response]))
-        self._release(held)
+        self._scope.send_frame(buffer.draw.stratum, frame(meta, [*buffer.request, *buffer.response]))
+        self._release(buffer)
 
 
 def is_marked(wanted: Sequence[bytes]) -> bool:
-    """Return whether one of the lines that were looked for is the mark of what is not captured."""
+    """Return whether one of the lines is the mark of quantdrift's own requests, which are not captured."""
     return any(line.partition(b":")[0].lower() == _MARK for line in wanted)

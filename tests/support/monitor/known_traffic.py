@@ -99,7 +99,7 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
         for attributes, margin, header in zip(self.attributes, self.margin, self.header, strict=True):
             pi1 = policy.header_strata[header].rate
             known = None if np.isnan(margin) else float(margin)
-            thinned = SecondPhase(policy.body_strata, b"salt").thin("key", pi1, attributes, known)
+            thinned = SecondPhase(policy.body_strata, b"salt").draw("key", pi1, attributes, known)
             found.append(pi1 * thinned.pi2)
         return np.array(found)
 

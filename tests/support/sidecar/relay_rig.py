@@ -18,7 +18,7 @@ from quantdrift.core.records import Loss, Protocol
 from quantdrift.sidecar.handoff.frame import HEAD_BYTES, RawMeta, lengths, parse
 from quantdrift.sidecar.relay.connection import Relay
 from quantdrift.sidecar.relay.listener import Listener
-from quantdrift.sidecar.relay.observing.observer import CaptureScope, Offer
+from quantdrift.sidecar.relay.observing.observer import CaptureScope, SendFrame
 from quantdrift.sidecar.sampling.first_phase import ExchangeIds, Sampler
 from quantdrift.sidecar.state.counters import Count, Counters, Gauge, Slot
 from quantdrift.sidecar.state.routes import Routes
@@ -40,7 +40,9 @@ class Taken(msgspec.Struct, frozen=True):
 class Bench:
     """A scope whose exchanges are collected in `taken`."""
 
-    def __init__(self, sampling: Sampling | None = None, offer: Offer | None = None, **bounds: Any) -> None:
+    def __init__(
+        self, sampling: Sampling | None = None, send_frame: SendFrame | None = None, **bounds: Any
+    ) -> None:
         sampling = sampling or Sampling(rate=1.0)
         self.counters = Counters.create(1, len(sampling.header_strata) + 1)
         self.slot: Slot = self.counters.slot(0)
@@ -50,7 +52,7 @@ class Bench:
             self.sidecar,
             routes=Routes(Protocol),
             sampler=Sampler(sampling, b"secret", ExchangeIds(), 0.0),
-            offer=offer or self._collect,
+            send_frame=send_frame or self._collect,
             slot=self.slot,
             clock=SystemClock(),
         )
