@@ -1,4 +1,4 @@
-"""What becomes of a message: replayed, counted, or set aside."""
+"""The classification of a message: to be replayed, only counted, or quarantined."""
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
@@ -13,29 +13,25 @@ from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 Case = PreparedExchange | Quarantined | Unreferenced
 
 
-def triage(
+def classify(
     payload: bytes, *, sequence: int, n_delivered: int, max_deliveries: int, references: References
 ) -> Case:
-    """Decide on one message.
+    """Classify one message.
 
     Parameters
     ----------
-    payload
-        The message.
     sequence
-        Its place in the stream.
+        Its sequence number in the stream.
     n_delivered, max_deliveries
-        How often it was delivered, this time included, and how often it may be. Above that it is set aside
-        unread: whatever it does to a worker, it has done it often enough.
-    references
-        Which reference answers for which version.
+        How often it was delivered, this time included, and how often it may be. Above the limit it is quarantined
+        unread, because it may crash the worker that reads it.
     """
     if n_delivered > max_deliveries:
         return Quarantined(
             stream_sequence=sequence,
             payload=payload,
             reason=QuarantineReason.POISON,
-            detail=f"delivered {n_delivered - 1} times without ever being finished",
+            detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
         exchange = read_exchange(payload)
@@ -64,7 +60,7 @@ def triage(
                 mapping=judge.reference.inputs,
             )
     except QuarantineError as error:
-        return set_aside(sequence, payload, exchange, error)
+        return quarantine(sequence, payload, exchange, error)
     return PreparedExchange(
         stream_sequence=sequence,
         payload=payload,
@@ -75,8 +71,8 @@ def triage(
     )
 
 
-def set_aside(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:
-    """Return the quarantine's record of an exchange that could be read."""
+def quarantine(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:
+    """Return the quarantine row of an exchange that could be decoded."""
     return Quarantined(
         stream_sequence=sequence,
         payload=payload,

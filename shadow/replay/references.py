@@ -102,14 +102,14 @@ class References:
             runtime.close()
 
 
-def at_a_server(model: Model) -> bool:
+def is_remote(model: Model) -> bool:
     """Return whether a reference of `model`, or a copy, is at a server: all are replayed in a thread of their own then."""
     return any(reference.url or reference.copy.url for reference in model.references)
 
 
 def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
     """Return what must be equal for one loaded reference to do for both; an ONNX file alone tells its tensors."""
-    whose = "" if reference.runtime is Runtime.ONNX and not at_a_server(model) else model.name
+    whose = "" if reference.runtime is Runtime.ONNX and not is_remote(model) else model.name
     loaded = msgspec.structs.replace(
         reference, versions=(), inputs=(), output="", output_scale=0.0, output_zero_point=0
     )

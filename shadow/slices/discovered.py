@@ -49,12 +49,12 @@ class DiscoveredSlices:
         self._every_s = every_s
         self._now: ByModel = {}
 
-    async def turn(self) -> None:
+    async def refresh_and_wait(self) -> None:
         """Look once, then wait."""
-        await self.look()
+        await self.refresh()
         await self._stop.wait(self._every_s)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Hand on what has changed."""
         try:
             active = await active_slices(self._database)

@@ -39,12 +39,12 @@ class SliceRefresh:
         self._newest = 0
         self._now: dict[tuple[str, str, str], Clustering] = {}
 
-    async def turn(self) -> None:
+    async def refresh_and_wait(self) -> None:
         """Look once, then wait."""
-        await self.look()
+        await self.refresh()
         await self._stop.wait(self._every_s)
 
-    async def look(self) -> None:
+    async def refresh(self) -> None:
         """Put what is new in force."""
         try:
             newest = await newest_id(self._database)

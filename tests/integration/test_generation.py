@@ -21,7 +21,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Generation, Slice, Storage
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
@@ -270,7 +270,7 @@ async def test_answers_are_stored_and_folded(
     config = Config(models=(model,), slices=(rule,))
     references = References(config.models, lambda *_: open_reference(told))
     cases = [
-        triage(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
+        classify(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
         for n, one in enumerate(chats(int8, **LISTS, **IDS), start=1)
     ]
     batch = Assessor(config, "worker", ()).assess(cases, datetime.now(UTC))

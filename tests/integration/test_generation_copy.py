@@ -17,7 +17,7 @@ from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.replay.references import at_a_server
+from quantdrift.shadow.replay.references import is_remote
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
@@ -253,7 +253,7 @@ def test_the_record_tells_of_the_copy(language_folder: Path, int8_folder: Path, 
     with serving(fp32) as address:
         remote = _told(language_folder, url=address)
         runtime = opened_with_copy(remote)
-    assert at_a_server(remote.model)  # what waits for it holds up no other model
+    assert is_remote(remote.model)  # what waits for it holds up no other model
     assert replayed_by(runtime).copy_precision == "unverified"
     runtime.close()
     assert b"copy" not in msgspec.json.encode(replayed_by(open_reference(opening(language_folder))))

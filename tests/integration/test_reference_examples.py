@@ -22,7 +22,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tensor
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
@@ -131,7 +131,7 @@ def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Pa
         ),
         outputs=(Tensor(name="scores", datatype="INT8", shape=scores.shape, data=scores.tobytes()),),
     )
-    case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
+    case = classify(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
     assert isinstance(case, PreparedExchange), case
     (outcome,) = compare_batch([case], most_items=64)
     assert isinstance(outcome, ReplayResult), outcome

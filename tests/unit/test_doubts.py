@@ -238,15 +238,15 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
     assessor = Assessor(Config(models=(model,)), "w", ())
     batch = assessor.assess([entry], datetime.now(UTC))
     assert len(batch.compared[0].items) == N_ITEMS
-    assert list(assessor.doubts.found) == [("m", "output_kind")]
+    assert list(assessor.config_warnings.found) == [("m", "output_kind")]
     (told,) = batch.doubts
     assert (told.model, told.reference_digest) == ("m", runtime.artefact.digest)
-    assert (told.option, told.doubt) == ("output_kind", assessor.doubts.found["m", "output_kind"])
+    assert (told.option, told.doubt) == ("output_kind", assessor.config_warnings.found["m", "output_kind"])
     assert not assessor.assess([entry], datetime.now(UTC)).doubts  # it is in the record
     reader = InMemoryMetricReader()
     meters = ShadowMetrics(Telemetry("test", {}, [reader]), SystemClock())
     for _ in range(3):
-        meters.doubted(assessor.doubts.found)
+        meters.config_warned(assessor.config_warnings.found)
     points = [
         (metric.name, dict(point.attributes or {}), point.value)
         for resource in reader.get_metrics_data().resource_metrics  # type: ignore[union-attr]  # there is one

@@ -10,7 +10,7 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
@@ -166,7 +166,7 @@ def test_a_quantised_candidate_is_compared_with_what_its_integers_stand_for() ->
         exchange = msgspec.structs.replace(
             exact, inputs=(tensor("image", image, "INT8"),), outputs=(tensor("scores", output, "INT8"),)
         )
-        case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
+        case = classify(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
         assert isinstance(case, PreparedExchange)
         (outcome,) = compare_batch([case], most_items=64)
         assert isinstance(outcome, ReplayResult)
