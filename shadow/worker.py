@@ -41,10 +41,10 @@ from quantdrift.shadow.replay.noise import Noise
 from quantdrift.shadow.replay.references import Load, References, is_remote
 from quantdrift.shadow.runtimes import malloc
 from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
-from quantdrift.shadow.runtimes.canaries.check import held
+from quantdrift.shadow.runtimes.canaries.check import with_canary_checks
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import opening_of
-from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
+from quantdrift.shadow.runtimes.registry import runtime_request
+from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import Database
@@ -99,7 +99,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
         refuses the configuration. An unreachable server is waited for; that of a reference delays its model alone.
     """
     os.nice(config.shadow.nice)  # before any thread: each inherits it
-    malloc.settle()
+    malloc.configure()
     clock = SystemClock()
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
@@ -111,7 +111,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
-        with_canaries = partial(held, clock=clock, told=meters.canaries_checked)
+        with_canaries = partial(with_canary_checks, clock=clock, on_check=meters.canaries_checked)
         cache = RuntimeCache(config.shadow.reference_memory_bytes)
         load = _loader(config, secrets.reference_token, cache, with_canaries)
         local = [model for model in config.models if not is_remote(model)]
@@ -321,7 +321,7 @@ def _loader(
     with_canaries: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
 ) -> Load:
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
-        runtime = opened_with_copy(opening_of(config, model, reference, token))
+        runtime = open_with_replica(runtime_request(config, model, reference, token))
         try:
             return with_canaries(model, reference, runtime)
         except BaseException:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from quantdrift.shadow.comparators.protocol import Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 # Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
 LOG_ZERO = -math.log(512)
@@ -76,14 +76,14 @@ def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Valu
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind not in "fiu":
             kind = "text" if array.dtype.kind == "O" else array.dtype.name
-            raise uncomparable(f"the {side}'s output is {kind}: {what} of numbers can be compared")
+            raise output_error(f"the {side}'s output is {kind}: {what} of numbers can be compared")
     if len(candidate) != len(reference):
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output has {len(candidate)} items, the reference's {len(reference)}"
         )
     candidate, reference = filled(candidate, reference), filled(reference, candidate)
     if candidate.shape != reference.shape:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: {what} of one "
             "shape can be compared"
         )

@@ -36,7 +36,7 @@ import numpy.typing as npt
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.shadow.comparators.numbers import aligned
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 Ranks = npt.NDArray[np.int64]
 
@@ -136,7 +136,7 @@ class RankingComparator:
         """
         q, p = aligned(candidate, reference, "[items, things]")
         if q.ndim != 2:
-            raise uncomparable(f"an output of shape {list(q.shape)} is no [items, things]")
+            raise output_error(f"an output of shape {list(q.shape)} is no [items, things]")
         kept = ~(p <= self._options.padding) & ~np.isneginf(p)  # what is not a number is not padding
         # Where the reference scores nothing at all, the candidate is judged by what it gave.
         q_finite, p_finite = _finite(q, kept | ~kept.any(axis=1, keepdims=True)), _finite(p, kept)

@@ -30,7 +30,7 @@ import numpy as np
 from quantdrift.core.config.tasks import Regression
 from quantdrift.shadow.comparators.numbers import NumberPair, pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class RegressionComparator:
@@ -89,7 +89,7 @@ class RegressionComparator:
         if not count:
             return {}
         if pair.reference_finite.any() and pair.reference.shape[-1] != count:
-            raise uncomparable(
+            raise output_error(
                 f"the configuration names {count} quantiles, the output is {list(pair.reference.shape)}"
             )
         # An item may hold many series, such as the steps of a forecast.

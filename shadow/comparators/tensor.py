@@ -42,7 +42,7 @@ import numpy.typing as npt
 from quantdrift.core.config.tasks import RawTensor
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.vectors.embedding import direction, distance, length
-from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 
 _TYPES = {"FP16": (np.float16, np.int16), "FP32": (np.float32, np.int32), "FP64": (np.float64, np.int64)}
 _BY_SIZE = {2: "FP16", 4: "FP32", 8: "FP64"}
@@ -161,13 +161,13 @@ def _of_output(candidate: Array, reference: Array, name: str, options: RawTensor
     texts = [array.dtype.kind == "O" for array in (candidate, reference)]
     empty = [not array[:1].size for array in (candidate, reference)]
     if len(candidate) != len(reference) or (candidate.shape != reference.shape and not any(empty)):
-        raise uncomparable(f"{sides}: outputs of one shape can be compared")
+        raise output_error(f"{sides}: outputs of one shape can be compared")
     if any(empty):
         unknown = np.full(len(reference), np.nan)
         finite = [np.full(len(reference), not nothing) for nothing in empty]
         return _Found(error=unknown, candidate_finite=finite[0], reference_finite=finite[1])
     if texts[0] != texts[1]:
-        raise uncomparable(f"{sides}: texts are compared with texts")
+        raise output_error(f"{sides}: texts are compared with texts")
     q, p = (array.reshape(len(array), -1) for array in (candidate, reference))
     return _of_texts(q, p) if texts[0] else _of_numbers(q, p, options.element_type)
 

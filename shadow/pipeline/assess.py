@@ -160,7 +160,7 @@ class Assessor:
         """Return the result of each replayed exchange: divergences, or why the exchange is quarantined."""
         outcomes = compare(in_progress.prepared, outputs)
         self.noise.choose(in_progress.prepared, outputs, outcomes)
-        self.config_warnings.look(in_progress.prepared, outputs)
+        self.config_warnings.check(in_progress.prepared, outputs)
         return outcomes
 
     def record(self, in_progress: BatchInProgress, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
@@ -185,7 +185,10 @@ class Assessor:
             one, kept = self._put_into_slices(case, outcome, of_items, at)
             sliced.append(one)
             vectors += kept
-        runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in in_progress.prepared}
+        runtimes = {
+            case.version_reference.runtime.artefact.digest: case.version_reference.runtime
+            for case in in_progress.prepared
+        }
         return StoreBatch(
             worker=self._worker,
             at=at,
@@ -216,10 +219,10 @@ class Assessor:
     ) -> tuple[_SlicedExchange, tuple[VectorRow, ...]]:
         """Return the exchange with its slices, and the vectors to store."""
         exchange = case.exchange
-        learned = self.learned.learn(
-            model=case.judge.model,
+        learned = self.learned.assign(
+            model=case.version_reference.model,
             exchange=exchange,
-            digest=case.judge.runtime.artefact.digest,
+            digest=case.version_reference.runtime.artefact.digest,
             embedding=outcome.embedding,
             features=features,
             at=at,
@@ -243,11 +246,11 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
     """Return the rows of each exchange; exchanges that were compared together become rows together."""
     together: dict[int, list[_SlicedExchange]] = {}
     for one in sliced:
-        together.setdefault(id(one.outcome.everything), []).append(one)
+        together.setdefault(id(one.outcome.batch_divergences), []).append(one)
     items: dict[int, tuple[ComparedItem, ...]] = {}
     for key, ones in together.items():
         items[key] = items_of(
-            ones[0].outcome.everything,
+            ones[0].outcome.batch_divergences,
             slices=[of_item for one in ones for of_item in one.slices],
             features=[of_item for one in ones for of_item in one.features],
             clusterings=[one.clustering for one in ones for _ in one.features],
@@ -261,9 +264,9 @@ def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=one.case.judge.runtime.artefact.digest,
+                reference_digest=one.case.version_reference.runtime.artefact.digest,
             ),
-            items=items[id(one.outcome.everything)][rows.start : rows.stop],
+            items=items[id(one.outcome.batch_divergences)][rows.start : rows.stop],
         )
 
 

@@ -3,7 +3,7 @@
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.from_exchange import embedded, served
+from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
@@ -39,25 +39,25 @@ def classify(
         return Quarantined(
             stream_sequence=sequence, payload=payload, reason=error.reason, detail=error.detail
         )
-    judge = references.find(exchange.model, exchange.version)
-    if judge is None:
+    version_reference = references.find(exchange.model, exchange.version)
+    if version_reference is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
         return Unreferenced(version=key, captured_at=exchange.captured_at)
     candidate = None
     try:
-        if judge.model.task is Task.GENERATION:
-            inputs, candidate = served(
+        if version_reference.model.task is Task.GENERATION:
+            inputs, candidate = scoring_inputs(
                 exchange,
-                judge.model.generation,
-                copied=judge.is_copied(exchange.version),
+                version_reference.model.generation,
+                has_replica=version_reference.has_replica(exchange.version),
             )
         else:
             openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
             inputs = fit_inputs(
-                embedded(exchange) if openai else exchange.inputs,
-                judge.runtime.inputs,
-                batched=judge.model.batched,
-                mapping=judge.reference.inputs,
+                embedding_inputs(exchange) if openai else exchange.inputs,
+                version_reference.runtime.inputs,
+                batched=version_reference.model.batched,
+                mapping=version_reference.reference.inputs,
             )
     except QuarantineError as error:
         return quarantine(sequence, payload, exchange, error)
@@ -65,7 +65,7 @@ def classify(
         stream_sequence=sequence,
         payload=payload,
         exchange=exchange,
-        judge=judge,
+        version_reference=version_reference,
         inputs=inputs,
         candidate=candidate,
     )

@@ -95,8 +95,8 @@ class ShadowMetrics:
         """Record the outcomes of the references' free-running answers."""
         found: Counter[tuple[str, str]] = Counter()
         for entry, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, ReplayResult) and "own" in outcome.everything.detail:
-                of_items = outcome.everything.detail["own"][outcome.rows.start : outcome.rows.stop]
+            if isinstance(outcome, ReplayResult) and "own" in outcome.batch_divergences.detail:
+                of_items = outcome.batch_divergences.detail["own"][outcome.rows.start : outcome.rows.stop]
                 found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
         for (model, own), count in found.items():
             self._own.add(count, {"model": model, "outcome": own})

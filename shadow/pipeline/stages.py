@@ -347,7 +347,7 @@ class Stages:
 def _measure_noise(noise: Noise, entry: PreparedExchange) -> None:
     """Measure noise, if it is still due: another batch may have done it first."""
     if noise.is_due(entry):
-        noise.again(entry)
+        noise.replay_due(entry)
 
 
 def _ns(moment: datetime) -> int:

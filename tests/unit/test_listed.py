@@ -157,7 +157,9 @@ def test_what_is_no_list_of_the_models_classes_is_set_aside(
 def test_lists_and_whole_outputs_are_replayed_together() -> None:
     """One client asks for classes, another for logits: each exchange is compared as it came."""
     runtime = LinearRuntime(WEIGHT, BIAS)
-    judge = VersionReference(model=Model(name="digits"), runtime=runtime, comparator=SingleOutput(LOGITS))
+    version_reference = VersionReference(
+        model=Model(name="digits"), runtime=runtime, comparator=SingleOutput(LOGITS)
+    )
     x = inputs_of(2)
     whole = exchange_of(x)
     lines = [
@@ -175,7 +177,7 @@ def test_lists_and_whole_outputs_are_replayed_together() -> None:
                 stream_sequence=1,
                 payload=b"",
                 exchange=exchange,
-                judge=judge,
+                version_reference=version_reference,
                 inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
             )
             for exchange in (asked, whole, asked)

@@ -17,7 +17,7 @@ from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, gpu_share, open_reference
-from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
+from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_libraries
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
 
@@ -149,8 +149,8 @@ def test_libraries_that_were_loaded_too_early_are_seen(tmp_path: Path) -> None:
         "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/x86_64-linux-gnu/libcublas.so.13\n"
         "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libc.so.6\n7f04-7f05 rw-p 00000000 00:00 0\n"
     )
-    assert loaded_readers(maps) == ("libcublas",)
-    assert loaded_readers(tmp_path / "nowhere") == ()
+    assert loaded_libraries(maps) == ("libcublas",)
+    assert loaded_libraries(tmp_path / "nowhere") == ()
 
 
 def test_gpu_memory_is_shared_out() -> None:

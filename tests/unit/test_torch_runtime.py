@@ -311,10 +311,14 @@ def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) 
     assert [one() for one in Hungry.held] == [None] * len(Hungry.held)
     assert caught.value.__cause__ is caught.value.__context__ is None
     model = Model(name="digits", top_k=2)
-    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     batch = [
         PreparedExchange(
-            stream_sequence=n, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x}
+            stream_sequence=n,
+            payload=b"",
+            exchange=exchange_of(x),
+            version_reference=version_reference,
+            inputs={"x": x},
         )
         for n, x in enumerate([inputs_of(1), inputs_of(4), inputs_of(1) + np.float32(5000), inputs_of(1, 3)])
     ]

@@ -6,7 +6,7 @@ import numpy as np
 
 from quantdrift.core.config.tasks import Interest
 from quantdrift.shadow.comparators.protocol import Flags
-from quantdrift.shadow.tensors.arrays import uncomparable
+from quantdrift.shadow.tensors.arrays import output_error
 
 
 def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:
@@ -23,7 +23,7 @@ def among(numbers: Sequence[int], n_classes: int) -> Flags:
         Reason `output`: the model has no such class.
     """
     if max(numbers, default=0) >= n_classes:
-        raise uncomparable(
+        raise output_error(
             f"the configuration's `interest` names class {max(numbers)}, the output has {n_classes} classes"
         )
     flags = np.zeros(n_classes, dtype=np.bool_)

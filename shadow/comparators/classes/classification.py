@@ -55,7 +55,7 @@ from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.classes.triton_labels import TopLabels, read_listed
 from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 def top_set(values: Values, k: int) -> Flags:
@@ -269,17 +269,17 @@ class ClassificationComparator:
 def _check_shapes(candidate: Array, reference: Array) -> None:
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind != "f":
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
                 "model return its logits or probabilities too, and name them in `models.output`; if these are quantised "
                 "ones, say so in `models.references.output_scale`"
             )
     if candidate.shape != reference.shape:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}"
         )
     if candidate.ndim != 2 or candidate.shape[1] < 2:
-        raise uncomparable(
+        raise output_error(
             f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
             "the classification output in `models.output`; one score for each item is task `multilabel`"
         )
@@ -287,12 +287,12 @@ def _check_shapes(candidate: Array, reference: Array) -> None:
 
 def _check_reference(texts: Array, reference: Array) -> None:
     if reference.dtype.kind != "f" or reference.ndim != 2 or reference.shape[1] < 2:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is text, the reference's {reference.dtype.name}{list(reference.shape)}: a list of "
             "top classes is compared with floating-point [items, classes]"
         )
     if len(texts) != len(reference):
-        raise uncomparable(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
+        raise output_error(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
 
 
 def _check_probabilities(probabilities: Values, excess: Values, side: str) -> None:
@@ -300,7 +300,7 @@ def _check_probabilities(probabilities: Values, excess: Values, side: str) -> No
     worst = float(excess.max(initial=0.0, where=unexplained > SUM_TOLERANCE))
     lowest = float(probabilities.min(initial=0.0))
     if worst > 0 or lowest < -NEGATIVE_TOLERANCE:
-        raise uncomparable(
+        raise output_error(
             f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
             f"{lowest:.3g}): if these are logits, set `models.output_kind`"
         )

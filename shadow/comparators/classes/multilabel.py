@@ -31,7 +31,7 @@ from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.numbers import TOLERANCE, NumberPair, filled, pair_of, rounded
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class MultilabelComparator:
@@ -77,7 +77,7 @@ class MultilabelComparator:
         pair = pair_of(_columns(candidate), _columns(reference), "[items, labels]", masked=logits)
         n_labels = pair.reference.shape[1]
         if len(self._thresholds) not in (1, n_labels):
-            raise uncomparable(
+            raise output_error(
                 f"the configuration has {len(self._thresholds)} thresholds, the output {n_labels} labels"
             )
         q, *log_q = self._probabilities(pair.candidate, pair.candidate_finite, "candidate")
@@ -107,7 +107,7 @@ class MultilabelComparator:
             return np.exp(log_p), log_p, log_not_p
         p = np.clip(output, 0.0, 1.0)
         if np.abs(output - p)[finite].max(initial=0.0) > TOLERANCE:
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output holds values from {output.min():.3g} to {output.max():.3g}, which are no probabilities: "
                 "if these are logits, set `models.output_kind`"
             )
@@ -130,7 +130,7 @@ def _columns(output: Array) -> Array:
     if output.ndim == 1:
         return output[:, np.newaxis]
     if output.ndim != 2:
-        raise uncomparable(f"an output of shape {list(output.shape)} is no [items, labels]")
+        raise output_error(f"an output of shape {list(output.shape)} is no [items, labels]")
     return output
 
 

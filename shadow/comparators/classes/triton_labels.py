@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.shadow.comparators.protocol import Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ def read_listed(texts: Array, n_classes: int) -> TopLabels:
         Reason `output`: they are no such lists, or not of this model's classes.
     """
     if texts.ndim != 2 or not 1 <= texts.shape[1] <= n_classes:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is text{list(texts.shape)}, which lists no classes of {n_classes}"
         )
     pairs = [_pair(text) for text in texts.ravel().tolist()]
@@ -58,9 +58,9 @@ def read_listed(texts: Array, n_classes: int) -> TopLabels:
     classes = np.array([index for _, index in pairs], dtype=np.int64).reshape(texts.shape)
     ordered = np.sort(classes, axis=1)
     if classes.max(initial=0) >= n_classes or (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise uncomparable(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
+        raise output_error(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
     if (values[:, 1:] > values[:, :-1]).any():
-        raise uncomparable("the candidate's list of classes does not begin with the largest value")
+        raise output_error("the candidate's list of classes does not begin with the largest value")
     return TopLabels(classes=classes, values=values)
 
 
@@ -72,7 +72,7 @@ def _pair(text: bytes) -> tuple[float, int]:
             return float(value), int(index)
         except ValueError:
             pass
-    raise uncomparable(
+    raise output_error(
         "the candidate's output is text, but no list of `value:index:label`: labels alone cannot be compared. Have the "
         "model return its logits or probabilities too, and name them in `models.output`"
     )

@@ -35,7 +35,9 @@ def beside_own(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, 
     answers, found
         The candidate's, and the reference's scores.
     """
-    told = [_beside(answer, len(of.logprobs), of.own) for answer, of in zip(answers, found, strict=True)]
+    told = [
+        _beside(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)
+    ]
     columns = {name: np.empty(len(told), dtype=object) for name in _Beside.__struct_fields__}
     for name, column in columns.items():
         column[:] = [getattr(one, name) for one in told]

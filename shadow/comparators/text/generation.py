@@ -48,8 +48,8 @@ from quantdrift.shadow.comparators.text.per_answer import first_of_items, larges
 from quantdrift.shadow.comparators.text.tokens import is_part, same_tokens, spelt_alike
 from quantdrift.shadow.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores
-from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
+from quantdrift.shadow.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
+from quantdrift.shadow.tensors.arrays import Outputs, output_error
 
 Codes = npt.NDArray[np.int64]
 
@@ -113,7 +113,7 @@ class GenerationComparator:
         )
         found: list[Scores] = reference[SCORES].tolist()
         if not len(answers) == len(on_wire) == len(found):
-            raise uncomparable(f"the candidate gave {len(on_wire)} answers, {len(found)} were scored")
+            raise output_error(f"the candidate gave {len(on_wire)} answers, {len(found)} were scored")
         given = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
         n_items = len(answers)
         owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
@@ -264,7 +264,7 @@ def _sides(found: Sequence[Scores], used: Sequence[Scores | None]) -> tuple[_Sid
         n_places = len(of_p.logprobs)
         by_id = of_q is None or not of_q.tokens
         one, other = (
-            _unambiguous(_side(side or NOTHING, n_places, None if by_id else book)) for side in (of_p, of_q)
+            _unambiguous(_side(side or NO_SCORES, n_places, None if by_id else book)) for side in (of_p, of_q)
         )
         if (one.codes[1:] < 0).all():  # a reference that tells spellings alone, a candidate that tells ids
             other = _Side(codes=other.codes[:1], logprobs=other.logprobs[:1])

@@ -29,7 +29,7 @@ from quantdrift.core.config.tasks import Vectors
 from quantdrift.shadow.comparators.numbers import pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vectors.neighbours import ROWS, Reservoir
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 def length(vectors: Values) -> Values:
@@ -91,7 +91,7 @@ class EmbeddingComparator:
         """
         for array in (candidate, reference):
             if array.ndim != 2:
-                raise uncomparable(
+                raise output_error(
                     f"an output of shape {list(array.shape)} is no [items, dimensions]: an embedding is one vector for "
                     "each item. Have the model pool its tokens, or compare it as task `tensor`"
                 )

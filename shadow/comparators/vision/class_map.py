@@ -6,7 +6,7 @@ import numpy.typing as npt
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.shadow.comparators.numbers import TOLERANCE
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 ClassMap = npt.NDArray[np.int32]
 
@@ -46,7 +46,7 @@ class MapReader:
             Reason `output`: it is no map of classes.
         """
         if output.dtype.kind not in "fiub":
-            raise uncomparable(f"the {side}'s output is {output.dtype.name}: no numbers")
+            raise output_error(f"the {side}'s output is {output.dtype.name}: no numbers")
         shape = output.shape[1:]
         if output.ndim == 4 and self._options.classes_axis:
             axis = self._axis()
@@ -58,7 +58,7 @@ class MapReader:
         elif output.ndim == 3:
             n_classes = 1
         else:
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output is {list(output.shape)}: neither scores [items, classes, rows, columns] nor classes "
                 "[items, rows, columns]; see `models.segmentation.classes_axis`"
             )
@@ -105,7 +105,7 @@ class MapReader:
         """Refuse what is said to be probabilities and is not."""
         low, high = float(scores.min()), float(scores.max())
         if self._kind is OutputKind.PROBABILITIES and (low < -TOLERANCE or high > 1 + TOLERANCE):
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output holds values from {low:.3g} to {high:.3g}, which are no probabilities: if these are "
                 "logits, set `models.output_kind`; if they are class numbers, `models.segmentation.classes_axis = 0`"
             )
@@ -144,7 +144,7 @@ def _exact(plane: Array) -> Array:
 
 def _numbers(numbers: Array, side: str) -> ClassMap:
     if numbers.max(initial=0).item() >= MOST_CLASSES:  # FP16 does not hold the bound
-        raise uncomparable(
+        raise output_error(
             f"the {side}'s output holds the class {numbers.max()}: class numbers end at {MOST_CLASSES - 1}"
         )
     whole = np.rint(numbers) if numbers.dtype.kind == "f" else numbers

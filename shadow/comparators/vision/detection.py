@@ -30,7 +30,7 @@ from quantdrift.core.config.vision import Detection
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vision.matching import Matching, match
 from quantdrift.shadow.comparators.vision.objects import ObjectReader, Objects
-from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Outputs, output_error
 
 # An assignment of more takes seconds, and what gives so many is hardly a detector's last word.
 MOST_OBJECTS = 1_000
@@ -100,12 +100,12 @@ class DetectionComparator:
 
 def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Objects | None]) -> None:
     if len(candidate) != len(reference):
-        raise uncomparable(
+        raise output_error(
             f"the candidate's outputs have {len(candidate)} items, the reference's {len(reference)}"
         )
     most = max((len(one.scores) for one in (*candidate, *reference) if one is not None), default=0)
     if most > MOST_OBJECTS:
-        raise uncomparable(
+        raise output_error(
             f"an item has {most} objects with at least half of `models.detection.score_threshold`, and at most "
             f"{MOST_OBJECTS} are matched: raise it, or name outputs behind the suppression of double boxes"
         )

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.shadow.comparators.numbers import is_empty
 from quantdrift.shadow.comparators.protocol import Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 
 _MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
 
@@ -77,7 +77,7 @@ class ObjectReader:
         """
         for name, array in outputs.items():
             if array.dtype.kind not in "fiu":
-                raise uncomparable(f"the {side}'s `{name}` is {array.dtype.name}: no numbers")
+                raise output_error(f"the {side}'s `{name}` is {array.dtype.name}: no numbers")
         options = self._options
         found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
         there = ~(found.scores <= 0) & ~(found.classes < 0)  # not a number is no padding
@@ -104,7 +104,7 @@ class ObjectReader:
         if is_empty(table):
             table = np.empty((len(table), 0, len(columns)))
         if table.ndim < 2 or table.shape[-1] != len(columns):
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s `{name}` is {list(table.shape)}: no [items, objects, {len(columns)}], as "
                 "`models.detection.columns` says"
             )
@@ -127,7 +127,7 @@ class ObjectReader:
         if is_empty(boxes):
             boxes = np.empty((len(boxes), 0, 4))
         if boxes.ndim < 2 or boxes.shape[-1] != 4:
-            raise uncomparable(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
+            raise output_error(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
         boxes = boxes.reshape(len(boxes), -1, 4).astype(np.float64)
         shape = boxes.shape[:2]
         scores, classes = self._scored(outputs[options.scores], shape, side)
@@ -136,7 +136,7 @@ class ObjectReader:
         if options.count:
             counts = _shaped(outputs[options.count], shape[:1], options.count, side)
             if np.any((counts < 0) | (counts > shape[1])):
-                raise uncomparable(f"the {side}'s `{options.count}` counts more objects than there are boxes")
+                raise output_error(f"the {side}'s `{options.count}` counts more objects than there are boxes")
             # Where the count is not a number nothing is padding, and the item is not finite.
             beyond = np.arange(shape[1]) >= counts[:, np.newaxis]
             scores = np.where(beyond, 0.0, np.where(np.isnan(counts)[:, np.newaxis], np.nan, scores))
@@ -149,7 +149,7 @@ class ObjectReader:
         each = scores.size // n_boxes if n_boxes else 1
         if options.classes or each == 1:
             if options.activation is Activation.SOFTMAX and n_boxes:
-                raise uncomparable(f"the {side}'s `{options.scores}` has one class: no softmax can be taken")
+                raise output_error(f"the {side}'s `{options.scores}` has one class: no softmax can be taken")
             single = _shaped(scores, shape, options.scores, side).astype(np.float64)
             return _activated(single, options.activation), np.zeros(shape)
         of_classes = _shaped(scores, (*shape, each), options.scores, side)
@@ -169,7 +169,7 @@ class ObjectReader:
 def _shaped(array: Array, shape: tuple[int, ...], name: str, side: str) -> Array:
     """Return an output in the shape that the boxes ask for; dimensions of one may be missing or too many."""
     if array.size != np.prod(shape) or len(array) != shape[0]:
-        raise uncomparable(f"the {side}'s `{name}` is {list(array.shape)}, its boxes ask for {list(shape)}")
+        raise output_error(f"the {side}'s `{name}` is {list(array.shape)}, its boxes ask for {list(shape)}")
     return array.reshape(shape)
 
 

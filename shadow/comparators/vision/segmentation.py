@@ -33,7 +33,7 @@ from quantdrift.shadow.comparators.numbers import is_empty
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.vision.boundary import boundary_scores
 from quantdrift.shadow.comparators.vision.class_map import ClassMap, MapReader
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 MOST_LISTED = 16
 
@@ -88,7 +88,7 @@ class SegmentationComparator:
         )
         differ = n_ours > 1 and n_theirs > 1 and n_ours != n_theirs
         if len(candidate) != len(reference) or shape != other_shape or differ:
-            raise uncomparable(
+            raise output_error(
                 f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: these are "
                 "no maps of the same pixels and classes"
             )

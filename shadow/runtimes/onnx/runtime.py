@@ -15,7 +15,7 @@ from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_o
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, said_by
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, error_text
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
@@ -122,7 +122,7 @@ class OnnxRuntime:
             else:
                 results = self._session.run(names, inputs)
         except ERRORS as error:
-            said = said_by(error)
+            said = error_text(error)
         else:
             return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
         # Only now, and not as its cause: with the error goes what was bound on the device, and what is tried next has its
@@ -134,21 +134,21 @@ class OnnxRuntime:
         self._session = None
 
 
-def open_reference(opening: RuntimeRequest) -> OnnxRuntime:
+def open_reference(request: RuntimeRequest) -> OnnxRuntime:
     """Return the reference of an ONNX file; errors as of `OnnxRuntime`, and where it is not the pinned one."""
-    reference = opening.reference
+    reference = request.reference
     path = Path(reference.path)
     if reference.digest:
         check_pin(path, inspect(path, reference.allow_reduced_precision).digest, reference.digest)
     return OnnxRuntime(
         path,
-        provider=opening.provider,
-        threads=opening.threads,
+        provider=request.provider,
+        threads=request.threads,
         allow_reduced_precision=reference.allow_reduced_precision,
-        embedding=opening.embedding,
-        gpu_bytes=opening.gpu_bytes,
-        engine_cache=opening.engine_cache,
-        allow_fallback=opening.allow_fallback,
+        embedding=request.embedding,
+        gpu_bytes=request.gpu_bytes,
+        engine_cache=request.engine_cache,
+        allow_fallback=request.allow_fallback,
     )
 
 

@@ -17,7 +17,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+from quantdrift.shadow.runtimes.tf32 import disable_tf32
 from quantdrift.shadow.tensors.arrays import Array
 
 _LOG = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
     wanted: list[Any] = [CPU]
     if engine.provider in _ASKED or (engine.provider is Provider.AUTO and cuda_devices()):
         if engine.provider is Provider.TENSORRT:
-            refuse_tf32()
+            disable_tf32()
         _preload()
         wanted = providers(engine)
     session = _loaded(path, graph, options, wanted, engine)

@@ -29,7 +29,7 @@ _BACK_ENDS: Final = (
 _WORKSPACE: Final = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def settle(threads: int) -> None:
+def configure_torch(threads: int) -> None:
     """Set what holds for every reference in this process.
 
     TF32 and BF16 inside of float32 products are switched off in all back ends, cuDNN chooses no algorithm by timing,
@@ -66,7 +66,7 @@ def settle(threads: int) -> None:
     attrgetter("deterministic")(torch.utils).fill_uninitialized_memory = False
 
 
-def settle_compiler() -> None:
+def configure_compiler() -> None:
     """Have what is compiled for a module do only for modules with the same hooks, and be compiled for each that differs.
 
     PyTorch leaves hooks out of what it compares, and would run a second module of a class without its own: an embedding

@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 import torch
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.shadow.runtimes.protocol import said_by
+from quantdrift.shadow.runtimes.protocol import error_text
 
 # What a module, which may be anybody's code, and PyTorch under it raise on inputs they cannot compute.
 ERRORS: Final = (
@@ -35,7 +35,7 @@ def computed(compute: Callable[[], Found]) -> Found:
     try:
         return compute()
     except ERRORS as error:
-        said, no_memory = said_by(error), isinstance(error, torch.OutOfMemoryError)
+        said, no_memory = error_text(error), isinstance(error, torch.OutOfMemoryError)
     # Only now, and not as its cause: with the error go the tensors of all the calls that it came through, and what is
     # tried next has their room.
     if no_memory:

@@ -6,7 +6,7 @@ from typing import Any, Final
 import torch
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.embedding import unknown
+from quantdrift.shadow.runtimes.embedding import unknown_embedding
 
 _TAP: Final = "quantdrift_layer"
 
@@ -52,13 +52,13 @@ def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> La
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise OperatorError(
-            f"{unknown(wanted, list(outputs))}. TorchScript shows no layers: export the model"
+            f"{unknown_embedding(wanted, list(outputs))}. TorchScript shows no layers: export the model"
         )
     if isinstance(module, torch.fx.GraphModule):
         return Layer(_tapped(module, wanted, outputs))
     layers = {name: one for name, one in module.named_modules() if name}
     if wanted not in layers:
-        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
     return Layer(layers[wanted])
 
 
@@ -71,7 +71,7 @@ def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -
     }
     layers |= {node.name: node for node in nodes}
     if wanted not in layers:
-        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
     tap = torch.nn.Identity()
     module.add_submodule(_TAP, tap)
     with module.graph.inserting_after(layers[wanted]):

@@ -13,9 +13,14 @@ from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.shadow.runtimes.embedding import check_spec
 from quantdrift.shadow.runtimes.onnx.device import driver_version
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given, said_by
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_inputs, error_text
 from quantdrift.shadow.runtimes.pytorch.buckets import check_buckets, filled, joined, steps_of
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle, settle_compiler
+from quantdrift.shadow.runtimes.pytorch.determinism import (
+    configure_compiler,
+    configure_torch,
+    device_for,
+    limit_memory,
+)
 from quantdrift.shadow.runtimes.pytorch.errors import ERRORS, computed
 from quantdrift.shadow.runtimes.pytorch.gpu import Graphs, Staging, Tensors
 from quantdrift.shadow.runtimes.pytorch.layer import Layer, layer_of
@@ -49,11 +54,11 @@ class TorchRuntime:
         outputs without names or no arrays, has no such embedding, or the device is not there.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        model, reference = opening.model, opening.reference
-        settle(opening.threads)
-        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
-        limit_memory(self._device, opening.gpu_bytes)
+    def __init__(self, request: RuntimeRequest) -> None:
+        model, reference = request.model, request.reference
+        configure_torch(request.threads)
+        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        limit_memory(self._device, request.gpu_bytes)
         self._path = reference.path
         program = load_program(model, reference, self._device)
         self._program: Program | None = program
@@ -65,9 +70,9 @@ class TorchRuntime:
         self._staging = Staging(self._device, self._on_device) if self._device.type == "cuda" else None
         self.inputs = program.inputs
         self.embedding = ""
-        with PrecisionRecorder() as witness:
+        with PrecisionRecorder() as recorder:
             self.outputs = self._probed()
-        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *witness.findings]
+        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *recorder.findings]
         self.artefact = Artefact(
             path=reference.path,
             digest=program.digest,
@@ -77,8 +82,8 @@ class TorchRuntime:
         )
         # What was in the file may be there a second time: it is as large as the reference.
         self._program = msgspec.structs.replace(program, stored={})
-        if opening.embedding:
-            self._embed(model, program, opening.embedding)
+        if request.embedding:
+            self._embed(model, program, request.embedding)
         how = self._prepare(reference)
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
@@ -98,7 +103,7 @@ class TorchRuntime:
         QuarantineError
             Reason `replay`: an input is not what the reference takes, or PyTorch failed on it.
         """
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         return computed(lambda: self._split(inputs))
 
     def close(self) -> None:
@@ -143,7 +148,7 @@ class TorchRuntime:
             check_buckets(self._path, self.inputs, graphs=graphs)
         others_vary = any(None in spec.shape[1:] for spec in self.inputs)
         if reference.compile and self._program is not None:
-            settle_compiler()
+            configure_compiler()
             self._program.module.compile(dynamic=others_vary or not reference.buckets)
             self._compile(reference.buckets or _SIZES)
             done.append("compiled")
@@ -158,7 +163,7 @@ class TorchRuntime:
             self._tried(sizes, apart=self._batched)
         except (OperatorError, QuarantineError) as error:
             # It computed these before: what fails is the compiler, which quotes all of its input.
-            said = said_by(error.__cause__ or error, n_lines=2)
+            said = error_text(error.__cause__ or error, n_lines=2)
             raise OperatorError(
                 f"the reference {self._path} cannot be compiled ({said}): for a CPU that takes a C++ compiler such as g++; "
                 "or take `compile` away"
@@ -173,7 +178,7 @@ class TorchRuntime:
                     captured.capture(zeros)
         except ERRORS as error:
             raise OperatorError(
-                f"the reference {self._path} cannot be captured as a CUDA graph ({said_by(error)}): take `cuda_graphs` away"
+                f"the reference {self._path} cannot be captured as a CUDA graph ({error_text(error)}): take `cuda_graphs` away"
             ) from error
         self._graphs = captured
 
@@ -205,7 +210,7 @@ class TorchRuntime:
         except Exception as error:
             raise OperatorError(
                 f"the reference {self._path} does not compute zeros of the shapes that it is to take "
-                f"({', '.join(map(str, self.inputs))}): {said_by(error, n_lines=2)}"
+                f"({', '.join(map(str, self.inputs))}): {error_text(error, n_lines=2)}"
             ) from error
 
     def _embed(self, model: Model, program: Program, wanted: str) -> None:
@@ -218,9 +223,9 @@ class TorchRuntime:
                 check_spec(spec)
 
 
-def open_reference(opening: RuntimeRequest) -> TorchRuntime:
+def open_reference(request: RuntimeRequest) -> TorchRuntime:
     """Return the reference; errors as of `TorchRuntime`."""
-    return TorchRuntime(opening)
+    return TorchRuntime(request)
 
 
 def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -29,12 +29,12 @@ class HttpServer:
         Address, token and time limit.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
         address = urlsplit(reference.url)
         self._where = reference.url
         self._base = address.path.rstrip("/")
-        self._token = RequestHeaders(opening)
+        self._token = RequestHeaders(request)
         host, timeout_s = address.netloc, reference.timeout_s
         self._connection = (
             http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())

@@ -70,13 +70,13 @@ class OipGrpc:
         Address, model, token and time limit.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
         address = urlsplit(reference.url)
         self._where = reference.url
-        self._model = {"name": reference.model or opening.model.name, "version": reference.model_version}
+        self._model = {"name": reference.model or request.model.name, "version": reference.model_version}
         self._timeout_s = reference.timeout_s
-        self._token = RequestHeaders(opening)
+        self._token = RequestHeaders(request)
         self._channel = (
             grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), _OPTIONS)
             if address.scheme == "grpcs"
@@ -159,11 +159,11 @@ class OipGrpc:
         return answer
 
 
-def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
+def open_reference(request: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
-    transport = OipGrpc(opening)
+    transport = OipGrpc(request)
     try:
-        return RemoteRuntime(opening, transport)
+        return RemoteRuntime(request, transport)
     except BaseException:
         transport.close()
         raise

@@ -48,12 +48,12 @@ class OipHttp:
         Address, model, token and time limit.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
-        model = f"/v2/models/{quote(reference.model or opening.model.name, safe='')}"
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
+        model = f"/v2/models/{quote(reference.model or request.model.name, safe='')}"
         version = quote(reference.model_version, safe="")
         self._model = model + (f"/versions/{version}" if version else "")
-        self._server = HttpServer(opening)
+        self._server = HttpServer(request)
 
     def server(self) -> ServerMetadata:
         """Return what `GET /v2` answers."""
@@ -104,11 +104,11 @@ class OipHttp:
             raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
 
 
-def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
+def open_reference(request: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
-    transport = OipHttp(opening)
+    transport = OipHttp(request)
     try:
-        return RemoteRuntime(opening, transport)
+        return RemoteRuntime(request, transport)
     except BaseException:
         transport.close()
         raise

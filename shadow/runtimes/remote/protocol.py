@@ -25,8 +25,8 @@ from quantdrift.core.errors import (
 )
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.runtimes.embedding import check_spec, unknown
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given
+from quantdrift.shadow.runtimes.embedding import check_spec, unknown_embedding
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_inputs
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.codec import decode, encode, specs_of
@@ -130,10 +130,10 @@ class RequestHeaders:
         Names the file, or holds the token.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        self._file = opening.reference.token_file
-        self._token = opening.token
-        self._headers = dict(opening.headers)
+    def __init__(self, request: RuntimeRequest) -> None:
+        self._file = request.reference.token_file
+        self._token = request.token
+        self._headers = dict(request.headers)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of a request, in small letters.
@@ -171,9 +171,9 @@ class RemoteRuntime:
         The server is away, or the model is not ready.
     """
 
-    def __init__(self, opening: RuntimeRequest, transport: Transport) -> None:
-        reference = opening.reference
-        self._where = reference.where(opening.model.name)
+    def __init__(self, request: RuntimeRequest, transport: Transport) -> None:
+        reference = request.reference
+        self._where = reference.where(request.model.name)
         self._transport = transport
         self._timeout_s = reference.timeout_s
         try:
@@ -185,7 +185,7 @@ class RemoteRuntime:
                 f"the server of the reference {self._where} refuses: {error}. Check `url`, `model`, `model_version` and "
                 "the token in [[models.references]]"
             ) from error
-        told = self._known(metadata.inputs, "inputs") or opening.model.inputs
+        told = self._known(metadata.inputs, "inputs") or request.model.inputs
         if not told:
             raise OperatorError(
                 f"the server of {self._where} tells nothing of its inputs: give them in [[models.inputs]]"
@@ -198,12 +198,12 @@ class RemoteRuntime:
         self._check_declared(reference, metadata)
         self._datatypes = {tensor.name: tensor.datatype for tensor in told}
         self.inputs = specs_of(told)
-        self.outputs = specs_of(self._known(metadata.outputs, "outputs") or opening.model.outputs)
+        self.outputs = specs_of(self._known(metadata.outputs, "outputs") or request.model.outputs)
         if not self.outputs:
             raise OperatorError(
                 f"the server of {self._where} tells nothing of its outputs: give them in [[models.outputs]]"
             )
-        self.embedding = opening.embedding
+        self.embedding = request.embedding
         if self.embedding:
             self._check_embedding()
         self.artefact = Artefact(
@@ -240,7 +240,7 @@ class RemoteRuntime:
         RetryError
             The server is away, does not let us in, or the model is not ready.
         """
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         names = [spec.name for spec in self.outputs]
         tensors = [encode(spec.name, self._datatypes[spec.name], inputs[spec.name]) for spec in self.inputs]
         try:
@@ -307,7 +307,7 @@ class RemoteRuntime:
                 check_spec(spec)
                 return
         raise OperatorError(
-            f"{unknown(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
+            f"{unknown_embedding(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
         )
 
 

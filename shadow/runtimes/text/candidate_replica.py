@@ -10,7 +10,14 @@ import msgspec
 
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import ASKED, SCORES, Scores, ScoringRequest, objects, without_own
+from quantdrift.shadow.language.scoring import (
+    REQUEST,
+    SCORES,
+    Scores,
+    ScoringRequest,
+    objects,
+    without_free_answer,
+)
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
@@ -52,18 +59,18 @@ class CandidateReplica:
             Either of them is away. Answers that are compared without the copy are measured otherwise: an outage would be
             read as a change.
         """
-        asked = inputs.get(ASKED, objects([])).tolist()
-        rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.is_copied]
+        asked = inputs.get(REQUEST, objects([])).tolist()
+        rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.ask_replica]
         if not rows:
             return self._reference.run(inputs)
-        of_copy = without_own({name: array[rows] for name, array in inputs.items()})
+        of_copy = without_free_answer({name: array[rows] for name, array in inputs.items()})
         found = self._copy.run(of_copy)[SCORES].tolist()
         told: Mapping[int, Scores] = {n: one for n, one in zip(rows, found, strict=True) if one.ids}
         same = [
             msgspec.structs.replace(one, served_ids=told[n].ids) if n in told else one
             for n, one in enumerate(asked)
         ]
-        outputs = self._reference.run({**inputs, ASKED: objects(same)})
+        outputs = self._reference.run({**inputs, REQUEST: objects(same)})
         scores = [
             msgspec.structs.replace(one, copy=_by_id(told[n], one)) if n in told else one
             for n, one in enumerate(outputs[SCORES].tolist())
@@ -76,9 +83,9 @@ class CandidateReplica:
         self._reference.close()
 
 
-def copy_opening(opening: RuntimeRequest) -> RuntimeRequest | None:
+def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
     """Return what the runtime is told of the copy beside a reference; None where none is configured."""
-    copy = opening.reference.copy
+    copy = request.reference.copy
     if not copy.is_there:
         return None
     reference = Reference(
@@ -91,10 +98,10 @@ def copy_opening(opening: RuntimeRequest) -> RuntimeRequest | None:
         token_file=copy.token_file,
     )
     # The token is the reference's.
-    return msgspec.structs.replace(opening, reference=reference, is_copy=True, token="")
+    return msgspec.structs.replace(request, reference=reference, is_copy=True, token="")
 
 
-def open_copy(opening: RuntimeRequest) -> ReferenceRuntime:
+def open_replica(request: RuntimeRequest) -> ReferenceRuntime:
     """Load a copy of a candidate.
 
     Parameters
@@ -110,14 +117,14 @@ def open_copy(opening: RuntimeRequest) -> ReferenceRuntime:
         The server that holds it is away.
     """
     try:
-        return SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
+        return SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
     except OperatorError as error:
         raise OperatorError(f"[models.references.copy]: {error}") from error
     except RetryError as error:
         raise RetryError(f"the copy of the candidate: {error}") from error
 
 
-def opened_with_copy(opening: RuntimeRequest) -> ReferenceRuntime:
+def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
     """Load a reference, and the copy of the candidate that is configured beside it.
 
     Raises
@@ -127,12 +134,12 @@ def opened_with_copy(opening: RuntimeRequest) -> ReferenceRuntime:
     RetryError
         The server that holds one of them is away.
     """
-    reference = SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
-    told = copy_opening(opening)
+    reference = SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
+    told = replica_request(request)
     if told is None:
         return reference
     try:
-        return CandidateReplica(reference, open_copy(told), opening.reference.copy.precision)
+        return CandidateReplica(reference, open_replica(told), request.reference.copy.precision)
     except BaseException:
         reference.close()
         raise

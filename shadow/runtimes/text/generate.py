@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import constraints, forces_tool, json_asked
-from quantdrift.shadow.language.scoring import refused
+from quantdrift.shadow.language.scoring import replay_error
 
 _KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
 _OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})
@@ -54,7 +54,7 @@ def answered(
     model: Any,
     tokenizer: Any,
     prompt: Sequence[int],
-    wanted: FreeAnswerRequest,
+    answer_request: FreeAnswerRequest,
     end_ids: tuple[int, ...],
     within_s: float,
 ) -> FreeAnswer:
@@ -73,9 +73,9 @@ def answered(
     within_s
         Longest time. What reads the prompt is not broken off.
     """
-    if wanted.max_tokens < 1:
-        raise refused("the prompt leaves no room for an answer")
-    options = wanted.options
+    if answer_request.max_tokens < 1:
+        raise replay_error("the prompt leaves no room for an answer")
+    options = answer_request.options
     ends = (*end_ids, *(one for one in options.get("stop_token_ids") or () if type(one) is int))
     stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())
     ids = torch.tensor([list(prompt)], device=model.device)
@@ -84,33 +84,33 @@ def answered(
         torch.autocast(model.device.type, enabled=False),
         torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
     ):
-        torch.manual_seed(options["seed"] if type(options.get("seed")) is int else wanted.seed)
+        torch.manual_seed(options["seed"] if type(options.get("seed")) is int else answer_request.seed)
         found = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            generation_config=_settings(model, wanted, ends, stops, within_s),
+            generation_config=_settings(model, answer_request, ends, stops, within_s),
             tokenizer=tokenizer if stops else None,
         )
     tokens = found[0, len(prompt) :].tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
-    if not is_ended and len(tokens) < wanted.max_tokens:
+    if not is_ended and len(tokens) < answer_request.max_tokens:
         return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
     return FreeAnswer(
         outcome=FreeAnswerOutcome.UNFORCED if json_asked(options)[0] else FreeAnswerOutcome.DONE,
         text=text[:stopped] if stopped >= 0 else text,
         finish_reason="stop" if is_ended else "length",
         n_tokens=len(tokens),
-        max_tokens=wanted.max_tokens,
-        is_capped=wanted.is_capped,
+        max_tokens=answer_request.max_tokens,
+        is_capped=answer_request.is_capped,
     )
 
 
 def _settings(
-    model: Any, wanted: FreeAnswerRequest, ends: Sequence[int], stops: Sequence[str], within_s: float
+    model: Any, answer_request: FreeAnswerRequest, ends: Sequence[int], stops: Sequence[str], within_s: float
 ) -> GenerationConfig:
-    options = wanted.options
+    options = answer_request.options
     folder = getattr(model, "generation_config", None)
 
     def told(name: str) -> Any:
@@ -125,7 +125,7 @@ def _settings(
         sampling = {name: told(name) for name in ("temperature", "top_p", "min_p", "typical_p")}
         sampling["top_k"] = max(told("top_k"), 0)  # -1 is all of them, to servers
     return GenerationConfig(
-        max_new_tokens=wanted.max_tokens,
+        max_new_tokens=answer_request.max_tokens,
         max_time=within_s,
         min_new_tokens=options.get("min_tokens") or None,
         do_sample=sampled,

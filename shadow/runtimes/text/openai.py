@@ -22,7 +22,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import object_of
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest
+from quantdrift.shadow.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError
@@ -79,33 +79,33 @@ class OpenAILanguage:
         The server is away, or does not answer.
     """
 
-    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
-        self._where = opening.reference.where(opening.model.name)
-        self._top = opening.model.generation.top
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        self._where = request.reference.where(request.model.name)
+        self._top = request.model.generation.top
         self._server = server
-        self._answers = OpenAIAnswers(opening)
-        self.end_ids = opening.model.generation.end_ids
+        self._answers = OpenAIAnswers(request)
+        self.end_ids = request.model.generation.end_ids
         self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
         # One token is generated with each: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
-    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the server's chat template."""
-        question = {"messages": asked.messages, **asked.template}
+        question = {"messages": request.messages, **request.template}
         if documents := question.pop(
             "documents", None
         ):  # /tokenize reads them only beside what else a template takes
             more = {"documents": documents, **object_of(question.get("chat_template_kwargs"))}
             question["chat_template_kwargs"] = more
-        if asked.tools:
-            question["tools"] = asked.tools
+        if request.tools:
+            question["tools"] = request.tools
         return self._tokens(question)
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text."""
         return self._tokens({"prompt": text, "add_special_tokens": add_special_tokens})
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of the answer of each row, asked for together.
 
         Raises
@@ -121,8 +121,8 @@ class OpenAILanguage:
 
     def answer(
         self,
-        asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
@@ -135,17 +135,17 @@ class OpenAILanguage:
         RetryError
             It is away.
         """
-        return self._answers.answer(asked, wanted)
+        return self._answers.answer(request, answer_request)
 
     def close(self) -> None:
         """Let go of the connections."""
         self._answers.close()
         self._server.close()
 
-    def _way(self) -> Callable[[Sequence[Row]], list[Scores]]:
+    def _way(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
         """Return how the server is asked: what it takes of the two ways."""
         # An end that the server does not know would have it refuse answers later.
-        row = Row(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
+        row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
         said = []
         for way in (self._by_prompt_logprobs, self._by_echo):
             try:
@@ -178,20 +178,20 @@ class OpenAILanguage:
                 "the server has no /tokenize: have clients ask for `return_token_ids`", Refusal.INPUT
             ) from error
 
-    def _by_prompt_logprobs(self, rows: Sequence[Row]) -> list[Scores]:
+    def _by_prompt_logprobs(self, rows: Sequence[TokenRow]) -> list[Scores]:
         choices = self._completed(rows, {"max_tokens": 1, "prompt_logprobs": self._top})
         return [
             self._of_prompt(row, choice.prompt_logprobs) for row, choice in zip(rows, choices, strict=True)
         ]
 
-    def _by_echo(self, rows: Sequence[Row]) -> list[Scores]:
+    def _by_echo(self, rows: Sequence[TokenRow]) -> list[Scores]:
         choices = self._completed(rows, {"max_tokens": 0, "echo": True, "logprobs": self._top})
         return [
             _of_echo(row, choice.logprobs, self._top, self.end_ids)
             for row, choice in zip(rows, choices, strict=True)
         ]
 
-    def _completed(self, rows: Sequence[Row], question: Mapping[str, Any]) -> list[_Choice]:
+    def _completed(self, rows: Sequence[TokenRow], question: Mapping[str, Any]) -> list[_Choice]:
         body = {
             "model": self._server.name,
             "prompt": [(*row.prompt, *row.served) for row in rows],
@@ -204,7 +204,7 @@ class OpenAILanguage:
             raise unreadable(f"{len(choices)} choices for {len(rows)} prompts")
         return choices
 
-    def _of_prompt(self, row: Row, told: Sequence[dict[str, _Likely] | None] | None) -> Scores:
+    def _of_prompt(self, row: TokenRow, told: Sequence[dict[str, _Likely] | None] | None) -> Scores:
         n_prompt = len(row.prompt)
         if told is None or len(told) != n_prompt + len(row.served):
             raise unreadable("no log-probabilities of the prompt, or not of each token")
@@ -234,13 +234,13 @@ class OpenAILanguage:
         )
 
 
-def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
+def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
     """Return the reference at a server; errors as of `OpenAILanguage` or `EmbeddingsRuntime`."""
-    server = OpenAIServer(opening)
+    server = OpenAIServer(request)
     try:
-        if opening.model.task is Task.EMBEDDING:
-            return EmbeddingsRuntime(opening, server)
-        return ScoringRuntime(opening, OpenAILanguage(opening, server))
+        if request.model.task is Task.EMBEDDING:
+            return EmbeddingsRuntime(request, server)
+        return ScoringRuntime(request, OpenAILanguage(request, server))
     except BaseException:
         server.close()
         raise
@@ -252,7 +252,7 @@ def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top
     What is not listed has at most what the least likely of the list has, and all of it together what the list leaves.
     """
     if not end_ids:
-        return UNTOLD, UNTOLD
+        return UNKNOWN, UNKNOWN
     least = np.zeros(len(places))
     more = np.zeros(len(places))
     for index, place in enumerate(places):
@@ -263,7 +263,7 @@ def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top
     return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
 
 
-def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
+def _of_echo(row: TokenRow, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
     n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
     if told is None or min(len(told.tokens), len(told.token_logprobs)) < n_tokens:
         raise unreadable("no log-probabilities of what is echoed, or not of each token")
@@ -277,7 +277,7 @@ def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int])
     top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
     above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
     # Lists have no ids: of an end it is known alone that was asked about.
-    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNTOLD
+    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
     return Scores(
         tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
         ids=row.served,

@@ -8,7 +8,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.answer import ToolCall
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import changes_prompt
-from quantdrift.shadow.language.scoring import ScoringRequest, refused
+from quantdrift.shadow.language.scoring import ScoringRequest, replay_error
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
@@ -60,12 +60,12 @@ class OpenAIAnswers:
         What is configured; no answer is waited for longer than `models.generation.own_s`.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        longest_s = min(opening.reference.timeout_s, opening.model.generation.own_s)
-        reference = msgspec.structs.replace(opening.reference, timeout_s=longest_s)
-        self._server = OpenAIServer(msgspec.structs.replace(opening, reference=reference))
+    def __init__(self, request: RuntimeRequest) -> None:
+        longest_s = min(request.reference.timeout_s, request.model.generation.own_s)
+        reference = msgspec.structs.replace(request.reference, timeout_s=longest_s)
+        self._server = OpenAIServer(msgspec.structs.replace(request, reference=reference))
 
-    def answer(self, asked: ScoringRequest, wanted: FreeAnswerRequest) -> FreeAnswer:
+    def answer(self, request: ScoringRequest, answer_request: FreeAnswerRequest) -> FreeAnswer:
         """Return the server's answer, late where it takes too long.
 
         Raises
@@ -76,32 +76,32 @@ class OpenAIAnswers:
             It is away.
         """
         question: dict[str, Any] = {
-            **{name: value for name, value in wanted.options.items() if name not in _LEFT},
+            **{name: value for name, value in answer_request.options.items() if name not in _LEFT},
             "model": self._server.name,
-            "max_tokens": wanted.max_tokens,
+            "max_tokens": answer_request.max_tokens,
         }
         path = "/v1/completions"
-        if asked.messages and not (asked.prompt_ids and changes_prompt(wanted.options)):
+        if request.messages and not (request.prompt_ids and changes_prompt(answer_request.options)):
             path = "/v1/chat/completions"
-            question["messages"] = asked.messages
-            if asked.tools:
-                question["tools"] = asked.tools
+            question["messages"] = request.messages
+            if request.tools:
+                question["tools"] = request.tools
         else:
-            question["prompt"] = asked.prompt if asked.prompt_ids is None else asked.prompt_ids
+            question["prompt"] = request.prompt if request.prompt_ids is None else request.prompt_ids
         try:
             found = self._server.ask("POST", path, _Answered, question)
-            return _own(found, wanted)
+            return _own(found, answer_request)
         except TimeoutError:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         except (RefusedError, OperatorError) as error:
-            raise refused(f"no answer of its own: {type(error).__name__}") from error
+            raise replay_error(f"no answer of its own: {type(error).__name__}") from error
 
     def close(self) -> None:
         """Let go of the connection."""
         self._server.close()
 
 
-def _own(found: _Answered, wanted: FreeAnswerRequest) -> FreeAnswer:
+def _own(found: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
     if not found.choices:
         raise unreadable("no choice")
     choice = found.choices[0]
@@ -115,6 +115,6 @@ def _own(found: _Answered, wanted: FreeAnswerRequest) -> FreeAnswer:
         ),
         finish_reason=choice.finish_reason or "",
         n_tokens=(found.usage.completion_tokens if found.usage else None) or None,
-        max_tokens=wanted.max_tokens,
-        is_capped=wanted.is_capped,
+        max_tokens=answer_request.max_tokens,
+        is_capped=answer_request.is_capped,
     )

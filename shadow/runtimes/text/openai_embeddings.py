@@ -7,8 +7,8 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.embedding import unknown
-from quantdrift.shadow.runtimes.protocol import check_given
+from quantdrift.shadow.runtimes.embedding import unknown_embedding
+from quantdrift.shadow.runtimes.protocol import check_inputs
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
@@ -45,20 +45,20 @@ class EmbeddingsRuntime:
         The server is away, or does not answer.
     """
 
-    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
-        if opening.embedding not in {"", _EMBEDDING}:
-            raise OperatorError(unknown(opening.embedding, [_EMBEDDING]))
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        if request.embedding not in {"", _EMBEDDING}:
+            raise OperatorError(unknown_embedding(request.embedding, [_EMBEDDING]))
         self._server = server
         probed, self.artefact, self.provenance, _ = server.opened(lambda: self._asked([_PROBE]))
         self.inputs = (TensorSpec(name=_INPUT, dtype=np.dtype(object), shape=(None,)),)
         self.outputs = (
             TensorSpec(name=_EMBEDDING, dtype=np.dtype(np.float32), shape=(None, probed.shape[1])),
         )
-        self.embedding = opening.embedding
+        self.embedding = request.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return `embedding` : (items, dimensions) of `input` : (items,), texts; errors as of `OpenAIServer.guarded`."""
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         texts = inputs[_INPUT].tolist()
         return {_EMBEDDING: self._server.guarded(lambda: self._asked(texts))}
 

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import refused
+from quantdrift.shadow.language.scoring import replay_error
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
@@ -48,11 +48,11 @@ class OpenAIServer:
         Of the model, there.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        self._reference = opening.reference
-        self._where = opening.reference.where(opening.model.name)
-        self._server = HttpServer(opening)
-        self.name = opening.reference.model or opening.model.name
+    def __init__(self, request: RuntimeRequest) -> None:
+        self._reference = request.reference
+        self._where = request.reference.where(request.model.name)
+        self._server = HttpServer(request)
+        self.name = request.reference.model or request.model.name
 
     def opened(self, probe: Callable[[], Found]) -> tuple[Found, Artefact, Provenance, int | None]:
         """Return what a first question brings, who answers, and the most tokens that the model takes, if told.
@@ -125,14 +125,14 @@ class OpenAIServer:
             return ask()
         except TimeoutError as error:
             # A smaller batch may be quicker; where the server hangs altogether, ProvenRuntime finds that out and waits.
-            raise refused(f"no answer within {self._reference.timeout_s:g} s") from error
+            raise replay_error(f"no answer within {self._reference.timeout_s:g} s") from error
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error
         except RefusedError as error:
             # Of people's text nothing may get into logs or the record's details: the server's words may quote it.
             if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self.is_ready()):
                 raise RetryError(f"{self._where}: {error.brief}") from error
-            raise refused(f"{error.brief}; the server's own log tells why") from error
+            raise replay_error(f"{error.brief}; the server's own log tells why") from error
 
     def close(self) -> None:
         """Let go of the connection."""

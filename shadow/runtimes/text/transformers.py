@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, refused
+from quantdrift.shadow.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
 from quantdrift.shadow.runtimes.onnx.device import driver_version
 from quantdrift.shadow.runtimes.protocol import (
     Artefact,
@@ -24,9 +24,9 @@ from quantdrift.shadow.runtimes.protocol import (
     check_pin,
     digest_of,
     digest_of_parts,
-    said_by,
+    error_text,
 )
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle
+from quantdrift.shadow.runtimes.pytorch.determinism import configure_torch, device_for, limit_memory
 from quantdrift.shadow.runtimes.pytorch.errors import computed
 from quantdrift.shadow.runtimes.pytorch.precision import Finding, PrecisionRecorder, precision_of
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
@@ -76,17 +76,17 @@ class TransformersLanguage:
         no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
-        settle(opening.threads)
-        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
-        limit_memory(self._device, opening.gpu_bytes)
-        self._top = opening.model.generation.top
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
+        configure_torch(request.threads)
+        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        limit_memory(self._device, request.gpu_bytes)
+        self._top = request.model.generation.top
         folder = Path(reference.path)
         digest = _digest(folder)
         check_pin(folder, digest, reference.digest)
-        config = _checked(folder, is_copy=opening.is_copy)
-        stored = [] if opening.is_copy else list(_stored(folder))
+        config = _checked(folder, is_copy=request.is_copy)
+        stored = [] if request.is_copy else list(_stored(folder))
         disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -97,12 +97,12 @@ class TransformersLanguage:
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                dtype="auto" if opening.is_copy else torch.float32,
+                dtype="auto" if request.is_copy else torch.float32,
                 output_loading_info=True,
             )
         except Exception as error:
             raise OperatorError(
-                f"transformers cannot load the reference {folder}: {said_by(error)}"
+                f"transformers cannot load the reference {folder}: {error_text(error)}"
             ) from error
         if lacking := sorted(loading["missing_keys"]) or sorted(map(str, loading["mismatched_keys"])):
             raise OperatorError(
@@ -113,15 +113,15 @@ class TransformersLanguage:
         self.longest = _longest(model.config)
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
-        with PrecisionRecorder() as witness:
-            self._n_logits = self._logits([Row(prompt=(0,), served=(0,))])[0].shape[-1]
-        self.end_ids = ending_ids(model, opening.model.generation.end_ids, self._n_logits)
+        with PrecisionRecorder() as recorder:
+            self._n_logits = self._logits([TokenRow(prompt=(0,), served=(0,))])[0].shape[-1]
+        self.end_ids = ending_ids(model, request.model.generation.end_ids, self._n_logits)
         self.artefact = Artefact(
             path=reference.path,
             digest=digest,
             precision=UNVERIFIED
-            if opening.is_copy
-            else precision_of(folder, [*stored, *witness.findings], reference.allow_reduced_precision),
+            if request.is_copy
+            else precision_of(folder, [*stored, *recorder.findings], reference.allow_reduced_precision),
             opset=0,
             producer=f"transformers {config.get('transformers_version', '')}".strip(),
         )
@@ -135,32 +135,32 @@ class TransformersLanguage:
         )
         _LOG.info("reference %s: transformers on %s, TF32 off", folder, self.provenance.device)
 
-    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the tokenizer's own chat template."""
-        given = dict(asked.template)
+        given = dict(request.template)
         more = given.pop("chat_template_kwargs", None) or {}
         settings = {"add_generation_prompt": True, **given, **more}
         ours = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
         if taken := sorted(ours & settings.keys()):
-            raise refused(f"the client gives {taken} to the chat template: it cannot be told from ours")
-        messages = [_message(one) for one in asked.messages]
+            raise replay_error(f"the client gives {taken} to the chat template: it cannot be told from ours")
+        messages = [_message(one) for one in request.messages]
         try:
             ids = self._tokenizer.apply_chat_template(
                 messages,
-                tools=list(asked.tools) or None,
+                tools=list(request.tools) or None,
                 tokenize=True,
                 return_dict=False,
                 **settings,
             )
         except Exception as error:  # a template is a program, and raises what it likes
-            raise refused(f"the chat template fails: {type(error).__name__}") from error
+            raise replay_error(f"the chat template fails: {type(error).__name__}") from error
         return tuple(ids)
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text."""
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of the answer of each row.
 
         Raises
@@ -169,10 +169,10 @@ class TransformersLanguage:
             Reason `replay`: a token is none of the model's, or PyTorch failed.
         """
         if self._model is None:
-            raise refused("the reference is closed")
+            raise replay_error("the reference is closed")
         n_tokens = int(self._model.get_input_embeddings().num_embeddings)
         if any(not 0 <= one < n_tokens for row in rows for one in (*row.prompt, *row.served)):
-            raise refused(
+            raise replay_error(
                 f"a token is none of the reference's {n_tokens}: candidate and reference differ in tokens"
             )
         # Rows of like length together: little is computed for nothing.
@@ -184,8 +184,8 @@ class TransformersLanguage:
 
     def answer(
         self,
-        asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
@@ -197,18 +197,20 @@ class TransformersLanguage:
             Reason `replay`: the prompt is none, leaves no room, or PyTorch failed.
         """
         if self._model is None:
-            raise refused("the reference is closed")
-        if not is_able(wanted.options):
+            raise replay_error("the reference is closed")
+        if not is_able(answer_request.options):
             return FreeAnswer(outcome=FreeAnswerOutcome.UNABLE)
 
         def compute() -> FreeAnswer:
             ids = prompt()
-            room = wanted.max_tokens if self.longest is None else self.longest - len(ids)
+            room = answer_request.max_tokens if self.longest is None else self.longest - len(ids)
             return answered(
                 model=self._model,
                 tokenizer=self._tokenizer,
                 prompt=ids,
-                wanted=msgspec.structs.replace(wanted, max_tokens=min(wanted.max_tokens, room)),
+                answer_request=msgspec.structs.replace(
+                    answer_request, max_tokens=min(answer_request.max_tokens, room)
+                ),
                 end_ids=self.end_ids,
                 within_s=within_s,
             )
@@ -221,9 +223,9 @@ class TransformersLanguage:
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _parts(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
+    def _parts(self, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
         """Yield rows that are computed together, so many that neither layers nor logits fill the memory."""
-        part: list[Row] = []
+        part: list[TokenRow] = []
         for row in rows:
             more = [*part, row]
             length = max(map(_length, more))
@@ -235,13 +237,13 @@ class TransformersLanguage:
         if part:
             yield part
 
-    def _scored(self, rows: Sequence[Row]) -> Iterator[Scores]:
+    def _scored(self, rows: Sequence[TokenRow]) -> Iterator[Scores]:
         logits, first = self._logits(rows)
         for index, row in enumerate(rows):
             begin = len(row.prompt) - 1 - first
             yield self._told(row.served, logits[index, begin : begin + len(row.served)])
 
-    def _logits(self, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
+    def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
         """Return logits : (rows, places, tokens), and the place that the first of them is of.
 
         Rows are filled up behind their end. No token sees those behind it, so that nothing depends on them.
@@ -282,7 +284,7 @@ class TransformersLanguage:
                 columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
         joined = [torch.cat(one).cpu().numpy() for one in zip(*columns, strict=True)]
         of_served, ranks, top_ids, top_logprobs, ends_p = joined
-        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNTOLD
+        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNKNOWN
         return Scores(
             tokens=tuple(map(self._spelt, served)),
             ids=served,
@@ -306,17 +308,17 @@ class TransformersLanguage:
         return spelling
 
 
-def open_reference(opening: RuntimeRequest) -> ScoringRuntime:
+def open_reference(request: RuntimeRequest) -> ScoringRuntime:
     """Return the reference; errors as of `TransformersLanguage`."""
-    return ScoringRuntime(opening, TransformersLanguage(opening))
+    return ScoringRuntime(request, TransformersLanguage(request))
 
 
-def _length(row: Row) -> int:
+def _length(row: TokenRow) -> int:
     """Return how many tokens the model reads: the last one that was served is not read, only scored."""
     return len(row.prompt) + len(row.served) - 1
 
 
-def _kept(rows: Sequence[Row]) -> int:
+def _kept(rows: Sequence[TokenRow]) -> int:
     return max(_length(row) for row in rows) - min(len(row.prompt) for row in rows) + 1
 
 
@@ -375,7 +377,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise refused("a message holds parts that are no text")
+            raise replay_error("a message holds parts that are no text")
         content = "\n".join(str(part.get("text", "")) for part in content)
     made = {**message, "content": content}
     calls = message.get("tool_calls")

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 from quantdrift.core.config.schema import Generation, Model, Provider, Reference, Runtime
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, Scores, ScoringRequest, objects
+from quantdrift.shadow.language.scoring import ANSWER, PROMPT, REQUEST, Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 
@@ -64,6 +64,6 @@ def remote_opening(url: str, **options: Any) -> RuntimeRequest:
 def scored(runtime: ReferenceRuntime, *asked: ScoringRequest) -> list[Scores]:
     """Return the scores of these answers, asked for together."""
     empty = objects([""] * len(asked))
-    inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}
+    inputs = {PROMPT: empty, ANSWER: empty, REQUEST: objects(list(asked))}
     found: list[Scores] = runtime.run(inputs)["scores"].tolist()
     return found
