@@ -187,7 +187,7 @@ def test_a_copy_that_is_away_is_waited_for(language_folder: Path, int8: VllmLike
         with pytest.raises(RetryError, match="503"):
             compare_batch(batch, most_items=8)
         assert all(isinstance(one, ReplayResult) for one in compare_batch(batch, most_items=8))
-    with pytest.raises(RetryError, match=r"copy of the candidate.*is away"):
+    with pytest.raises(RetryError, match=r"candidate's replica.*is away"):
         open_with_replica(told)
     entry = prepared(on_wire[0], told.model, runtime)
     assert isinstance(compare_batch([entry], most_items=8)[0], ReplayResult)

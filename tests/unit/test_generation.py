@@ -339,7 +339,7 @@ def test_a_place_that_is_not_told_is_left_out() -> None:
 def test_sides_of_another_number_of_answers_are_refused() -> None:
     """They cannot be paired."""
     one, answers = scores_of(P, SERVED), objects([GREEDY, GREEDY])
-    with pytest.raises(QuarantineError, match="2 answers, 1 were scored"):
+    with pytest.raises(QuarantineError, match="2 answers, but 1 were scored"):
         GenerationComparator(Generation()).compare(
             {SCORES: objects([one, one]), ANSWER: answers}, {SCORES: objects([one])}
         )

@@ -44,7 +44,7 @@ def test_what_is_asked_for_is_strict_and_bounded(tmp_path: Path) -> None:
     assert not any("cache" in option for option in uncached)
 
 
-@pytest.mark.parametrize(("mode", "hint"), [(0o777, "others may write"), (None, "Make the directory")])
+@pytest.mark.parametrize(("mode", "hint"), [(0o777, "others may write"), (None, "Create the directory")])
 def test_an_engine_cache_belongs_to_nobody_else(tmp_path: Path, mode: int | None, hint: str) -> None:
     """What is loaded from there is code."""
     cache = tmp_path / "engines"
@@ -61,7 +61,7 @@ def test_another_provider_will_do_where_that_is_allowed(
 ) -> None:
     """Else it is refused; the record holds what was really taken."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
-    with pytest.raises(OperatorError, match=r"`cuda`.*took CPUExecutionProvider.*shadow\.allow_fallback"):
+    with pytest.raises(OperatorError, match=r"`cuda`.*uses CPUExecutionProvider.*shadow\.allow_fallback"):
         OnnxRuntime(path, provider=Provider.CUDA)
     runtime = OnnxRuntime(path, provider=Provider.CUDA, allow_fallback=True)
     assert runtime.provenance.provider == CPU

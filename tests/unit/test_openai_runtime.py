@@ -119,7 +119,7 @@ def test_an_exchange_that_is_refused_is_set_aside(
 ) -> None:
     """A failure too, where the server still has the model. What the server says may quote the text: it is not told."""
     server.fails = [status]
-    with pytest.raises(QuarantineError, match=f"HTTP {status}; the server's own log") as caught:
+    with pytest.raises(QuarantineError, match=f"HTTP {status}; see the server's log") as caught:
         scored(runtime, REQUEST)
     assert "as it was told" not in str(caught.value)
 
@@ -146,7 +146,7 @@ def test_a_server_that_cannot_score_is_told_at_the_start(
     )
     with (
         serving(server) as url,
-        pytest.raises(OperatorError, match=r"tells no log-probabilities.*not here"),
+        pytest.raises(OperatorError, match=r"returns no log-probabilities.*not here"),
     ):
         open_reference(remote_opening(url))
     other = VllmLike(None, None, name="other")

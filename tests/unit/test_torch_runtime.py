@@ -279,9 +279,11 @@ def test_an_input_is_named_as_configured(tmp_path: Path) -> None:
 def test_a_wrong_input_is_told_from_both_sides(tmp_path: Path) -> None:
     """A type that PyTorch would cast, and a shape that it would broadcast, are the exchange's fault."""
     runtime = of_factory(tmp_path)
-    with pytest.raises(QuarantineError, match=r"x: float64\[2, 4\], the reference takes x: float32\[\?, 4\]"):
+    with pytest.raises(
+        QuarantineError, match=r"the reference takes x: float32\[\?, 4\], but got x: float64\[2, 4\]"
+    ):
         runtime.run({"x": inputs_of(2).astype(np.float64)})
-    with pytest.raises(QuarantineError, match=r"x: float32\[2, 1\], the reference takes"):
+    with pytest.raises(QuarantineError, match=r"the reference takes .*but got x: float32\[2, 1\]"):
         runtime.run({"x": inputs_of(2)[:, :1]})
     with pytest.raises(QuarantineError, match=r"\['y'\], the reference takes \['x'\]"):
         runtime.run({"y": inputs_of(2)})

@@ -1,15 +1,15 @@
-"""An answer beside the reference's own to the same prompt, where that was asked for, per answer.
+"""The comparison of an answer with the reference's free-running answer to the same prompt, if there is one, per answer.
 
-Both are looked at up to c tokens, c being the least of `own_tokens`, what the client allowed, and what the model has room
-for; a longer one counts as one that a limit cut there. Without that, what cuts the reference alone would pass for brevity.
+Both are compared up to c tokens, c being the least of `own_tokens`, the client's limit, and the room in the model's context;
+a longer answer counts as cut there by a limit. Otherwise a limit that cuts only the reference would look like brevity.
 
-- `length_ratio` = min(n, c) / min(n', c), n and n' being the tokens of the answer and of the reference's own, from 0 to
-  infinity: above 1 where the candidate says more.
-- `finish_changed`: the two end for another reason within c tokens.
-- `own_json_valid`, `own_tool_calls_valid`: as of the candidate, and undefined where `own_tokens` cut the answer.
-- `own_finish_reason`, `own_n_tokens` of the reference's own, and `own`: what became of it.
+- `length_ratio` = min(n, c) / min(n', c), n and n' being the tokens of the candidate's and of the reference's answer, from 0
+  to infinity: above 1 where the candidate's is longer.
+- `finish_changed`: the two end for different reasons within c tokens.
+- `own_json_valid`, `own_tool_calls_valid`: as for the candidate, and undefined where `own_tokens` cut the answer.
+- `own_finish_reason`, `own_n_tokens` of the reference's answer, and `own`: its outcome.
 
-Two answers that were sampled differ by chance alone: what tells of the candidate is a mean over many.
+Two sampled answers differ by chance alone: only a mean over many says something about the candidate.
 """
 
 from collections.abc import Sequence
@@ -28,12 +28,12 @@ _CALLED = frozenset({"tool_calls", "function_call"})
 
 
 def beside_own(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
-    """Return what is said of each answer beside the reference's own, by name : (items,); None where it is not known.
+    """Return the measures of each answer against the reference's, by name : (items,); None where unknown.
 
     Parameters
     ----------
     answers, found
-        The candidate's, and the reference's scores.
+        The candidate's answers, and the reference's scores with its free-running answers.
     """
     told = [
         _beside(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)

@@ -1,4 +1,4 @@
-"""Computing on a CUDA device: copies beside the computing, and graphs in place of launches."""
+"""Computation on a CUDA device: copies that overlap with computation, and CUDA graphs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -11,9 +11,9 @@ _WARM_UPS: Final = 3  # before a capture, for what libraries set up when they ar
 
 
 class Staging:
-    """Copies inputs and outputs on streams of their own, by way of pinned memory, while other steps are computed.
+    """Copies inputs and outputs on separate streams, through pinned memory, while other steps are computed.
 
-    PyTorch's allocator for pinned memory keeps its blocks, and gives none out anew before the copies from it are done.
+    PyTorch's allocator for pinned memory does not reuse a block before the copies from it are done.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Staging:
         Parameters
         ----------
         steps
-            Per step its inputs, on the CPU.
+            The inputs of each step, on the CPU.
         """
         computing = torch.cuda.current_stream(self._device)
         found: list[dict[str, torch.Tensor]] = []
@@ -94,7 +94,7 @@ class Graphs:
         self._captured[_shapes(inputs)] = (graph, static, outputs)
 
     def run(self, inputs: list[torch.Tensor]) -> Tensors:
-        """Return what the computation gives, by its graph where one was captured for these shapes."""
+        """Return the outputs, from the graph captured for these shapes if there is one."""
         captured = self._captured.get(_shapes(inputs))
         if captured is None:
             return self._compute(inputs)

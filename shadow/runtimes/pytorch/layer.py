@@ -1,4 +1,4 @@
-"""A layer of a PyTorch module whose output makes learned slices."""
+"""The layer of a PyTorch module whose output is the embedding."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,29 +12,25 @@ _TAP: Final = "quantdrift_layer"
 
 
 class Layer:
-    """Keeps what a layer gave in the last call.
-
-    Parameters
-    ----------
-    module
-        The layer.
-    """
+    """A layer with the output of its last call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._taken: torch.Tensor | None = None
         module.register_forward_hook(self._take)
 
     def taken(self) -> torch.Tensor:
-        """Return what the layer gave, and keep it no longer.
+        """Return the output of the last call, and forget it.
 
         Raises
         ------
         OperatorError
-            It was not called, or gave no tensor.
+            The layer was not called, or returned no tensor.
         """
         taken, self._taken = self._taken, None
         if taken is None:
-            raise OperatorError("the layer that `models.embedding` names gives no tensor in a replay")
+            raise OperatorError(
+                "the layer that `models.embedding` names returns no tensor in a replay: name another layer"
+            )
         return taken
 
     def _take(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
@@ -43,12 +39,12 @@ class Layer:
 
 
 def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> Layer:
-    """Return the layer `wanted`: a submodule by its path; of an exported program also a node of its graph.
+    """Return the layer `wanted`: a submodule by its path; in an exported program also a node of its graph.
 
     Raises
     ------
     OperatorError
-        There is no such layer, or the module is TorchScript, which shows its outputs alone.
+        There is no such layer, or the module is TorchScript, which gives access only to its outputs.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise OperatorError(
@@ -63,7 +59,7 @@ def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> La
 
 
 def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -> torch.nn.Module:
-    """Return a further module in the graph, which is called with what the layer gives."""
+    """Insert a module into the graph that is called with the layer's output, and return it."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     # The last node of a submodule gives its output.
     layers = {

@@ -1,4 +1,4 @@
-"""References on PyTorch: strictly FP32, on the device that was asked for, or not at all."""
+"""References in PyTorch: strict FP32, on the configured device or not at all."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -42,16 +42,11 @@ _SIZES: Final = (2, 3)
 class TorchRuntime:
     """A reference in PyTorch: an exported program, a factory's module with safetensors weights, or TorchScript.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-
     Raises
     ------
     OperatorError
-        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, gives
-        outputs without names or no arrays, has no such embedding, or the device is not there.
+        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, returns
+        unnamed outputs or no tensors, has no such embedding; or the device is missing.
     """
 
     def __init__(self, request: RuntimeRequest) -> None:
@@ -80,7 +75,7 @@ class TorchRuntime:
             opset=0,
             producer=program.producer,
         )
-        # What was in the file may be there a second time: it is as large as the reference.
+        # The stored tensors may be a second copy in memory, as large as the reference.
         self._program = msgspec.structs.replace(program, stored={})
         if request.embedding:
             self._embed(model, program, request.embedding)
@@ -88,7 +83,7 @@ class TorchRuntime:
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
             runtime="torch",
-            version=str(torch.__version__),  # it is a type of PyTorch's own, which the record does not take
+            version=str(torch.__version__),  # a str subclass of PyTorch, which cannot be encoded
             provider=" ".join([self._device.type, *how]),
             device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
             driver=driver_version() if on_gpu else "",
@@ -107,7 +102,7 @@ class TorchRuntime:
         return computed(lambda: self._split(inputs))
 
     def close(self) -> None:
-        """Let go of the module and of what PyTorch keeps on the device."""
+        """Free the module, and the device memory that PyTorch caches."""
         self._program = None
         self._layer = None
         self._graphs = None
@@ -141,7 +136,7 @@ class TorchRuntime:
         return {name: _known(tensor) for name, tensor in found.items()}
 
     def _prepare(self, reference: Reference) -> list[str]:
-        """Compile and capture, and return what was done; what cannot be is said now, and not with the first batch."""
+        """Compile the module and capture CUDA graphs as configured; errors show now, not with the first batch."""
         done = []
         graphs = reference.cuda_graphs and self._device.type == "cuda"
         if reference.buckets:
@@ -162,11 +157,11 @@ class TorchRuntime:
         try:
             self._tried(sizes, apart=self._batched)
         except (OperatorError, QuarantineError) as error:
-            # It computed these before: what fails is the compiler, which quotes all of its input.
+            # It computed these inputs before, so the compiler failed; its message quotes all of its input.
             said = error_text(error.__cause__ or error, n_lines=2)
             raise OperatorError(
-                f"the reference {self._path} cannot be compiled ({said}): for a CPU that takes a C++ compiler such as g++; "
-                "or take `compile` away"
+                f"the reference {self._path} cannot be compiled ({said}): for a CPU, install a C++ compiler such as g++, or "
+                "remove `compile` from [[models.references]]"
             ) from error
 
     def _capture(self, sizes: Sequence[int]) -> None:
@@ -178,12 +173,12 @@ class TorchRuntime:
                     captured.capture(zeros)
         except ERRORS as error:
             raise OperatorError(
-                f"the reference {self._path} cannot be captured as a CUDA graph ({error_text(error)}): take `cuda_graphs` away"
+                f"the reference {self._path} cannot be captured as a CUDA graph ({error_text(error)}): remove `cuda_graphs`"
             ) from error
         self._graphs = captured
 
     def _probed(self) -> tuple[TensorSpec, ...]:
-        """Compute zeros of two sizes, and return what comes of them."""
+        """Compute zeros of two sizes, and return the specifications of the outputs."""
         first, second = self._tried(_SIZES)
         return tuple(
             TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
@@ -191,14 +186,15 @@ class TorchRuntime:
         )
 
     def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
-        """Compute zeros of some numbers of items.
+        """Compute zeros for each number of items.
 
         Parameters
         ----------
         sizes
-            Of every dimension that varies.
+            Length of every dimension that varies.
         apart
-            Only of the first: others are 2 long, or 3. What is compiled for equal lengths does for no others.
+            Use `sizes` only for the first dimension; others are 2 or 3 long. Code compiled for equal lengths does not work for
+            other lengths.
         """
         try:
             return [
@@ -229,7 +225,7 @@ def open_reference(request: RuntimeRequest) -> TorchRuntime:
 
 
 def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors of what a module returned: by their keys, else by the configured names, in order."""
+    """Yield the tensors that a module returned: by their keys, else by the configured names, in order."""
     if hasattr(result, "_asdict"):
         result = result._asdict()
     if isinstance(result, Mapping):
@@ -268,11 +264,11 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, .
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """Return an array as a tensor; PyTorch shares memory only with what may be written to."""
+    """Return an array as a tensor; PyTorch shares memory only with writeable arrays."""
     own = np.ascontiguousarray(array)
     return torch.from_numpy(own if own.flags.writeable else own.copy())
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a type that numpy has: float32 holds bfloat16 and narrower, where they are allowed."""
+    """Return a tensor of a type that numpy has: bfloat16 and narrower types, if allowed, become float32."""
     return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)

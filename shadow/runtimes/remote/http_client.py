@@ -1,4 +1,4 @@
-"""One server over HTTP/1.1: a connection that is kept, and what its refusals mean."""
+"""The HTTP/1.1 client of a reference's server: one kept connection, and the classification of refusals."""
 
 import contextlib
 import http.client
@@ -21,13 +21,7 @@ _BROKEN_OFF: Final = (
 
 
 class HttpServer:
-    """Asks a server.
-
-    Parameters
-    ----------
-    opening
-        Address, token and time limit.
-    """
+    """The connection to a server, with the address, token and time limit of a reference."""
 
     def __init__(self, request: RuntimeRequest) -> None:
         reference = request.reference
@@ -45,12 +39,12 @@ class HttpServer:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Return status, headers and body; a kept connection that the server has closed meanwhile is opened anew.
+        """Return status, headers and body; a kept connection that the server has closed is reopened.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unreachable.
         TimeoutError
             It takes too long.
         """
@@ -99,7 +93,7 @@ class HttpServer:
 
 
 def refuse(status: int, body: bytes) -> None:
-    """Raise where an answer is none.
+    """Raise an error if the status is not 200.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over gRPC, with tensors as bytes."""
+"""The Open Inference Protocol v2 over gRPC, with raw tensor contents."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -62,13 +62,7 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class OipGrpc:
-    """Asks over gRPC. The channel connects by itself, again and again.
-
-    Parameters
-    ----------
-    opening
-        Address, model, token and time limit.
-    """
+    """The transport over gRPC. The channel reconnects by itself."""
 
     def __init__(self, request: RuntimeRequest) -> None:
         reference = request.reference

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over HTTP/1.1, with tensors as bytes; one connection that is kept."""
+"""The Open Inference Protocol v2 over HTTP/1.1, with binary tensors and one kept connection."""
 
 import http
 import uuid
@@ -40,13 +40,7 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OipHttp:
-    """Asks over HTTP.
-
-    Parameters
-    ----------
-    opening
-        Address, model, token and time limit.
-    """
+    """The transport over HTTP."""
 
     def __init__(self, request: RuntimeRequest) -> None:
         reference = request.reference
@@ -115,7 +109,7 @@ def open_reference(request: RuntimeRequest) -> RemoteRuntime:
 
 
 def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
-    """Return the tensors of an answer, as bytes or as JSON, each as the server likes."""
+    """Return the tensors of an answer; a server may send each one as bytes or as JSON."""
     length = int(json_length) if json_length and json_length.isdecimal() else len(body)
     tail, found = memoryview(body)[length:], []
     try:

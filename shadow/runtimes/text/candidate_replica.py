@@ -1,7 +1,7 @@
-"""A reference with a copy of the candidate beside it, which tells the log-probabilities that were not served.
+"""A reference together with a replica of the candidate, which computes the log-probabilities that were not served.
 
-The copy is the quantised candidate itself, and scores the served tokens as the reference does. It is asked first: both
-score the tokens that it made of a text.
+The replica is the same quantised model as the candidate, and scores the served tokens like the reference. It runs first,
+because both score the tokens that it makes of a text.
 """
 
 from collections.abc import Mapping
@@ -25,14 +25,14 @@ from quantdrift.shadow.tensors.arrays import Array
 
 
 class CandidateReplica:
-    """Asks the copy about each answer that says so, then the reference about all.
+    """Scores answers with the replica where `ask_replica` is set, then all answers with the reference.
 
     Parameters
     ----------
     reference, copy
-        Both score served tokens.
+        The reference and the replica; both score served tokens.
     precision
-        What the copy computes in, as its owner tells.
+        The replica's precision as configured; empty: as its runtime reports it.
     """
 
     def __init__(self, reference: ReferenceRuntime, copy: ReferenceRuntime, precision: str) -> None:
@@ -51,13 +51,13 @@ class CandidateReplica:
         self.embedding = reference.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the reference's scores, with those of the copy where it was asked; errors as of either.
+        """Return the reference's scores, with those of the replica where it was asked; errors as of either.
 
         Raises
         ------
         RetryError
-            Either of them is away. Answers that are compared without the copy are measured otherwise: an outage would be
-            read as a change.
+            Either of them is unreachable. Without the replica another measure would apply, and an outage would look like a
+            drift.
         """
         asked = inputs.get(REQUEST, objects([])).tolist()
         rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.ask_replica]
@@ -78,13 +78,13 @@ class CandidateReplica:
         return {**outputs, SCORES: objects(scores)}
 
     def close(self) -> None:
-        """Let go of what both hold."""
+        """Close both."""
         self._copy.close()
         self._reference.close()
 
 
 def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
-    """Return what the runtime is told of the copy beside a reference; None where none is configured."""
+    """Return the request for the replica configured with a reference; None if there is none."""
     copy = request.reference.copy
     if not copy.is_there:
         return None
@@ -102,37 +102,37 @@ def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
 
 
 def open_replica(request: RuntimeRequest) -> ReferenceRuntime:
-    """Load a copy of a candidate.
+    """Load a replica of the candidate.
 
     Parameters
     ----------
-    opening
-        As `copy_opening` returns it.
+    request
+        From `replica_request`.
 
     Raises
     ------
     OperatorError
         It cannot be loaded.
     RetryError
-        The server that holds it is away.
+        Its server is unreachable.
     """
     try:
         return SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
     except OperatorError as error:
         raise OperatorError(f"[models.references.copy]: {error}") from error
     except RetryError as error:
-        raise RetryError(f"the copy of the candidate: {error}") from error
+        raise RetryError(f"the candidate's replica ([models.references.copy]): {error}") from error
 
 
 def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
-    """Load a reference, and the copy of the candidate that is configured beside it.
+    """Load a reference, with the replica of the candidate if one is configured.
 
     Raises
     ------
     OperatorError
         One of them cannot be loaded.
     RetryError
-        The server that holds one of them is away.
+        The server of one of them is unreachable.
     """
     reference = SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
     told = replica_request(request)
@@ -146,7 +146,7 @@ def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
 
 
 def _by_id(copy: Scores, reference: Scores) -> Scores:
-    """Return the copy's scores without spellings where both sides tell ids: servers spell parts of characters as they like."""
+    """Return the replica's scores, without spellings if both sides have ids: servers spell parts of characters differently."""
     if all((one.top_ids >= 0).any() for one in (copy, reference)):
         return msgspec.structs.replace(copy, tokens=(), top_tokens=())
     return copy

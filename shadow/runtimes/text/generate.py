@@ -1,4 +1,4 @@
-"""Own answers of a language model in a folder: what a client asked for, in the words of `transformers`, one at a time."""
+"""Free-running answers with `transformers`: a client's options translated for `generate`, one answer at a time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -13,7 +13,7 @@ from quantdrift.shadow.language.scoring import replay_error
 
 _KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
 _OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})
-# What servers take from the model's generation_config.json where a client names nothing, and else, as vLLM does.
+# Defaults where neither the client nor the model's generation_config.json sets an option, as in vLLM.
 _NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -26,16 +26,16 @@ _NEUTRAL: Final[Mapping[str, float]] = {
 
 
 def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[int, ...]:
-    """Return the tokens that end an answer: those that are configured, or as the folder tells.
+    """Return the tokens that end an answer: the configured ones, or those of the model's folder.
 
     Raises
     ------
     OperatorError
-        One that is configured is none of the model's `n_tokens`.
+        A configured one is not among the model's `n_tokens` tokens.
     """
     if strange := [one for one in configured if not 0 <= one < n_tokens]:
         raise OperatorError(
-            f"models.generation.end_ids names {strange}, which are none of the reference's {n_tokens} tokens"
+            f"models.generation.end_ids names {strange}, but the reference has only the token ids 0 to {n_tokens - 1}"
         )
     told = getattr(model, "generation_config", None) or model.config
     ids = getattr(told, "eos_token_id", None)
@@ -44,7 +44,7 @@ def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[
 
 
 def is_able(options: Mapping[str, Any]) -> bool:
-    """Return whether all that was asked for is known here, but for the grammar of JSON."""
+    """Return whether `generate` supports all options of the request, apart from the JSON grammar."""
     known = _KNOWN | _OF_JSON if json_asked(options)[0] else _KNOWN
     return constraints(options) <= known and not forces_tool(options)
 
@@ -58,23 +58,21 @@ def answered(
     end_ids: tuple[int, ...],
     within_s: float,
 ) -> FreeAnswer:
-    """Return what a model answers; it has as many tokens as it could say within the time, and is late if they are too few.
+    """Return the model's answer; it is late if the time was over before the answer ended.
 
     Parameters
     ----------
     model, tokenizer
         Of `transformers`.
     prompt
-        Tokens.
-    wanted
-        How it is to answer.
+        Token ids.
     end_ids
-        Tokens that end it.
+        Tokens that end the answer.
     within_s
-        Longest time. What reads the prompt is not broken off.
+        Longest time of generation. Reading the prompt is not interrupted.
     """
     if answer_request.max_tokens < 1:
-        raise replay_error("the prompt leaves no room for an answer")
+        raise replay_error("the prompt fills the reference's context: there is no room for an answer")
     options = answer_request.options
     ends = (*end_ids, *(one for one in options.get("stop_token_ids") or () if type(one) is int))
     stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())

@@ -1,12 +1,13 @@
-"""Language models at an OpenAI-compatible server, asked for the log-probabilities of a prompt that ends in the answer.
+"""Language models at an OpenAI-compatible server, which returns the log-probabilities of a prompt that ends in the answer.
 
-Two ways are known, and the first that the server takes is used:
+There are two ways to ask, and the first that the server accepts is used:
 
-- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k likeliest at each place, with ids and ranks;
-- what OpenAI's completions had, `echo` with `logprobs` and no token generated: no ids, and ranks only of what is listed.
+- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k most likely at each position, with ids and
+  ranks;
+- OpenAI's former `echo` with `logprobs` and no generated token: no ids, and ranks only of listed tokens.
 
-Prompts and answers go there as ids of tokens. What the candidate did not tell as ids, `/tokenize` makes into tokens: with
-the server's own tokenizer and chat template. Nothing can be proven of such a reference: it is `unverified`.
+Prompts and answers are sent as token ids. Texts without ids are tokenised by `/tokenize`, with the server's own tokenizer
+and chat template. The precision of such a reference cannot be checked: it is `unverified`.
 """
 
 import http
@@ -64,19 +65,12 @@ class _Completion(msgspec.Struct):
 class OpenAILanguage:
     """A language model at a server.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-    server
-        Where it is.
-
     Raises
     ------
     OperatorError
-        The server does not know the model, or us, or tells no log-probabilities of prompts.
+        The server does not know the model, refuses access, or returns no log-probabilities of prompts.
     RetryError
-        The server is away, or does not answer.
+        The server is unreachable, or does not answer.
     """
 
     def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
@@ -86,7 +80,7 @@ class OpenAILanguage:
         self._answers = OpenAIAnswers(request)
         self.end_ids = request.model.generation.end_ids
         self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
-        # One token is generated with each: there must be room for it.
+        # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
     def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
@@ -111,9 +105,9 @@ class OpenAILanguage:
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, does not answer in time, or answers what cannot be read.
+            Reason `replay`: the server refuses, does not answer in time, or its answer cannot be read.
         RetryError
-            The server is away, fails, or does not let us in.
+            The server is unreachable, fails, or refuses access.
         """
         if not rows:
             return []
@@ -126,25 +120,25 @@ class OpenAILanguage:
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return the server's own answer; `prompt` and `within_s`, which its connection keeps to, are not needed here.
+        """Return the server's free-running answer. `prompt` and `within_s` are not used: the connection has its time limit.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
         RetryError
-            It is away.
+            It is unreachable.
         """
         return self._answers.answer(request, answer_request)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._answers.close()
         self._server.close()
 
     def _way(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
-        """Return how the server is asked: what it takes of the two ways."""
-        # An end that the server does not know would have it refuse answers later.
+        """Return the way of asking that the server accepts."""
+        # With the end tokens: a server that does not know them would refuse answers later.
         row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
         said = []
         for way in (self._by_prompt_logprobs, self._by_echo):
@@ -156,10 +150,10 @@ class OpenAILanguage:
                 said.append(str(error))
             else:
                 return way
-        ends = f", of models.generation.end_ids {list(self.end_ids)} among it" if self.end_ids else ""
+        ends = f" that contains models.generation.end_ids {list(self.end_ids)}" if self.end_ids else ""
         raise OperatorError(
-            f"the server of the reference {self._where} tells no log-probabilities of a prompt{ends} ({'; '.join(said)}): serve the "
-            "reference with vLLM, or score it here with runtime `transformers`"
+            f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(said)}): "
+            "serve the reference with vLLM, or use runtime `transformers`"
         )
 
     def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
@@ -175,7 +169,7 @@ class OpenAILanguage:
             ):
                 raise
             raise RefusedError(
-                "the server has no /tokenize: have clients ask for `return_token_ids`", Refusal.INPUT
+                "the server has no /tokenize: have clients set `return_token_ids`", Refusal.INPUT
             ) from error
 
     def _by_prompt_logprobs(self, rows: Sequence[TokenRow]) -> list[Scores]:
@@ -247,9 +241,10 @@ def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
 
 
 def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int) -> tuple[Array, Array]:
-    """Return how likely the end is at each place, at least and at most.
+    """Return the lower and upper bound of the end's probability at each position.
 
-    What is not listed has at most what the least likely of the list has, and all of it together what the list leaves.
+    An unlisted token has at most the probability of the least likely listed one, and all unlisted tokens together at most
+    what the list leaves.
     """
     if not end_ids:
         return UNKNOWN, UNKNOWN
@@ -276,13 +271,13 @@ def _of_echo(row: TokenRow, told: _Echoed | None, top: int, end_ids: Collection[
     filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
     top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
     above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
-    # Lists have no ids: of an end it is known alone that was asked about.
+    # Lists have no ids, so the end's probability is known only where an end token was scored.
     ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
     return Scores(
         tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
         ids=row.served,
         logprobs=own,
-        # What is not listed has as many above it as are listed, or more.
+        # A token below all listed ones has an unknown rank.
         ranks=np.where(above < min(top, k), above + 1.0, np.nan),
         top_tokens=tuple(tuple(name.encode() for name, _ in one) for one in filled),
         top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
@@ -293,7 +288,7 @@ def _of_echo(row: TokenRow, told: _Echoed | None, top: int, end_ids: Collection[
 
 
 def _rank(own: _Likely, place: Mapping[int, _Likely]) -> float:
-    """Return the rank as the server tells it; vLLM counts those that are at least as likely."""
+    """Return the rank from the server, or computed from the list; vLLM counts tokens that are at least as likely."""
     if own.rank is not None:
         return float(own.rank)
     return 1.0 + sum(one.logprob > own.logprob for one in place.values())

@@ -1,4 +1,4 @@
-"""Own answers of a language model at an OpenAI-compatible server, asked for as the client asked the candidate."""
+"""Free-running answers from an OpenAI-compatible server, with the client's options."""
 
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 
-# What is not passed on: it asks for more answers, or for more to be told, or it makes a prompt that is known as tokens.
+# Options that are not passed on: they ask for more answers or details, or build a prompt that is known as tokens.
 _LEFT: Final = frozenset(
     """
     best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
@@ -52,12 +52,9 @@ class _Answered(msgspec.Struct):
 
 
 class OpenAIAnswers:
-    """Asks a server for answers, over a connection of its own: what is broken off there disturbs nothing else.
+    """Asks a server for answers, over its own connection, so that an interrupted answer disturbs no scoring request.
 
-    Parameters
-    ----------
-    opening
-        What is configured; no answer is waited for longer than `models.generation.own_s`.
+    No answer is waited for longer than `models.generation.own_s`.
     """
 
     def __init__(self, request: RuntimeRequest) -> None:
@@ -66,14 +63,14 @@ class OpenAIAnswers:
         self._server = OpenAIServer(msgspec.structs.replace(request, reference=reference))
 
     def answer(self, request: ScoringRequest, answer_request: FreeAnswerRequest) -> FreeAnswer:
-        """Return the server's answer, late where it takes too long.
+        """Return the server's answer; its outcome is `late` if it takes too long.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
         RetryError
-            It is away.
+            It is unreachable.
         """
         question: dict[str, Any] = {
             **{name: value for name, value in answer_request.options.items() if name not in _LEFT},
@@ -94,10 +91,10 @@ class OpenAIAnswers:
         except TimeoutError:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         except (RefusedError, OperatorError) as error:
-            raise replay_error(f"no answer of its own: {type(error).__name__}") from error
+            raise replay_error(f"no free-running answer: {type(error).__name__}") from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._server.close()
 
 

@@ -1,4 +1,4 @@
-"""Embeddings of texts by an OpenAI-compatible server."""
+"""Text embeddings from an OpenAI-compatible server."""
 
 from typing import Annotated, Final
 
@@ -28,21 +28,14 @@ class _Vectors(msgspec.Struct):
 
 
 class EmbeddingsRuntime:
-    """A reference that makes vectors of texts.
-
-    Parameters
-    ----------
-    opening
-        What is configured.
-    server
-        Where it is.
+    """A reference that computes embeddings of texts at a server.
 
     Raises
     ------
     OperatorError
-        The server does not know the model, or us, or makes no embeddings; `models.embedding` is another output.
+        The server does not know the model, refuses access, or has no embeddings; or `models.embedding` names another output.
     RetryError
-        The server is away, or does not answer.
+        The server is unreachable, or does not answer.
     """
 
     def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
@@ -63,7 +56,7 @@ class EmbeddingsRuntime:
         return {_EMBEDDING: self._server.guarded(lambda: self._asked(texts))}
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._server.close()
 
     def _asked(self, texts: list[str]) -> Array:
@@ -73,5 +66,5 @@ class EmbeddingsRuntime:
         if [one.index for one in found] != list(range(len(texts))):
             raise unreadable("not one vector for each text")
         if len({len(one.embedding) for one in found}) != 1 or not found[0].embedding:
-            raise unreadable("vectors of different lengths, or of none")
+            raise unreadable("vectors of different lengths, or empty ones")
         return np.array([one.embedding for one in found], dtype=np.float32)

@@ -1,4 +1,4 @@
-"""The runtime that scores answers with a language model."""
+"""The runtime that scores served tokens with a language model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -32,28 +32,28 @@ _CLOCK: Final = SystemClock()
 class LanguageModel(Protocol):
     """A language model with its tokenizer.
 
-    Every call raises `QuarantineError`, reason `replay`, where it cannot do what it is asked, and `RetryError` where what
-    computes is away.
+    Every method raises `QuarantineError`, reason `replay`, if it cannot compute a request, and `RetryError` if its server is
+    unreachable.
     """
 
     @property
     def artefact(self) -> Artefact:
-        """What was loaded."""
+        """The files that it was loaded from."""
         ...
 
     @property
     def provenance(self) -> Provenance:
-        """What computes."""
+        """The software and the device that run it."""
         ...
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of prompt and answer together; None where that is not known."""
+        """Most tokens of prompt and answer together; None if unknown."""
         ...
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer; empty where they are not known."""
+        """The tokens that end an answer; empty if unknown."""
         ...
 
     def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
@@ -65,7 +65,7 @@ class LanguageModel(Protocol):
         ...
 
     def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
-        """Return the scores of the answer of each row, `ends` and `ends_upper` at each place."""
+        """Return the scores of each row's answer, with `ends` and `ends_upper` at each position."""
         ...
 
     def answer(
@@ -75,32 +75,28 @@ class LanguageModel(Protocol):
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return its own answer, to tokens that `prompt` finds; one that takes longer than `within_s` is late."""
+        """Return a free-running answer to the tokens that `prompt` returns; it is late if it takes longer than `within_s`."""
         ...
 
     def close(self) -> None:
-        """Let go of memory, device and connections."""
+        """Free memory, device and connections."""
         ...
 
 
 class ScoringRuntime:
     """A reference that scores served tokens.
 
-    Of its inputs it reads `asked`; `prompt` and `answer` are texts, for slices by their length.
+    It reads only the input `request`; `prompt` and `answer` are texts, for slices by their length.
 
     Parameters
     ----------
-    opening
-        What is configured.
-    language
-        What computes.
     clock
-        How long own answers take.
+        Bounds the time of free-running answers.
 
     Raises
     ------
     OperatorError
-        An embedding is asked for: it has none.
+        `models.embedding` is set: a language model has none.
     """
 
     def __init__(self, request: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
@@ -123,14 +119,14 @@ class ScoringRuntime:
         self.embedding = ""
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return `scores` : (items,), a `Scores` each, of `asked` : (items,), an `ScoringRequest` each.
+        """Return `scores` : (items,), a `Scores` each, for `request` : (items,), a `ScoringRequest` each.
 
         Raises
         ------
         QuarantineError
             Reason `replay`: the model cannot score this.
         RetryError
-            What computes is away for now.
+            Its server is unreachable.
         """
         if set(inputs) != {spec.name for spec in self.inputs}:
             raise replay_error(
@@ -145,7 +141,7 @@ class ScoringRuntime:
         return {SCORES: objects(self._with_free_answers(requests, scores))}
 
     def close(self) -> None:
-        """Let go of memory, device and connections."""
+        """Free memory, device and connections."""
         self._language.close()
 
     def _with_free_answers(
@@ -177,7 +173,7 @@ class ScoringRuntime:
             return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
     def row(self, request: ScoringRequest) -> TokenRow | None:
-        """Return the tokens; None where there is nothing that could be scored. Errors as of `LanguageModel`."""
+        """Return the tokens of a request; None if there is nothing to score. Errors as of `LanguageModel`."""
         served = request.served_ids
         if served is None and request.served:
             served = self._served_ids(request.served)
@@ -200,7 +196,7 @@ class ScoringRuntime:
         return TokenRow(prompt=prompt, served=scored)
 
     def _served_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of an answer's text, which goes on where the prompt ends.
+        """Return the tokens of an answer's text, which continues the prompt.
 
         Some tokenizers (SentencePiece's, of Llama 2 and Mistral) put a space before any text: there must not be two.
         """
@@ -213,7 +209,7 @@ class ScoringRuntime:
         return self._language.text_ids(text, add_special_tokens=False)
 
     def _prompt(self, request: ScoringRequest) -> tuple[int, ...]:
-        """Return the tokens of a prompt: the candidate's, or as many as the candidate made of it."""
+        """Return the tokens of a prompt: the candidate's, or own ones, whose number is checked against the candidate's."""
         if request.prompt_ids is not None:
             prompt = request.prompt_ids
         elif request.messages:
@@ -221,17 +217,17 @@ class ScoringRuntime:
         else:
             prompt = self._language.text_ids(request.prompt, add_special_tokens=request.add_special_tokens)
         if not prompt:
-            raise replay_error("the prompt has no token: nothing says what comes first")
+            raise replay_error("the prompt has no token: the first token of the answer cannot be scored")
         if request.prompt_ids is None and request.n_prompt_tokens not in {None, len(prompt)}:
             raise replay_error(
                 f"the candidate made {request.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
-                "tokenizers or chat templates differ. Give both the same, or have clients ask for `return_token_ids`"
+                "tokenizers or chat templates differ. Give both the same, or have clients set `return_token_ids`"
             )
         return prompt
 
 
 def _finished(row: TokenRow, scores: Scores) -> Scores:
-    """Return the scores of what was served, with how likely the end was, apart from the places before it."""
+    """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
     n_scored = len(row.served) - row.is_added
     if len(scores.ends):
         n_before = len(row.served) - row.is_ended

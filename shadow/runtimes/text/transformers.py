@@ -1,4 +1,4 @@
-"""Causal language models in a folder, through `transformers`: strictly FP32, from safetensors, without their own code."""
+"""Causal language models from a local folder, run by `transformers`: strict FP32, from safetensors, no model code."""
 
 import importlib.metadata
 import inspect
@@ -64,16 +64,11 @@ _PLACES: Final = 256
 class TransformersLanguage:
     """A causal language model with its tokenizer.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-
     Raises
     ------
     OperatorError
-        The folder cannot be read, holds no safetensors, wants code of its own, is quantised or of reduced precision and
-        no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
+        The folder cannot be read, has no safetensors, needs its own code, is quantised or of reduced precision although it is
+        not a replica of a candidate, lacks weights, or is not the pinned one; or the device is missing.
     """
 
     def __init__(self, request: RuntimeRequest) -> None:
@@ -106,7 +101,8 @@ class TransformersLanguage:
             ) from error
         if lacking := sorted(loading["missing_keys"]) or sorted(map(str, loading["mismatched_keys"])):
             raise OperatorError(
-                f"the weights in {folder} do not fit its config.json: {', '.join(lacking[:3])} would be made up"
+                f"the weights in {folder} do not fit its config.json: {', '.join(lacking[:3])} would be random. Save the "
+                "model again with save_pretrained"
             )
         self._model: Any = model.eval().requires_grad_(requires_grad=False).to(self._device)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -142,7 +138,9 @@ class TransformersLanguage:
         settings = {"add_generation_prompt": True, **given, **more}
         ours = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
         if taken := sorted(ours & settings.keys()):
-            raise replay_error(f"the client gives {taken} to the chat template: it cannot be told from ours")
+            raise replay_error(
+                f"the client's chat_template_kwargs {taken} are arguments of the tokenizer itself"
+            )
         messages = [_message(one) for one in request.messages]
         try:
             ids = self._tokenizer.apply_chat_template(
@@ -166,16 +164,16 @@ class TransformersLanguage:
         Raises
         ------
         QuarantineError
-            Reason `replay`: a token is none of the model's, or PyTorch failed.
+            Reason `replay`: a token is unknown to the model, or PyTorch failed.
         """
         if self._model is None:
             raise replay_error("the reference is closed")
         n_tokens = int(self._model.get_input_embeddings().num_embeddings)
         if any(not 0 <= one < n_tokens for row in rows for one in (*row.prompt, *row.served)):
             raise replay_error(
-                f"a token is none of the reference's {n_tokens}: candidate and reference differ in tokens"
+                f"a token id is not below the reference's {n_tokens}: candidate and reference have different tokenizers"
             )
-        # Rows of like length together: little is computed for nothing.
+        # Rows of similar length together, so that little padding is computed.
         order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
         parts = self._parts([rows[index] for index in order])
         scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
@@ -189,12 +187,12 @@ class TransformersLanguage:
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return its own answer.
+        """Return the model's free-running answer.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the prompt is none, leaves no room, or PyTorch failed.
+            Reason `replay`: the prompt is invalid or leaves no room, or PyTorch failed.
         """
         if self._model is None:
             raise replay_error("the reference is closed")
@@ -218,13 +216,13 @@ class TransformersLanguage:
         return computed(compute)
 
     def close(self) -> None:
-        """Let go of the model and of what PyTorch keeps on the device."""
+        """Free the model, and the device memory that PyTorch caches."""
         self._model = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
     def _parts(self, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
-        """Yield rows that are computed together, so many that neither layers nor logits fill the memory."""
+        """Yield rows to compute together: as many as fit the limits on tokens and on logits."""
         part: list[TokenRow] = []
         for row in rows:
             more = [*part, row]
@@ -244,9 +242,9 @@ class TransformersLanguage:
             yield self._told(row.served, logits[index, begin : begin + len(row.served)])
 
     def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
-        """Return logits : (rows, places, tokens), and the place that the first of them is of.
+        """Return logits : (rows, positions, tokens), and the position of the first ones.
 
-        Rows are filled up behind their end. No token sees those behind it, so that nothing depends on them.
+        Rows are padded at their end. No token sees those after it, so the padding does not matter.
         """
         length = max(_length(row) for row in rows)
         ids = torch.zeros((len(rows), length), dtype=torch.long)
@@ -269,7 +267,7 @@ class TransformersLanguage:
         return found.logits, first
 
     def _told(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
-        """Return the scores of `served` : (places,), of `logits` : (places, tokens)."""
+        """Return the scores of `served` : (positions,), from `logits` : (positions, tokens)."""
         k = min(self._top, logits.shape[-1])
         columns: list[tuple[torch.Tensor, ...]] = []
         with torch.inference_mode():
@@ -298,7 +296,7 @@ class TransformersLanguage:
         )
 
     def _spelt(self, token: int) -> bytes:
-        """Return a token's text, as servers of the OpenAI protocol tell it."""
+        """Return a token's text, as OpenAI-compatible servers spell it."""
         spelling = self._spellings.get(token)
         if spelling is None:
             text = self._tokenizer.decode(
@@ -314,7 +312,7 @@ def open_reference(request: RuntimeRequest) -> ScoringRuntime:
 
 
 def _length(row: TokenRow) -> int:
-    """Return how many tokens the model reads: the last one that was served is not read, only scored."""
+    """Return the number of tokens that the model reads: the last served one is not read, only scored."""
     return len(row.prompt) + len(row.served) - 1
 
 
@@ -323,7 +321,7 @@ def _kept(rows: Sequence[TokenRow]) -> int:
 
 
 def _digest(folder: Path) -> str:
-    """Return the digest over all files that are read: config, tokenizer, template and weights."""
+    """Return the digest over all files that are loaded: config, tokenizer, template and weights."""
     try:
         names = sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.suffix in _READ)
         return digest_of_parts([(name, digest_of(folder / name)) for name in names])
@@ -332,21 +330,24 @@ def _digest(folder: Path) -> str:
 
 
 def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
-    """Return what config.json holds, having checked that nothing but data would be loaded."""
+    """Return the content of config.json, after checking that the folder holds only data and no code."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(
-            f"the reference {folder} is no folder with a config.json: give `path` the folder that save_pretrained wrote"
+            f"the reference {folder} is not a folder with a config.json: set `path` to the folder that save_pretrained wrote"
         ) from error
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(one.name for one in folder.iterdir() if one.suffix in _PICKLED)
         raise OperatorError(
-            f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: write it "
-            "anew with save_pretrained"
+            f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: save it "
+            "again with save_pretrained"
         )
     if "auto_map" in config:
-        raise OperatorError(f"the reference {folder} wants code of its own (`auto_map`): it is not run here")
+        raise OperatorError(
+            f"the reference {folder} needs its own code (`auto_map`), which is not run here: serve it with vLLM and use "
+            "runtime `openai`"
+        )
     if "quantization_config" in config and not is_copy:
         raise OperatorError(
             f"the reference {folder} is itself quantised: configure the model that the candidate was made from"
@@ -373,11 +374,11 @@ def _longest(config: Any) -> int | None:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates take it: parts of text as one text, arguments of calls as objects."""
+    """Return a message as chat templates take it: text parts joined, arguments of calls as objects."""
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise replay_error("a message holds parts that are no text")
+            raise replay_error("a message has parts that are not text")
         content = "\n".join(str(part.get("text", "")) for part in content)
     made = {**message, "content": content}
     calls = message.get("tool_calls")
