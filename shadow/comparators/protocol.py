@@ -102,7 +102,7 @@ class SingleOutput:
         return self._comparator.compare(candidate[name], reference[name])
 
 
-def told(flags: Flags, known: Flags) -> npt.NDArray[Any]:
+def flags_where_known(flags: Flags, known: Flags) -> npt.NDArray[Any]:
     """Return flags for `Divergences.detail`; None, which is not stored, where they are unknown."""
     detail: npt.NDArray[Any] = flags.astype(object)
     detail[~known] = None

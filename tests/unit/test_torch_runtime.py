@@ -285,7 +285,7 @@ def test_a_wrong_input_is_told_from_both_sides(tmp_path: Path) -> None:
         runtime.run({"x": inputs_of(2).astype(np.float64)})
     with pytest.raises(QuarantineError, match=r"the reference takes .*but got x: float32\[2, 1\]"):
         runtime.run({"x": inputs_of(2)[:, :1]})
-    with pytest.raises(QuarantineError, match=r"\['y'\], the reference takes \['x'\]"):
+    with pytest.raises(QuarantineError, match=r"the reference takes \['x'\], but got \['y'\]"):
         runtime.run({"y": inputs_of(2)})
 
 

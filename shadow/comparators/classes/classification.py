@@ -53,7 +53,7 @@ from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.classes.triton_labels import TopLabels, read_listed
 from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, flags_where_known
 from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
@@ -182,7 +182,10 @@ class ClassificationComparator:
         q_finite, p_finite = found
         wanted = among(self._interest, n_classes)
         now, before = wanted[candidate_top] & q_finite, wanted[reference_top]
-        return {"gained": told(now & ~before, p_finite), "lost": told(before & ~now, p_finite)}
+        return {
+            "gained": flags_where_known(now & ~before, p_finite),
+            "lost": flags_where_known(before & ~now, p_finite),
+        }
 
     def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
         _check_reference(texts, reference)

@@ -31,7 +31,7 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.numbers import TOLERANCE, NumberPair, filled, pair_of, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, flags_where_known
 from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
@@ -121,8 +121,12 @@ class MultilabelComparator:
             return {}
         wanted = among(self._interest, now.shape[1])
         return {
-            "gained": told(np.asarray((now & ~before & wanted).any(axis=1)), pair.reference_finite),
-            "lost": told(np.asarray((before & ~now & wanted).any(axis=1)), pair.reference_finite),
+            "gained": flags_where_known(
+                np.asarray((now & ~before & wanted).any(axis=1)), pair.reference_finite
+            ),
+            "lost": flags_where_known(
+                np.asarray((before & ~now & wanted).any(axis=1)), pair.reference_finite
+            ),
         }
 
 

@@ -27,7 +27,7 @@ from quantdrift.shadow.language.scoring import Scores
 _CALLED = frozenset({"tool_calls", "function_call"})
 
 
-def beside_own(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
+def compare_free_answers(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
     """Return the measures of each answer against the reference's, by name : (items,); None where unknown.
 
     Parameters
@@ -35,16 +35,16 @@ def beside_own(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, 
     answers, found
         The candidate's answers, and the reference's scores with its free-running answers.
     """
-    told = [
-        _beside(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)
+    rows = [
+        _compare(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)
     ]
-    columns = {name: np.empty(len(told), dtype=object) for name in _Beside.__struct_fields__}
+    columns = {name: np.empty(len(rows), dtype=object) for name in _Comparison.__struct_fields__}
     for name, column in columns.items():
-        column[:] = [getattr(one, name) for one in told]
+        column[:] = [getattr(one, name) for one in rows]
     return columns
 
 
-class _Beside(msgspec.Struct, frozen=True, kw_only=True):
+class _Comparison(msgspec.Struct, frozen=True, kw_only=True):
     finish_changed: bool | None = None
     length_ratio: float | None = None
     own: str | None = None
@@ -54,27 +54,29 @@ class _Beside(msgspec.Struct, frozen=True, kw_only=True):
     own_tool_calls_valid: bool | None = None
 
 
-def _beside(answer: Answer, n_scored: int, own: FreeAnswer | None) -> _Beside:
-    if own is None:
-        return _Beside()
-    if not own.is_there:
-        return _Beside(own=own.outcome.value)
-    is_whole = not (own.is_capped and own.finish_reason == "length")
-    theirs = msgspec.structs.replace(answer, text=own.text, calls=own.calls or ())
+def _compare(answer: Answer, n_scored: int, free_answer: FreeAnswer | None) -> _Comparison:
+    if free_answer is None:
+        return _Comparison()
+    if not free_answer.is_there:
+        return _Comparison(own=free_answer.outcome.value)
+    is_whole = not (free_answer.is_capped and free_answer.finish_reason == "length")
+    reference_answer = msgspec.structs.replace(answer, text=free_answer.text, calls=free_answer.calls or ())
     n_tokens = answer.n_tokens or n_scored
     reason = answer.finish_reason
-    if own.calls is None and reason in _CALLED:  # a model that calls a tool ends as one that says something
+    if (
+        free_answer.calls is None and reason in _CALLED
+    ):  # a model that calls a tool ends as one that says something
         reason = "stop"
-    if n_tokens > own.max_tokens:
+    if n_tokens > free_answer.max_tokens:
         reason = "length"
-    return _Beside(
-        finish_changed=reason != own.finish_reason if reason and own.finish_reason else None,
-        length_ratio=min(n_tokens, own.max_tokens) / min(own.n_tokens, own.max_tokens)
-        if n_tokens and own.n_tokens
+    return _Comparison(
+        finish_changed=reason != free_answer.finish_reason if reason and free_answer.finish_reason else None,
+        length_ratio=min(n_tokens, free_answer.max_tokens) / min(free_answer.n_tokens, free_answer.max_tokens)
+        if n_tokens and free_answer.n_tokens
         else None,
-        own=own.outcome.value,
-        own_finish_reason=own.finish_reason or None,
-        own_json_valid=json_valid(theirs) if is_whole else None,
-        own_n_tokens=own.n_tokens,
-        own_tool_calls_valid=calls_valid(theirs) if is_whole else None,
+        own=free_answer.outcome.value,
+        own_finish_reason=free_answer.finish_reason or None,
+        own_json_valid=json_valid(reference_answer) if is_whole else None,
+        own_n_tokens=free_answer.n_tokens,
+        own_tool_calls_valid=calls_valid(reference_answer) if is_whole else None,
     )

@@ -43,7 +43,7 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import Generation
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.text.endings import endings
-from quantdrift.shadow.comparators.text.free_answer import beside_own
+from quantdrift.shadow.comparators.text.free_answer import compare_free_answers
 from quantdrift.shadow.comparators.text.per_answer import first_of_items, largest_of_items, mean_of_items
 from quantdrift.shadow.comparators.text.tokens import is_part, same_tokens, spelt_alike
 from quantdrift.shadow.comparators.text.validity import calls_valid, is_broken, json_valid
@@ -59,7 +59,7 @@ _SAME: Final = 1e-6
 _LEAST_TAIL: Final = 1e-7  # the size of a tail's rounding error; a larger q only lowers the bound
 _NO_TOKEN: Final = -1
 _UNKNOWN: Final = -2
-_UNTOLD: Final = Answer(text="")
+_EMPTY_ANSWER: Final = Answer(text="")
 
 
 class _Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,19 +109,19 @@ class GenerationComparator:
         """
         on_wire: list[Scores | None] = candidate[SCORES].tolist()
         answers: list[Answer] = (
-            candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(on_wire)
+            candidate[ANSWER].tolist() if ANSWER in candidate else [_EMPTY_ANSWER] * len(on_wire)
         )
         found: list[Scores] = reference[SCORES].tolist()
         if not len(answers) == len(on_wire) == len(found):
             raise output_error(f"the candidate returned {len(on_wire)} answers, but {len(found)} were scored")
-        given = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
+        candidate_scores = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
         n_items = len(answers)
         owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
-        used = [
+        usable = [
             one if one is not None and _is_finite(one) and _aligned(one, of) else None
-            for one, of in zip(given, found, strict=True)
+            for one, of in zip(candidate_scores, found, strict=True)
         ]
-        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], used)
+        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], usable)
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
@@ -132,7 +132,7 @@ class GenerationComparator:
         ) & np.array(
             [
                 one is None or use is not None or one.ids[: len(of.ids)] == of.ids
-                for one, use, of in zip(given, used, found, strict=True)
+                for one, use, of in zip(candidate_scores, usable, found, strict=True)
             ]
         )
         listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
@@ -166,13 +166,13 @@ class GenerationComparator:
             reference_finite=p_finite,
             detail={
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
-                "finish_reason": _told(one.finish_reason or None for one in answers),
+                "finish_reason": _column(one.finish_reason or None for one in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
-                "json_valid": _told(json_valid(one) for one in answers),
-                "logprobs": _told(map(_source, on_wire, given, used)),
-                "measure": _told(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
+                "json_valid": _column(json_valid(one) for one in answers),
+                "logprobs": _column(map(_source, on_wire, candidate_scores, usable)),
+                "measure": _column(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
                 "n_scored": np.array([len(one.logprobs) for one in found]),
-                "n_tokens": _told(one.n_tokens for one in answers),
+                "n_tokens": _column(one.n_tokens for one in answers),
                 "nll": nll,
                 "perplexity": perplexity,
                 "perplexity_ratio": ratio,
@@ -180,11 +180,11 @@ class GenerationComparator:
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
-                "tool_calls_valid": _told(calls_valid(one) for one in answers),
+                "tool_calls_valid": _column(calls_valid(one) for one in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
                 **over_cells,
                 **{name: values + undefined for name, values in endings(found).items()},
-                **beside_own(answers, found),
+                **compare_free_answers(answers, found),
             },
         )
 
@@ -256,15 +256,16 @@ def _cells(p: _Side, q: _Side) -> _Cells:
     return _Cells(p=of_q, figures=figures)
 
 
-def _sides(found: Sequence[Scores], used: Sequence[Scores | None]) -> tuple[_Side, _Side]:
+def _sides(found: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
     """Return both sides at all positions. Each token has a code: its id, or a number for its spelling."""
-    book: dict[bytes, int] = {}
+    codes_by_spelling: dict[bytes, int] = {}
     sides: tuple[list[_Side], list[_Side]] = ([], [])
-    for of_p, of_q in zip(found, used, strict=True):
+    for of_p, of_q in zip(found, usable, strict=True):
         n_places = len(of_p.logprobs)
         by_id = of_q is None or not of_q.tokens
         one, other = (
-            _unambiguous(_side(side or NO_SCORES, n_places, None if by_id else book)) for side in (of_p, of_q)
+            _unambiguous(_side(side or NO_SCORES, n_places, None if by_id else codes_by_spelling))
+            for side in (of_p, of_q)
         )
         if (one.codes[1:] < 0).all():  # the reference has only spellings, the candidate ids
             other = _Side(codes=other.codes[:1], logprobs=other.logprobs[:1])
@@ -273,27 +274,27 @@ def _sides(found: Sequence[Scores], used: Sequence[Scores | None]) -> tuple[_Sid
     return _joined(sides[0]), _joined(sides[1])
 
 
-def _side(scores: Scores, n_places: int, book: dict[bytes, int] | None) -> _Side:
+def _side(scores: Scores, n_places: int, codes_by_spelling: dict[bytes, int] | None) -> _Side:
     """Return the scores of one answer : (1 + k, `n_places`)."""
-    n_told = min(len(scores.logprobs), n_places)
+    n_known = min(len(scores.logprobs), n_places)
     width = scores.top_logprobs.shape[1]
     codes = np.full((1 + width, n_places), _NO_TOKEN, dtype=np.int64)
     logprobs = np.full((1 + width, n_places), np.nan)
-    logprobs[0, :n_told] = scores.logprobs[:n_told]
-    logprobs[1:, :n_told] = scores.top_logprobs[:n_told].T
-    if n_told and book is None:
-        codes[0, :n_told] = scores.ids[:n_told]
-        codes[1:, :n_told] = scores.top_ids[:n_told].T
-    elif n_told and book is not None:
-        codes[0, :n_told] = [_code(one, book) for one in scores.tokens[:n_told]]
-        rows = [[_code(one, book) for one in row] for row in scores.top_tokens[:n_told]]
-        codes[1:, :n_told] = np.array(rows, dtype=np.int64).reshape(n_told, width).T
+    logprobs[0, :n_known] = scores.logprobs[:n_known]
+    logprobs[1:, :n_known] = scores.top_logprobs[:n_known].T
+    if n_known and codes_by_spelling is None:
+        codes[0, :n_known] = scores.ids[:n_known]
+        codes[1:, :n_known] = scores.top_ids[:n_known].T
+    elif n_known and codes_by_spelling is not None:
+        codes[0, :n_known] = [_code(one, codes_by_spelling) for one in scores.tokens[:n_known]]
+        rows = [[_code(one, codes_by_spelling) for one in row] for row in scores.top_tokens[:n_known]]
+        codes[1:, :n_known] = np.array(rows, dtype=np.int64).reshape(n_known, width).T
     codes[np.isnan(logprobs)] = _NO_TOKEN
     return _Side(codes=codes, logprobs=logprobs)
 
 
-def _code(token: bytes, book: dict[bytes, int]) -> int:
-    return _UNKNOWN if is_part(token) else book.setdefault(token, len(book))
+def _code(token: bytes, codes_by_spelling: dict[bytes, int]) -> int:
+    return _UNKNOWN if is_part(token) else codes_by_spelling.setdefault(token, len(codes_by_spelling))
 
 
 def _unambiguous(side: _Side) -> _Side:
@@ -320,16 +321,16 @@ def _filled(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[An
     return np.pad(rows, ((0, width - len(rows)), (0, 0)), constant_values=filler)
 
 
-def _aligned(given: Scores, found: Scores) -> bool:
+def _aligned(candidate_scores: Scores, found: Scores) -> bool:
     """Return whether both scored the same tokens. The candidate may also have the end token, which texts do not contain."""
     n_found = len(found.logprobs)
-    if len(given.logprobs) < n_found:
+    if len(candidate_scores.logprobs) < n_found:
         return False
-    if given.ids:
-        return given.ids[:n_found] == found.ids and (
-            not given.tokens or spelt_alike(given.tokens[:n_found], found.tokens)
+    if candidate_scores.ids:
+        return candidate_scores.ids[:n_found] == found.ids and (
+            not candidate_scores.tokens or spelt_alike(candidate_scores.tokens[:n_found], found.tokens)
         )
-    return same_tokens(given.tokens[:n_found], found.tokens)
+    return same_tokens(candidate_scores.tokens[:n_found], found.tokens)
 
 
 def _is_of(answer: Answer, n_scored: int) -> bool:
@@ -361,10 +362,10 @@ def _unknown(scores: Scores) -> Scores:
     )
 
 
-def _source(on_wire: Scores | None, given: Scores | None, used: Scores | None) -> str:
-    if given is None:
+def _source(on_wire: Scores | None, candidate_scores: Scores | None, usable: Scores | None) -> str:
+    if candidate_scores is None:
         return "unavailable"
-    if used is None:
+    if usable is None:
         return "misaligned"
     return "copy" if on_wire is None else "wire"
 
@@ -374,8 +375,8 @@ def _highest(logprobs: Values) -> Values:
     return highest
 
 
-def _told(values: Iterable[Any]) -> npt.NDArray[Any]:
-    told = list(values)
-    column = np.empty(len(told), dtype=object)
-    column[:] = told
+def _column(values: Iterable[Any]) -> npt.NDArray[Any]:
+    column_values = list(values)
+    column = np.empty(len(column_values), dtype=object)
+    column[:] = column_values
     return column

@@ -26,8 +26,8 @@ class Staging:
     def __init__(self, device: torch.device, compute: Compute) -> None:
         self._device = device
         self._compute = compute
-        self._inwards = stream_of(device)
-        self._outwards = stream_of(device)
+        self._upload_stream = stream_of(device)
+        self._download_stream = stream_of(device)
 
     def run(self, steps: Iterable[Sequence[torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return the outputs of each step, on the CPU.
@@ -41,24 +41,24 @@ class Staging:
         found: list[dict[str, torch.Tensor]] = []
         for inputs in steps:
             pinned = [tensor.pin_memory() for tensor in inputs]
-            with torch.cuda.stream(self._inwards):
-                there = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
-            computing.wait_stream(self._inwards)
-            for tensor in there:
+            with torch.cuda.stream(self._upload_stream):
+                on_device = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
+            computing.wait_stream(self._upload_stream)
+            for tensor in on_device:
                 tensor.record_stream(computing)
-            outputs = self._compute(there)
-            self._outwards.wait_stream(computing)
-            with torch.cuda.stream(self._outwards):
+            outputs = self._compute(on_device)
+            self._download_stream.wait_stream(computing)
+            with torch.cuda.stream(self._download_stream):
                 found.append({name: self._back(tensor) for name, tensor in outputs.items()})
-        self._outwards.synchronize()
+        self._download_stream.synchronize()
         return found
 
     def _back(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":
             return tensor
-        tensor.record_stream(self._outwards)
-        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return here.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._download_stream)
+        on_cpu = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return on_cpu.copy_(tensor, non_blocking=True)
 
 
 class Graphs:
@@ -82,12 +82,12 @@ class Graphs:
     def capture(self, inputs: Sequence[torch.Tensor]) -> None:
         """Capture the computation for inputs of these shapes, which are on the device."""
         static = [tensor.clone() for tensor in inputs]
-        beside = stream_of(self._device)
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
+        side_stream = stream_of(self._device)
+        side_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
                 self._compute(static)
-        torch.cuda.current_stream(self._device).wait_stream(beside)
+        torch.cuda.current_stream(self._device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = self._compute(static)

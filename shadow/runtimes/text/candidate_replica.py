@@ -38,13 +38,13 @@ class CandidateReplica:
     def __init__(self, reference: ReferenceRuntime, copy: ReferenceRuntime, precision: str) -> None:
         self._reference = reference
         self._copy = copy
-        told = copy.provenance
+        provenance = copy.provenance
         self.artefact = reference.artefact
         self.provenance = msgspec.structs.replace(
             reference.provenance,
             copy=copy.artefact.digest,
             copy_precision=precision or copy.artefact.precision,
-            copy_runtime=f"{told.runtime} {told.version} on {told.device}",
+            copy_runtime=f"{provenance.runtime} {provenance.version} on {provenance.device}",
         )
         self.inputs = reference.inputs
         self.outputs = reference.outputs
@@ -59,20 +59,22 @@ class CandidateReplica:
             Either of them is unreachable. Without the replica another measure would apply, and an outage would look like a
             drift.
         """
-        asked = inputs.get(REQUEST, objects([])).tolist()
-        rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.ask_replica]
+        requests = inputs.get(REQUEST, objects([])).tolist()
+        rows = [n for n, one in enumerate(requests) if isinstance(one, ScoringRequest) and one.ask_replica]
         if not rows:
             return self._reference.run(inputs)
         of_copy = without_free_answer({name: array[rows] for name, array in inputs.items()})
-        found = self._copy.run(of_copy)[SCORES].tolist()
-        told: Mapping[int, Scores] = {n: one for n, one in zip(rows, found, strict=True) if one.ids}
-        same = [
-            msgspec.structs.replace(one, served_ids=told[n].ids) if n in told else one
-            for n, one in enumerate(asked)
+        replica_scores = self._copy.run(of_copy)[SCORES].tolist()
+        by_row: Mapping[int, Scores] = {
+            n: one for n, one in zip(rows, replica_scores, strict=True) if one.ids
+        }
+        same_tokens = [
+            msgspec.structs.replace(one, served_ids=by_row[n].ids) if n in by_row else one
+            for n, one in enumerate(requests)
         ]
-        outputs = self._reference.run({**inputs, REQUEST: objects(same)})
+        outputs = self._reference.run({**inputs, REQUEST: objects(same_tokens)})
         scores = [
-            msgspec.structs.replace(one, copy=_by_id(told[n], one)) if n in told else one
+            msgspec.structs.replace(one, copy=_by_id(by_row[n], one)) if n in by_row else one
             for n, one in enumerate(outputs[SCORES].tolist())
         ]
         return {**outputs, SCORES: objects(scores)}
@@ -135,11 +137,11 @@ def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
         The server of one of them is unreachable.
     """
     reference = SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
-    told = replica_request(request)
-    if told is None:
+    replica = replica_request(request)
+    if replica is None:
         return reference
     try:
-        return CandidateReplica(reference, open_replica(told), request.reference.copy.precision)
+        return CandidateReplica(reference, open_replica(replica), request.reference.copy.precision)
     except BaseException:
         reference.close()
         raise

@@ -198,13 +198,16 @@ class OpenAILanguage:
             raise unreadable(f"{len(choices)} choices for {len(rows)} prompts")
         return choices
 
-    def _of_prompt(self, row: TokenRow, told: Sequence[dict[str, _Likely] | None] | None) -> Scores:
+    def _of_prompt(
+        self, row: TokenRow, prompt_logprobs: Sequence[dict[str, _Likely] | None] | None
+    ) -> Scores:
         n_prompt = len(row.prompt)
-        if told is None or len(told) != n_prompt + len(row.served):
+        if prompt_logprobs is None or len(prompt_logprobs) != n_prompt + len(row.served):
             raise unreadable("no log-probabilities of the prompt, or not of each token")
         try:
             places = [
-                {int(token): likely for token, likely in (place or {}).items()} for place in told[n_prompt:]
+                {int(token): likely for token, likely in (place or {}).items()}
+                for place in prompt_logprobs[n_prompt:]
             ]
             own = [place[token] for token, place in zip(row.served, places, strict=True)]
         except (ValueError, KeyError) as error:
@@ -258,14 +261,15 @@ def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top
     return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
 
 
-def _of_echo(row: TokenRow, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
+def _of_echo(row: TokenRow, echoed: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
     n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
-    if told is None or min(len(told.tokens), len(told.token_logprobs)) < n_tokens:
+    if echoed is None or min(len(echoed.tokens), len(echoed.token_logprobs)) < n_tokens:
         raise unreadable("no log-probabilities of what is echoed, or not of each token")
-    tops = [one or {} for one in (told.top_logprobs or [])[n_prompt:n_tokens]]
+    tops = [one or {} for one in (echoed.top_logprobs or [])[n_prompt:n_tokens]]
     tops += [{}] * (len(row.served) - len(tops))
     own = np.array(
-        [math.nan if one is None else one for one in told.token_logprobs[n_prompt:n_tokens]], dtype=np.float64
+        [math.nan if one is None else one for one in echoed.token_logprobs[n_prompt:n_tokens]],
+        dtype=np.float64,
     )
     k = max(map(len, tops))
     filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
@@ -274,7 +278,7 @@ def _of_echo(row: TokenRow, told: _Echoed | None, top: int, end_ids: Collection[
     # Lists have no ids, so the end's probability is known only where an end token was scored.
     ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
     return Scores(
-        tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
+        tokens=tuple(one.encode() for one in echoed.tokens[n_prompt:n_tokens]),
         ids=row.served,
         logprobs=own,
         # A token below all listed ones has an unknown rank.

@@ -130,7 +130,7 @@ class ScoringRuntime:
         """
         if set(inputs) != {spec.name for spec in self.inputs}:
             raise replay_error(
-                f"given were {sorted(inputs)}, the reference takes {[s.name for s in self.inputs]}"
+                f"the reference takes {[s.name for s in self.inputs]}, but got {sorted(inputs)}"
             )
         requests = inputs[REQUEST].tolist()
         if not all(isinstance(one, ScoringRequest) for one in requests):
