@@ -205,7 +205,7 @@ def test_what_holds_against_nothing_is_not_recorded(runtime: ReferenceRuntime) -
     with pytest.raises(OperatorError, match=r"does not take canary 1.*no token"):
         tokenised_canaries(runtime, [ScoringRequest(prompt="", served="b")])
     ids = np.array([[9_999]])
-    with pytest.raises(OperatorError, match="does not compute these canaries: a token is none"):
+    with pytest.raises(OperatorError, match="does not compute these canaries: a token id is not below"):
         record(runtime, {"prompt_ids": ids, "answer_ids": ids})
     with pytest.raises(
         OperatorError, match=r"the reference takes \['answer_ids', 'prompt_ids'\], but got \['x'\]"
