@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.references import Sort
 from quantdrift.core.config.schema import Provider
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for, settle
+from quantdrift.shadow.runtimes.pytorch.determinism import configure_torch, device_for
 
 BATCH: Final = 64
 _RUNS: Final = 20
@@ -36,7 +36,7 @@ def figures(sort: Sort, bare_per_s: float) -> Figures:
     """
     if not is_there():
         return {}
-    settle(0)
+    configure_torch(0)
     flops, peak = sort.flops(), _peak_flops()
     found: Figures = {
         "device": torch.cuda.get_device_name(),

@@ -38,7 +38,7 @@ from quantdrift.core.sampling.rates import policy_of
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
 from quantdrift.shadow.runtimes import malloc
-from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.worker import serve
 
 READY_S: Final = 120.0
@@ -301,9 +301,9 @@ def _work(config: Config, dsn: str) -> None:
 
 def _bare(config: Config, pipe: Connection) -> None:
     os.nice(config.shadow.nice)
-    malloc.settle()  # the worker's own advantage would pass for its efficiency
+    malloc.configure()  # the worker's own advantage would pass for its efficiency
     model = config.models[0]
-    runtime = open_reference(opening_of(config, model, model.references[0]))
+    runtime = open_reference(runtime_request(config, model, model.references[0]))
     name = runtime.inputs[0].name
     while True:
         what, given = pipe.recv()

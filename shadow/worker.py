@@ -1,8 +1,9 @@
-"""The shadow worker: stream, replay, record, acknowledge. Nothing is acknowledged before it is stored.
+"""The shadow worker: reads exchanges from the stream, replays, compares and stores them, then acknowledges them.
 
-Reading, replaying, comparing and storing go on at once. Of each model one batch fills and one waits for its turn; five
-are in the stages. That and `FETCH_BYTES` bound the memory whatever is down: with Postgres away the stages fill up, the
-messages in hand are kept alive on the stream, and the rest waits there.
+Nothing is acknowledged before it is stored. Reading, replaying, comparing and storing run at the same time. Each model
+has one batch that fills and one that waits; five batches are in the stages. That and `FETCH_BYTES` bound the memory in
+any outage: while Postgres is unreachable the stages fill up, the messages in flight are kept alive on the stream, and
+the others wait there.
 """
 
 import asyncio
@@ -37,13 +38,13 @@ from quantdrift.shadow.pipeline.tallies import TallyStore
 from quantdrift.shadow.pipeline.tracing import NoSpans, OtlpSpans, Spans
 from quantdrift.shadow.replay.candidate_noise import Rechecks
 from quantdrift.shadow.replay.noise import Noise
-from quantdrift.shadow.replay.references import Load, References, at_a_server
+from quantdrift.shadow.replay.references import Load, References, is_remote
 from quantdrift.shadow.runtimes import malloc
 from quantdrift.shadow.runtimes.cache import CachedRuntime, RuntimeCache, files_bytes
-from quantdrift.shadow.runtimes.canaries.check import held
+from quantdrift.shadow.runtimes.canaries.check import with_canary_checks
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.registry import opening_of
-from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
+from quantdrift.shadow.runtimes.registry import runtime_request
+from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.shadow.slices.refresh import SliceRefresh
 from quantdrift.storage.database import Database
@@ -55,23 +56,22 @@ _CONNECT_PAUSE_S = 1.0
 _PING_S = 10.0
 _BEATS_PER_WAIT = 3
 _WAITS_PER_REPLAY = 10
-_ASKED_PER_EXCHANGE = (
-    4  # fewer than two tries in halves for each, and after each try what the server could compute before
-)
-_MOST_IN_HAND = 5  # one laid out, one replayed and one next, one compared, one stored
+# Requests to the server for each exchange: bisection takes fewer than two, and each is followed by one of the self-test.
+_REQUESTS_PER_EXCHANGE = 4
+_MAX_IN_FLIGHT = 5  # one being assembled, one replayed and one next, one compared, one stored
 
-Found = TypeVar("Found")
+Connection = TypeVar("Connection")
 
 
-class Track(msgspec.Struct, frozen=True, kw_only=True):
-    """Stages with the lanes that feed them; what holds one track up holds up no other."""
+class Pipeline(msgspec.Struct, frozen=True, kw_only=True):
+    """Queues with the stages that they feed. Pipelines do not delay each other."""
 
-    lanes: BatchQueues[list[TakenMessage]]
+    queues: BatchQueues[list[TakenMessage]]
     stages: Stages
 
     @property
     def steps(self) -> tuple[tuple[str, Callable[[], Awaitable[None]]], ...]:
-        """Return what is called again and again, with what it is called."""
+        """The steps to call in a loop, with a title for each."""
         stages = self.stages
         return (
             ("assembling", stages.assemble_one),
@@ -87,21 +87,19 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 
     Parameters
     ----------
-    config
-        The whole configuration.
     secrets
-        The address of Postgres.
+        The address of Postgres, and the token of the references' servers.
     stop
-        Set by SIGTERM: the batches in hand are finished, or given back where Postgres is away.
+        Set by SIGTERM: batches in flight are finished, or returned to the stream if Postgres is unreachable.
 
     Raises
     ------
     OperatorError
-        A reference is missing or is itself quantised, the device is not there, the database has no schema, or a
-        server refuses the configuration. A server that is away is waited for; one of a reference holds up its model alone.
+        A reference is missing or is itself quantised, the device does not exist, the database has no schema, or a server
+        refuses the configuration. An unreachable server is waited for; that of a reference delays its model alone.
     """
     os.nice(config.shadow.nice)  # before any thread: each inherits it
-    malloc.settle()
+    malloc.configure()
     clock = SystemClock()
     name = f"{socket.gethostname()}:{os.getpid()}"
     health = Health(clock)
@@ -113,22 +111,25 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     admin = Admin("shadow.admin", config.shadow.admin, health.ready)
     await admin.start()
     try:
-        hold = partial(held, clock=clock, told=meters.canaries_checked)
-        shelf = RuntimeCache(config.shadow.reference_memory_bytes)
-        load = _loader(config, secrets.reference_token, shelf, hold)
-        here = [model for model in config.models if not at_a_server(model)]
-        references = await asyncio.to_thread(References, here, load)
-        away = [model for model in config.models if at_a_server(model)]
-        await asyncio.gather(*(asyncio.to_thread(_open_if_there, references, model) for model in away))
+        with_canaries = partial(with_canary_checks, clock=clock, on_check=meters.canaries_checked)
+        cache = RuntimeCache(config.shadow.reference_memory_bytes)
+        load = _loader(config, secrets.reference_token, cache, with_canaries)
+        local = [model for model in config.models if not is_remote(model)]
+        references = await asyncio.to_thread(References, local, load)
+        remote = [model for model in config.models if is_remote(model)]
+        await asyncio.gather(*(asyncio.to_thread(_open_if_reachable, references, model) for model in remote))
         for model in config.models:
             if not model.references:
-                _LOG.warning("model %s has no reference: its versions stay unknown", model.name)
+                _LOG.warning(
+                    "model %s has no reference, its versions stay `unknown`: add an entry to `models.references`",
+                    model.name,
+                )
         async with Database(secrets.dsn, config.storage) as database:
-            known = await _when_there(Writer(database, clock).slices, stop)
-            queue = await _when_there(lambda: Queue.connect(config.stream, client_name=name), stop)
+            known = await _connected(Writer(database, clock).slices, stop)
+            queue = await _connected(lambda: Queue.connect(config.stream, client_name=name), stop)
             if known is None or queue is None:
                 return 0
-            health.record_answered()
+            health.database_answered()
             rechecks = Rechecks(config.models, clock)
             try:
                 await _work(
@@ -172,46 +173,52 @@ async def _work(
     shadow = config.shadow
     # A transaction holds a handful of statements, each bounded by the server itself.
     store_limit_s = 2 * config.storage.statement_timeout_s + 10
-    tallies = await _when_there(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
+    tallies = await _connected(lambda: queue.consumer("tally", ack_wait_s=shadow.ack_wait_s), stop)
     if tallies is None:
         return
-    holding = InFlight()
-    end = Stop()  # set when the stages are empty
+    in_flight = InFlight()
+    drained = Stop()  # set when the stages are empty
 
-    expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=end)
+    expired = ExpiredCount(queue=queue, database=database, worker=name, meters=meters, stop=drained)
 
-    async def beat() -> None:
-        await holding.beat()
-        await end.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
+    async def keep_alive() -> None:
+        await in_flight.keep_alive()
+        await drained.wait(shadow.ack_wait_s / _BEATS_PER_WAIT)
 
-    clusterings = SliceRefresh(database, assessor.learned, end)
-    await clusterings.look()
-    discovered = DiscoveredSlices(database, assessor.watch_discovered, end, most=config.discovery.most_slices)
-    await discovered.look()
+    clusterings = SliceRefresh(database, assessor.learned, drained)
+    await clusterings.refresh()
+    discovered = DiscoveredSlices(
+        database, assessor.watch_discovered, drained, most=config.discovery.most_slices
+    )
+    await discovered.refresh()
 
     async def ping() -> None:
         with contextlib.suppress(RetryError):
             await database.ping()
-            health.record_answered()
-        await end.wait(_PING_S)
+            health.database_answered()
+        await drained.wait(_PING_S)
 
-    writer = Writer(database, clock)  # one: its allowance is for the process
+    writer = Writer(database, clock)  # a single one: its hourly allowance is for the process
 
     with contextlib.ExitStack() as threads:
-        beside = threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="beside"))
+        compare_thread = threads.enter_context(
+            ThreadPoolExecutor(max_workers=1, thread_name_prefix="compare")
+        )
 
-        def track_of(models: Sequence[Model]) -> Track:
-            lanes: BatchQueues[list[TakenMessage]] = BatchQueues(
-                FairShare(terms_of(models)), clock, stop, most_in_hand=_MOST_IN_HAND
+        def pipeline_of(models: Sequence[Model]) -> Pipeline:
+            queues: BatchQueues[list[TakenMessage]] = BatchQueues(
+                FairShare(terms_of(models)), clock, stop, max_in_flight=_MAX_IN_FLIGHT
             )
             stages = Stages(
-                lanes=lanes,
+                queues=queues,
                 assessor=assessor,
-                thread=threads.enter_context(ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")),
-                beside=beside,
+                replay_thread=threads.enter_context(
+                    ThreadPoolExecutor(max_workers=1, thread_name_prefix="replay")
+                ),
+                compare_thread=compare_thread,
                 writer=writer,
-                keep=partial(keep_vectors, database),
-                holding=holding,
+                store_vectors=partial(keep_vectors, database),
+                in_flight=in_flight,
                 meters=meters,
                 spans=spans,
                 health=health,
@@ -219,35 +226,35 @@ async def _work(
                 stop=stop,
                 store_limit_s=store_limit_s,
                 replay_limit_s=longest_replay_s(shadow, models),
-                broken=_end,
+                on_broken=_exit,
             )
-            return Track(lanes=lanes, stages=stages)
+            return Pipeline(queues=queues, stages=stages)
 
-        # A server that is away, or hangs, holds up its own model alone.
-        apart = {model.name: track_of([model]) for model in config.models if at_a_server(model)}
-        here = track_of([model for model in config.models if model.name not in apart])
-        tracks = [here, *apart.values()]
-        # All of them together hold as much as one would.
+        # One pipeline for each model at a server: a server that is unreachable, or hangs, delays its own model alone.
+        remote = {model.name: pipeline_of([model]) for model in config.models if is_remote(model)}
+        local = pipeline_of([model for model in config.models if model.name not in remote])
+        pipelines = [local, *remote.values()]
+        # The readers share `FETCH_BYTES`.
         fetch_bytes = max(FETCH_BYTES // max(len(config.models), 1), MIB)
 
         configured = {model.name: model for model in config.models}
 
         async def reader_of(name: str) -> Reader:
-            # Before the references: who looks at the stream sees what waits for them.
+            # Made before the references are opened, so that the backlog that waits for them can be seen.
             consumer = await queue.consumer("exchange", ack_wait_s=shadow.ack_wait_s, model=name)
             if (model := configured.get(name)) is not None and name not in references:
                 try:
                     await asyncio.to_thread(references.add, model)
                 except OperatorError as error:
-                    _end(str(error))
+                    _exit(str(error))
             return Reader(
                 shadow=shadow,
                 fetch_bytes=fetch_bytes,
-                lane=name,
+                model=name,
                 consumer=consumer,
                 references=references,
-                lanes=apart.get(name, here).lanes,
-                holding=holding,
+                queues=remote.get(name, local).queues,
+                in_flight=in_flight,
                 meters=meters,
                 health=health,
                 clock=clock,
@@ -256,12 +263,12 @@ async def _work(
 
         readers = ModelReaders(
             models=(model.name for model in config.models),
-            found=queue.models,
-            make=reader_of,
+            list_models=queue.models,
+            make_reader=reader_of,
             health=health,
             stop=stop,
         )
-        intake = TallyStore(
+        tally_store = TallyStore(
             consumer=tallies,
             writer=writer,
             worker=name,
@@ -271,60 +278,62 @@ async def _work(
             fetch_bytes=FETCH_BYTES,
             store_limit_s=store_limit_s,
         )
-        behind = [
-            asyncio.create_task(supervise(title, work, end))
+        background = [
+            asyncio.create_task(supervise(title, work, drained))
             for title, work in (
-                *(step for track in tracks for step in track.steps),
-                ("keeping alive", beat),
-                ("asking Postgres", ping),
-                ("counting what has expired", expired.turn),
-                ("reading clusterings", clusterings.turn),
-                ("reading discovered slices", discovered.turn),
+                *(step for pipeline in pipelines for step in pipeline.steps),
+                ("keeping messages alive", keep_alive),
+                ("pinging Postgres", ping),
+                ("counting expired samples", expired.count_and_wait),
+                ("reading clusterings", clusterings.refresh_and_wait),
+                ("reading discovered slices", discovered.refresh_and_wait),
             )
         ]
         try:
             await asyncio.gather(
                 readers.run(),
-                supervise("reading tallies", intake.take_once, stop),
+                supervise("reading tallies", tally_store.take_once, stop),
             )
-            for track in tracks:
-                await track.lanes.drained()
+            for pipeline in pipelines:
+                await pipeline.queues.wait_drained()
         finally:
-            end.set()
-            for task in behind:
+            drained.set()
+            for task in background:
                 task.cancel()
-            await asyncio.gather(*behind, return_exceptions=True)
+            await asyncio.gather(*background, return_exceptions=True)
 
 
 def longest_replay_s(shadow: Shadow, models: Iterable[Model]) -> float:
-    """Return after how long the replay of a batch of these models is taken for a hang.
+    """Return the time after which the replay of a batch of these models counts as a hang.
 
-    A server that is too slow for its inputs, each of which is bounded by `timeout_s`, is none: it must not end the worker,
-    which has other models.
+    The limit covers a slow server that takes `timeout_s` for each request: it must not end the worker, which has other
+    models.
     """
     timeout_s = max((one.timeout_s for model in models for one in model.references if one.url), default=0.0)
-    return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _ASKED_PER_EXCHANGE * shadow.batch_items * timeout_s)
+    return max(_WAITS_PER_REPLAY * shadow.ack_wait_s, _REQUESTS_PER_EXCHANGE * shadow.batch_items * timeout_s)
 
 
 def _loader(
     config: Config,
     token: str,
-    shelf: RuntimeCache,
-    hold: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
+    cache: RuntimeCache,
+    with_canaries: Callable[[Model, Reference, ReferenceRuntime], ReferenceRuntime],
 ) -> Load:
     def open_one(model: Model, reference: Reference) -> ReferenceRuntime:
-        runtime = opened_with_copy(opening_of(config, model, reference, token))
+        runtime = open_with_replica(runtime_request(config, model, reference, token))
         try:
-            return hold(model, reference, runtime)
+            return with_canaries(model, reference, runtime)
         except BaseException:
             runtime.close()
             raise
 
     def load(model: Model, reference: Reference) -> ReferenceRuntime:
-        if at_a_server(model):  # in a thread of its own: another one must not close it
+        if is_remote(
+            model
+        ):  # not cached: it runs in its own pipeline's thread, and another one must not close it
             return open_one(model, reference)
         return CachedRuntime(
-            shelf,
+            cache,
             partial(open_one, model, reference),
             files_bytes(reference.path) + files_bytes(reference.copy.path),
         )
@@ -332,26 +341,28 @@ def _loader(
     return load
 
 
-def _open_if_there(references: References, model: Model) -> None:
-    """Open the references of a model; where a server is away its reader tries again, and other models do not wait."""
+def _open_if_reachable(references: References, model: Model) -> None:
+    """Open the references of a model. If a server is unreachable the model's reader tries again; other models go on."""
     try:
         references.add(model)
     except RetryError as error:
-        _LOG.warning("%s: exchanges of %s wait in the stream", error, model.name)
+        _LOG.warning(
+            "exchanges of model %s wait in the stream until its reference opens: %s", model.name, error
+        )
 
 
-def _end(why: str) -> None:
-    """End the process at once: what it has in hand was not acknowledged, and comes again after `ack_wait_s`."""
-    _LOG.error("%s. Ending with exit code 1; samples wait in the stream", why)
+def _exit(reason: str) -> None:
+    """End the process at once: its messages in flight were not acknowledged, and are delivered again."""
+    _LOG.error("%s. The shadow worker ends with exit code 1; samples wait in the stream", reason)
     os._exit(1)  # a thread that hangs could not be waited for
 
 
-async def _when_there(connect: Callable[[], Awaitable[Found]], stop: Stop) -> Found | None:
-    """Call `connect` until the server is there; return None where the end was asked for first."""
+async def _connected(connect: Callable[[], Awaitable[Connection]], stop: Stop) -> Connection | None:
+    """Call `connect` until it succeeds; return None if `stop` is set first."""
     while not stop.is_set():
         try:
             return await connect()
         except RetryError as error:
-            _LOG.warning("%s: again in %g s", error, _CONNECT_PAUSE_S)
+            _LOG.warning("%s; trying again in %g s", error, _CONNECT_PAUSE_S)
             await stop.wait(_CONNECT_PAUSE_S)
     return None

@@ -103,14 +103,14 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     An ONNX graph is loaded only for an embedding.
     """
     from quantdrift.shadow.comparators.registry import comparator_of
-    from quantdrift.shadow.runtimes.canaries.check import canaries_of
+    from quantdrift.shadow.runtimes.canaries.check import checked_canaries
     from quantdrift.shadow.runtimes.onnx.runtime import inspect
     from quantdrift.shadow.runtimes.protocol import check_pin
-    from quantdrift.shadow.runtimes.registry import check_mapping, open_reference, opening_of
-    from quantdrift.shadow.runtimes.text.candidate_replica import copy_opening, open_copy
+    from quantdrift.shadow.runtimes.registry import check_mapping, open_reference, runtime_request
+    from quantdrift.shadow.runtimes.text.candidate_replica import open_replica, replica_request
 
     opening = msgspec.structs.replace(
-        opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),
+        runtime_request(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", "")),
         provider=Provider.CPU,
         threads=1,
     )
@@ -122,13 +122,13 @@ def _opened(config: Config, model: Model, reference: Reference) -> "tuple[Artefa
     runtime = open_reference(opening)
     try:
         check_mapping(model, reference, runtime, comparator_of(model).outputs)
-        canaries_of(model, reference, runtime)
+        checked_canaries(model, reference, runtime)
     finally:
         runtime.close()
-    told = copy_opening(opening)
+    told = replica_request(opening)
     if told is None:
         return (runtime.artefact,)
-    copy = open_copy(told)
+    copy = open_replica(told)
     copy.close()
     return runtime.artefact, copy.artefact
 

@@ -223,16 +223,21 @@ def _checked(config: Config, model: Model, reference: Reference, place: int) -> 
 
 def _given(runtime: "ReferenceRuntime", path: Path | None, *, n_items: int, seed: int) -> "dict[str, Array]":
     """Return inputs of a file, or such that are drawn."""
-    from quantdrift.shadow.runtimes.canaries.canaries import drawn, read_inputs
-    from quantdrift.shadow.runtimes.canaries.text import drawn_texts, is_of_text, read_texts, tokens_of
+    from quantdrift.shadow.runtimes.canaries.canaries import random_inputs, read_inputs
+    from quantdrift.shadow.runtimes.canaries.text import (
+        is_of_text,
+        random_texts,
+        read_texts,
+        tokenised_canaries,
+    )
 
     if path is not None and path.suffix == ".jsonl":
-        return tokens_of(runtime, read_texts(path))
+        return tokenised_canaries(runtime, read_texts(path))
     if path is not None:
         return read_inputs(path)
     if is_of_text(runtime):
-        return tokens_of(runtime, drawn_texts(n_items=n_items, seed=seed))
-    return drawn(runtime.inputs, n_items=n_items, seed=seed)
+        return tokenised_canaries(runtime, random_texts(n_items=n_items, seed=seed))
+    return random_inputs(runtime.inputs, n_items=n_items, seed=seed)
 
 
 def _deviations(config: Config, model: Model, reference: Reference) -> "list[Deviation]":
@@ -247,10 +252,10 @@ def _deviations(config: Config, model: Model, reference: Reference) -> "list[Dev
 
 
 def _opened(config: Config, model: Model, reference: Reference) -> "ReferenceRuntime":
-    from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+    from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 
     return open_reference(
-        opening_of(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", ""))
+        runtime_request(config, model, reference, os.environ.get("QUANTDRIFT_REFERENCE_TOKEN", ""))
     )
 
 

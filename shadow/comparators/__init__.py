@@ -1,1 +1,1 @@
-"""What divergence means for each kind of output, one file each."""
+"""The comparators: the definition of divergence for each kind of output, one file each."""

@@ -1,4 +1,4 @@
-"""Numbers of both sides, ready to be compared: float64, and what is not finite set aside."""
+"""The numbers of both sides, prepared for comparison: float64, with items that are not finite marked."""
 
 import math
 
@@ -6,15 +6,15 @@ import msgspec
 import numpy as np
 
 from quantdrift.shadow.comparators.protocol import Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
-# Half a step of 8 bits: what a candidate that computes in them says is zero may be all of this.
+# Half a step of 8 bits: the largest value that an 8-bit candidate may round to zero.
 LOG_ZERO = -math.log(512)
-TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; what is further off is no probability
+TOLERANCE = 0.01  # a logistic function quantised to 8 bits may be off by a step; values further off are not probabilities
 
 
 class NumberPair(msgspec.Struct, frozen=True, kw_only=True):
-    """Numbers of both sides.
+    """The numbers of both sides.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class NumberPair(msgspec.Struct, frozen=True, kw_only=True):
         return self.candidate_finite & self.reference_finite
 
     def flip(self, differs: Flags) -> Values:
-        """Return 1 where the decision differs, or only the candidate is not finite; NaN where the reference is not."""
+        """Return 1 where the decision differs, or only the candidate is not finite; NaN where the reference is not finite."""
         flip = np.where(self.candidate_finite, differs, True).astype(np.float64)
         return np.where(self.reference_finite, flip, np.nan)
 
@@ -45,7 +45,7 @@ class NumberPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rounded(log_q: Values, log_p: Values) -> Values:
-    """Return ln of the candidate's probabilities; of a zero what fits the reference's best of all that rounds to it."""
+    """Return ln of the candidate's probabilities; for a zero, of all values that round to it, the closest to the reference's."""
     return np.where(np.isneginf(log_q), np.minimum(log_p, LOG_ZERO), log_q)
 
 
@@ -55,16 +55,16 @@ def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = Fal
     Parameters
     ----------
     candidate, reference
-        (items, ...); a side that holds no number for an item is not finite.
+        (items, ...); a side without numbers for an item is not finite.
     what
-        What they should be, for the error: `[items, labels]`.
+        The expected shape, for the error: `[items, labels]`.
     masked
-        Whether minus infinity is a value like any other: a logit of what is ruled out.
+        Whether minus infinity is a valid value: the logit of an excluded class.
 
     Raises
     ------
     QuarantineError
-        Reason `output`: they are no numbers, or their shapes differ.
+        Reason `output`: they are not numbers, or their shapes differ.
     """
     candidate, reference = aligned(candidate, reference, what)
     (q, q_finite), (p, p_finite) = _finite(candidate, masked=masked), _finite(reference, masked=masked)
@@ -72,38 +72,40 @@ def pair_of(candidate: Array, reference: Array, what: str, *, masked: bool = Fal
 
 
 def aligned(candidate: Array, reference: Array, what: str) -> tuple[Values, Values]:
-    """Return the numbers of both sides : (items, ...), of one shape; NaN where a side holds none. As `pair_of` else."""
+    """Return the numbers of both sides : (items, ...), of one shape; NaN where a side has none. Errors as of `pair_of`."""
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind not in "fiu":
             kind = "text" if array.dtype.kind == "O" else array.dtype.name
-            raise uncomparable(f"the {side}'s output is {kind}: {what} of numbers can be compared")
+            raise output_error(
+                f"the {side}'s output is {kind}, but the task compares numbers {what}: check `models.output`"
+            )
     if len(candidate) != len(reference):
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output has {len(candidate)} items, the reference's {len(reference)}"
         )
     candidate, reference = filled(candidate, reference), filled(reference, candidate)
     if candidate.shape != reference.shape:
-        raise uncomparable(
-            f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: {what} of one "
+        raise output_error(
+            f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: only {what} of one "
             "shape can be compared"
         )
     return candidate.astype(np.float64), reference.astype(np.float64)
 
 
 def is_empty(side: Array) -> bool:
-    """Return whether a side holds nothing for its items."""
+    """Return whether a side has items, but no values for them."""
     return len(side) > 0 and not side[:1].size
 
 
 def filled(side: Array, other: Array, *, least: int = 1) -> Array:
-    """Return `side`; where it holds nothing, something that is not finite, of the other's shape.
+    """Return `side`, or if it is empty, NaN in the other's shape.
 
     Parameters
     ----------
     side, other
         (items, ...).
     least
-        How many numbers an item gets where the other holds nothing either.
+        Numbers per item if the other side is empty too.
     """
     if not is_empty(side):
         return side

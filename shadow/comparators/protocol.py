@@ -1,4 +1,4 @@
-"""The seam to what divergence means for a kind of output: outputs of both sides in, one divergence per item out."""
+"""The protocol of comparators: outputs of both sides in, one divergence per item out."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -17,22 +17,22 @@ _NONE.flags.writeable = False
 
 
 class Divergences(msgspec.Struct, frozen=True, kw_only=True):
-    """Divergences of many items. All arrays : (items,); a value that is undefined is NaN.
+    """The divergences of many items. All arrays : (items,); an undefined value is NaN.
 
     Parameters
     ----------
     flip
         1 where the decision differs, 0 where not, float64.
     divergence
-        The graded divergence of the task, >= 0 and perhaps infinite, float64.
+        The graded divergence of the task, >= 0 and possibly infinite, float64.
     candidate_finite, reference_finite
-        Whether that side's output can be compared at all: a number that is none or is infinite is an outcome of its
-        own, and nothing undefined enters an average.
+        Whether that side's output can be compared. NaN or infinity in an output is an outcome of its own, and no undefined
+        value enters an average.
     topk, js, margin, candidate_margin, reference_margin
-        What only distributions over classes have, float64; empty where the task knows of no such thing.
+        Only for distributions over classes, float64; empty for other tasks.
     detail
-        What else was measured, by name: numbers (undefined ones are left out of the record), flags, or objects that
-        JSON can hold, such as lists.
+        Further measures by name: numbers (undefined ones are not stored), flags, or objects that JSON can represent, such as
+        lists.
     """
 
     flip: Values
@@ -47,7 +47,7 @@ class Divergences(msgspec.Struct, frozen=True, kw_only=True):
     detail: Mapping[str, npt.NDArray[Any]] = {}
 
     def part(self, begin: int, end: int) -> "Divergences":
-        """Return those of the items [begin, end)."""
+        """Return the divergences of the items [begin, end)."""
         columns = {name: getattr(self, name) for name in self.__struct_fields__ if name != "detail"}
         return Divergences(
             **{name: column[begin:end] for name, column in columns.items()},
@@ -60,7 +60,7 @@ class Comparator(Protocol):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return which outputs it needs of both sides; empty: the one that the model's configuration tells."""
+        """The outputs to compare; empty: the one that `models.output` selects."""
         ...
 
     def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
@@ -74,14 +74,14 @@ class Comparator(Protocol):
         Raises
         ------
         QuarantineError
-            Reason `output`: at least one item's outputs cannot be compared. The caller tries the exchanges of a
-            batch one by one.
+            Reason `output`: the outputs of at least one item cannot be compared. The caller then tries smaller parts of the
+            batch.
         """
         ...
 
 
 class ArrayComparator(Protocol):
-    """Compares one output; as `Comparator` else."""
+    """Compares a single output; otherwise like `Comparator`."""
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
         """Return the divergence of each item of two arrays : (items, ...)."""
@@ -89,13 +89,7 @@ class ArrayComparator(Protocol):
 
 
 class SingleOutput:
-    """A comparator of the one output that the model's configuration tells.
-
-    Parameters
-    ----------
-    comparator
-        Of that output.
-    """
+    """A comparator of the one output that `models.output` selects."""
 
     outputs: tuple[str, ...] = ()
 
@@ -108,8 +102,8 @@ class SingleOutput:
         return self._comparator.compare(candidate[name], reference[name])
 
 
-def told(flags: Flags, known: Flags) -> npt.NDArray[Any]:
-    """Return flags for `Divergences.detail`; None, which is left out of the record, where they are not known."""
+def flags_where_known(flags: Flags, known: Flags) -> npt.NDArray[Any]:
+    """Return flags for `Divergences.detail`; None, which is not stored, where they are unknown."""
     detail: npt.NDArray[Any] = flags.astype(object)
     detail[~known] = None
     return detail

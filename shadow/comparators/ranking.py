@@ -1,33 +1,31 @@
-"""The comparator for rankings: scores of things, of which the highest come first.
+"""The comparator for rankings: scores of entries, ranked from the highest down.
 
-Each side's scores put the things in an order. Equal scores are ranked by their place in the output on both sides, so
-that equal outputs never differ; of what the reference holds equal any order is right by `flip` and `divergence`.
+Each side's scores rank the entries. Equal scores are ranked by their position in the output on both sides, so that equal
+outputs never differ; for `flip` and `divergence` any order of entries that the reference scores equal is correct.
 
-- `flip` = 1 where the thing that the candidate puts first is not one that the reference scores highest.
+- `flip` = 1 where the entry that the candidate ranks first is not one that the reference scores highest.
 - `divergence` = 1 - DCG / IDCG, the loss of normalised discounted cumulative gain of the candidate's order among the
   first k, in [0, 1] (Järvelin and Kekäläinen, Cumulated gain-based evaluation of IR techniques, ACM Transactions on
-  Information Systems, 2002). DCG = sum over places i from 1 to k of gain / log2(1 + i), IDCG the same in the
-  reference's order. The gain of a thing is (s - least) / (largest - least) of the reference's scores of the item: it
-  is not negative, and the same whatever scale and offset the scores have. Swaps of things with nearly equal scores cost
-  next to nothing. Where all scores are equal nothing can be lost.
+  Information Systems, 2002). DCG = sum over ranks i from 1 to k of gain / log2(1 + i), IDCG the same in the
+  reference's order. The gain of an entry is (s - least) / (largest - least) of the reference's scores of the item: it
+  is not negative, and independent of the scale and offset of the scores. Swaps of entries with nearly equal scores cost
+  almost nothing. If all scores are equal, the loss is 0.
 
 In `detail`:
 
-- `kendall_distance` = (1 - tau-b) / 2, in [0, 1]: without ties the share of pairs in another order (`tau` in
-  `kendall.py`), of all places. Undefined where a side holds nothing but equal scores.
-- `rbo`, rank-biased overlap of all places, in [0, 1], 1 where the orders are equal (Webber, Moffat and Zobel, A
+- `kendall_distance` = (1 - tau-b) / 2, in [0, 1]: without ties the share of pairs in another order (see `tau`), over all
+  ranks. Undefined where all scores of a side are equal.
+- `rbo`, rank-biased overlap over all ranks, in [0, 1], 1 where the orders are equal (Webber, Moffat and Zobel, A
   similarity measure for indefinite rankings, ACM Transactions on Information Systems, 2010, extrapolated): with X_d the
-  number of things among the first d of both, n things and persistence p,
+  number of entries among the first d of both, n entries and persistence p,
   `RBO_ext = X_n / n p^n + (1 - p) / p sum over d of X_d / d p^d`. Since X_n = n it is computed as
   `1 - (1 - p) / p sum over d of (1 - X_d / d) p^d`, which is exactly 1 for equal orders.
 - `topk_overlap` = share of the reference's first k that are among the candidate's, in [0, 1].
 
-Things that the reference scores at or below the padding are none, and left out on both sides; k and n are then those of
-the item. Minus infinity of the candidate is a score: last. A side with any other value that is not finite, with nothing
-but minus infinity, or without things is not finite: of the candidate it is a flip and all else is undefined, of the
-reference everything is.
-
-Kendall's rank correlation of many pairs of short lists at once.
+Entries that the reference scores at or below the padding are left out on both sides; k and n are then those of the item.
+A candidate's minus infinity is a valid score, which ranks last. A side with any other value that is not finite, with only
+minus infinity, or without entries is not finite: if it is the candidate's, it is a flip and all else is undefined; if it
+is the reference's, everything is undefined.
 """
 
 import numpy as np
@@ -36,13 +34,13 @@ import numpy.typing as npt
 from quantdrift.core.config.tasks import Ranking
 from quantdrift.shadow.comparators.numbers import aligned
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 Ranks = npt.NDArray[np.int64]
 
 
 def tau(first: Values, second: Values, kept: Flags) -> Values:
-    """Return tau-b of each item : (items,), in [-1, 1]; NaN where a side holds nothing but equal values.
+    """Return Kendall's tau-b of each item : (items,), in [-1, 1]; NaN where all values of a side are equal.
 
     With c concordant and d discordant pairs of all n0, n1 and n2 of which are tied on one side or the other,
     `tau-b = (c - d) / sqrt((n0 - n1) (n0 - n2))` (Kendall, The treatment of ties in ranking problems, Biometrika, 1945).
@@ -53,11 +51,11 @@ def tau(first: Values, second: Values, kept: Flags) -> Values:
     Parameters
     ----------
     first, second
-        (items, things), none of the kept ones NaN.
+        (items, entries), none of the kept ones NaN.
     kept
-        (items, things): the others are left out.
+        (items, entries): the others are left out.
     """
-    # What is left out is tied with nothing: it comes last, in the same order on both sides.
+    # Entries that are left out are tied with nothing: they come last, in the same order on both sides.
     x, y = _dense(first, kept), _dense(second, kept)
     order = np.lexsort((y, x), axis=1)
     n_discordant = _inversions(np.take_along_axis(y, order, axis=1))
@@ -71,7 +69,7 @@ def tau(first: Values, second: Values, kept: Flags) -> Values:
 
 
 def _dense(values: Values, kept: Flags) -> Ranks:
-    """Return ranks from 0 in which equal values are equal; what is not kept has the highest, each its own."""
+    """Return ranks from 0, equal for equal values; entries that are not kept get the highest ranks, without ties."""
     order = np.lexsort((np.where(kept, values, 0.0), ~kept), axis=1)
     ranked = np.take_along_axis(values, order, axis=1)
     new = (ranked[:, 1:] != ranked[:, :-1]) | ~np.take_along_axis(kept, order, axis=1)[:, 1:]
@@ -81,7 +79,7 @@ def _dense(values: Values, kept: Flags) -> Ranks:
 
 
 def _ties(ranks: Ranks) -> Values:
-    """Return how many pairs of each item are equal."""
+    """Return the number of tied pairs of each item."""
     n_items, n = ranks.shape
     rows = np.arange(n_items)[:, np.newaxis] * n
     sizes = np.bincount((ranks + rows).ravel(), minlength=n_items * n).reshape(n_items, n).astype(np.float64)
@@ -90,10 +88,10 @@ def _ties(ranks: Ranks) -> Values:
 
 
 def _inversions(ranks: Ranks) -> Values:
-    """Return how many pairs of each item stand in falling order.
+    """Return the number of pairs of each item in falling order.
 
-    Such a pair differs first in some bit, the larger one standing before: for each bit, highest first, those are counted
-    that are equal in all above it.
+    Such a pair has a highest differing bit, which is set in the first entry: for each bit, highest first, the pairs are
+    counted that are equal in all higher bits.
     """
     found = np.zeros(len(ranks))
     for bit in reversed(range(int(ranks.shape[1]).bit_length())):
@@ -110,12 +108,12 @@ Places = npt.NDArray[np.int64]
 
 
 class RankingComparator:
-    """Compares scores of things.
+    """Compares rankings.
 
     Parameters
     ----------
     options
-        How many places count, what is padding, and the persistence.
+        `models.ranking`: the number of ranks that count, the padding, and the persistence.
     """
 
     def __init__(self, options: Ranking) -> None:
@@ -127,18 +125,20 @@ class RankingComparator:
         Parameters
         ----------
         candidate, reference
-            (items, things).
+            (items, entries).
 
         Raises
         ------
         QuarantineError
-            Reason `output`: they are no such scores, or their shapes differ.
+            Reason `output`: they are not such scores, or their shapes differ.
         """
-        q, p = aligned(candidate, reference, "[items, things]")
+        q, p = aligned(candidate, reference, "[items, entries]")
         if q.ndim != 2:
-            raise uncomparable(f"an output of shape {list(q.shape)} is no [items, things]")
-        kept = ~(p <= self._options.padding) & ~np.isneginf(p)  # what is not a number is not padding
-        # Where the reference scores nothing at all, the candidate is judged by what it gave.
+            raise output_error(
+                f"an output of shape {list(q.shape)} is not [items, entries]: check `models.output`"
+            )
+        kept = ~(p <= self._options.padding) & ~np.isneginf(p)  # NaN is not padding
+        # If the reference has only padding, whether the candidate is finite depends on all of its scores.
         q_finite, p_finite = _finite(q, kept | ~kept.any(axis=1, keepdims=True)), _finite(p, kept)
         both = q_finite & p_finite
         kept &= both[:, np.newaxis]
@@ -164,7 +164,7 @@ class RankingComparator:
         )
 
     def _overlap(self, depths: Places, kept: Flags) -> Values:
-        """Return rank-biased overlap; `depths` say from which place on, counted from 0, a thing is in both lists."""
+        """Return rank-biased overlap; `depths` is the rank, from 0, from which on an entry is in both lists."""
         p = self._options.persistence
         n_items, n = depths.shape
         counts = np.zeros((n_items, n))
@@ -177,26 +177,26 @@ class RankingComparator:
 
 
 def _finite(scores: Values, kept: Flags) -> Flags:
-    """Return whether an item's things are scored by numbers or minus infinity, and one of them by a number."""
+    """Return whether an item's scores are numbers or minus infinity, and at least one is a number."""
     broken = np.isnan(scores) | np.isposinf(scores)
     return np.asarray(~(broken & kept).any(axis=1) & (np.isfinite(scores) & kept).any(axis=1))
 
 
 def _order(scores: Values, kept: Flags) -> Places:
-    """Return things by falling score, equal ones in the order of the output, padding last : (items, things)."""
+    """Return the entries by falling score, equal ones in the order of the output, padding last : (items, entries)."""
     order: Places = np.lexsort((-scores, ~kept), axis=1)
     return order
 
 
 def _places(order: Places) -> Places:
-    """Return the place of each thing, from 0."""
+    """Return the rank of each entry, from 0."""
     places = np.empty_like(order)
     np.put_along_axis(places, order, np.arange(order.shape[1])[np.newaxis], axis=1)
     return places
 
 
 def _gains(scores: Values, kept: Flags) -> Values:
-    """Return the reference's scores from 0 to 1, zero for padding."""
+    """Return the reference's scores scaled to [0, 1], zero for padding."""
     least = np.where(kept, scores, np.inf).min(axis=1, keepdims=True) / 2
     most = np.where(kept, scores, -np.inf).max(axis=1, keepdims=True) / 2
     span = np.where(most > least, most - least, 1.0)  # of halves, which cannot overflow

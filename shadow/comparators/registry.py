@@ -1,4 +1,4 @@
-"""Which comparator a model has."""
+"""The registry of comparators by task."""
 
 from collections.abc import Callable
 
@@ -23,11 +23,13 @@ def comparator_of(model: Model) -> Comparator:
     Raises
     ------
     OperatorError
-        There is none for its task.
+        Its task has no comparator.
     """
     make = _MAKERS.get(model.task)
     if make is None:
-        raise OperatorError(f"models `{model.name}`: there is no comparator for the task `{model.task}` yet")
+        raise OperatorError(
+            f"model `{model.name}`: the task `{model.task}` has no comparator; set another `task`"
+        )
     return make(model)
 
 
@@ -43,7 +45,7 @@ def _multilabel(model: Model) -> Comparator:
 
 
 def _detection(model: Model) -> Comparator:
-    from quantdrift.shadow.comparators.vision.detection import DetectionComparator  # noqa: PLC0415 - SciPy, for this one alone
+    from quantdrift.shadow.comparators.vision.detection import DetectionComparator  # noqa: PLC0415 - imports SciPy, which no other task needs
 
     return DetectionComparator(model.detection)
 

@@ -1,4 +1,4 @@
-"""The comparator for models that give numbers.
+"""The comparator for regression: models whose outputs are numbers.
 
 With p the reference's and q the candidate's value of an output, and s = max(|p|, floor) the scale of its error:
 
@@ -7,22 +7,22 @@ With p the reference's and q the candidate's value of an output, and s = max(|p|
   floor the absolute one in units of the floor. A plain relative error would be infinite at p = 0 (Hyndman and Koehler,
   Another look at measures of forecast accuracy, International Journal of Forecasting, 2006, on why).
 
-In `detail`, in the unit of the outputs where none is told:
+In `detail`, in the unit of the outputs unless stated otherwise:
 
 - `absolute_error` = mean over outputs of |q - p|, `absolute_error_max` the largest.
 - `relative_error_max` = the largest |q - p| / s, without a unit.
-- `bias` = mean over outputs of (q - p) / s, without a unit: above 0 the candidate says more than the reference.
+- `bias` = mean over outputs of (q - p) / s, without a unit: above 0 the candidate's values are larger.
 - `sign_changes`: outputs with |p| above the floor whose sign differs.
 
-Where the configuration says which quantiles the outputs of the last dimension are:
+If `models.regression.quantiles` names the quantiles of the last dimension:
 
 - `crossings`: neighbouring quantiles that are out of order (Bassett and Koenker, An empirical quantile function, Journal
   of the American Statistical Association, 1982) in the candidate and not in the reference.
-- `width_ratio` = the candidate's distance of the outer quantiles by the reference's, each summed over the series of an
-  item: below 1 the candidate is surer. Undefined where the reference's is not above 0.
+- `width_ratio` = the candidate's distance between the outer quantiles over the reference's, each summed over the series of
+  an item: below 1 the candidate's interval is narrower. Undefined where the reference's distance is not above 0.
 
-A side with any value that is not finite, or without one, is not finite: of the candidate it is a flip and all else is
-undefined, of the reference everything is.
+A side with any value that is not finite, or without values, is not finite: if it is the candidate's, it is a flip and all
+else is undefined; if it is the reference's, everything is undefined.
 """
 
 import numpy as np
@@ -30,7 +30,7 @@ import numpy as np
 from quantdrift.core.config.tasks import Regression
 from quantdrift.shadow.comparators.numbers import NumberPair, pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class RegressionComparator:
@@ -39,7 +39,7 @@ class RegressionComparator:
     Parameters
     ----------
     options
-        Floor, tolerance, and which quantiles the outputs are.
+        `models.regression`: floor, tolerance, and quantiles.
     """
 
     def __init__(self, options: Regression) -> None:
@@ -51,12 +51,12 @@ class RegressionComparator:
         Parameters
         ----------
         candidate, reference
-            (items,) or (items, ..., outputs); all that belongs to an item are its outputs.
+            (items,) or (items, ..., outputs).
 
         Raises
         ------
         QuarantineError
-            Reason `output`: they are no numbers, their shapes differ, or there are not as many as quantiles.
+            Reason `output`: they are not numbers, their shapes differ, or their number is not that of the quantiles.
         """
         pair = pair_of(_rows(candidate), _rows(reference), "[items, outputs]")
         quantiles = self._quantiles(pair)
@@ -84,13 +84,13 @@ class RegressionComparator:
         )
 
     def _quantiles(self, pair: NumberPair) -> dict[str, Values]:
-        """Return what is told of quantiles, where the outputs are some."""
+        """Return the details about quantiles, if the outputs are quantiles."""
         count = len(self._options.quantiles)
         if not count:
             return {}
         if pair.reference_finite.any() and pair.reference.shape[-1] != count:
-            raise uncomparable(
-                f"the configuration names {count} quantiles, the output is {list(pair.reference.shape)}"
+            raise output_error(
+                f"models.regression.quantiles names {count} quantiles, but the output is {list(pair.reference.shape)}"
             )
         # An item may hold many series, such as the steps of a forecast.
         q, p = (side.reshape(len(side), -1, side.shape[-1]) for side in (pair.candidate, pair.reference))
@@ -105,12 +105,12 @@ class RegressionComparator:
 
 
 def _rows(output: Array) -> Array:
-    """Return the output as (items, outputs) at least: a number for each item is one output."""
+    """Return the output with at least two dimensions : (items, ..., outputs)."""
     return output[:, np.newaxis] if output.ndim == 1 else output
 
 
 def _mean(relative: Values) -> Values:
-    """Return the mean of values that may be infinite either way; undefined where they are both ways."""
+    """Return the mean of values that may be infinite; NaN where both infinities occur."""
     with np.errstate(invalid="ignore"):
         mean: Values = relative.mean(axis=1)
     return mean

@@ -1,9 +1,9 @@
-"""The comparator for outputs of which nothing is known but that they hold numbers, or texts.
+"""The comparator for raw tensors: outputs of numbers or texts, without further meaning.
 
-With p all of the reference's numbers of an item and an output, and q the candidate's:
+With p all numbers of an item in one output of the reference, and q the candidate's:
 
-- `divergence` = |q - p| / |p|, lengths of vectors: the relative root-mean-square error, without a unit, from 0 to infinity,
-  which it is where all of p is zero and q is not. It is 10 ^ (-SQNR / 20), SQNR being the ratio of signal to quantisation
+- `divergence` = |q - p| / |p|, lengths of vectors: the relative root-mean-square error, without a unit, from 0 to infinity
+  (infinity where all of p is zero and q is not). It is 10 ^ (-SQNR / 20), SQNR being the ratio of signal to quantisation
   noise in dB (Jayant and Noll, Digital Coding of Waveforms, 1984).
 - `flip` = 1 where it is above the tolerance, or only the candidate is not finite.
 
@@ -12,23 +12,21 @@ In `detail`:
 - `sqnr_db` = -20 log10 of the divergence, in dB: higher is better; 26 dB is 5 %. Left out of equal outputs.
 - `cosine_distance` = 1 - cos(p, q), in [0, 2]. Undefined where a side is all zero.
 - `max_absolute_error` = the largest |q - p|, in the unit of the output.
-- `max_ulp_error` = the largest distance in steps of the candidate's floating type (`ulp.py`): how far rounding alone
-  would have to go. Undefined for other types.
-- `candidate_nan`, `candidate_infinite`, `reference_nan`, `reference_infinite`: how many there are, where there are any.
-- `by_output`: the divergence of each output, where there are several.
+- `max_ulp_error` = the largest distance in units in the last place (ulp) of the candidate's floating type. Undefined for
+  other types.
+- `candidate_nan`, `candidate_infinite`, `reference_nan`, `reference_infinite`: their number, if there are any.
+- `by_output`: the divergence of each output, if there are several.
 
-Of several outputs the worst counts in all but the numbers of NaN and infinities, which are summed. Integers and truth
-values are compared as numbers, 64 bits exactly. Texts are equal (0) or not (1).
+Of several outputs the worst one counts, except for the numbers of NaN and infinities, which are summed. Integers and
+booleans are compared as numbers, 64 bits exactly. Texts are equal (0) or not (1).
 
-Minus infinity at the same place of both sides is a mask and no difference. Any other value that is not finite makes its
-side not finite, and so does an output without numbers: of the candidate it is a flip and all but the counts is undefined,
-of the reference everything but these is.
+Minus infinity at the same position of both sides is a mask, and no difference. Any other value that is not finite makes its
+side not finite, and so does an output without numbers: if it is the candidate's, it is a flip and all but the counts is
+undefined; if it is the reference's, everything but the counts is undefined.
 
-How many steps of a floating type numbers are apart: units in the last place.
-
-Floating-point numbers of one sign are in the order of their bits, read as integers; with the order of the negative ones
-turned around, the difference of these integers is the number of representable numbers between (Goldberg, What every
-computer scientist should know about floating-point arithmetic, ACM Computing Surveys, 1991). Both zeros are one.
+Distances in ulp: floating-point numbers of one sign are in the order of their bits, read as integers; with the order of the
+negative ones reversed, the difference of these integers is the number of representable numbers between (Goldberg, What
+every computer scientist should know about floating-point arithmetic, ACM Computing Surveys, 1991). Both zeros are equal.
 """
 
 import math
@@ -42,24 +40,24 @@ import numpy.typing as npt
 from quantdrift.core.config.tasks import RawTensor
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.vectors.embedding import direction, distance, length
-from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 
 _TYPES = {"FP16": (np.float16, np.int16), "FP32": (np.float32, np.int32), "FP64": (np.float64, np.int64)}
 _BY_SIZE = {2: "FP16", 4: "FP32", 8: "FP64"}
 
 
 def type_of(array: Array) -> str:
-    """Return the name of a floating type; empty for any other."""
+    """Return the name of a floating type; empty for other types."""
     return _BY_SIZE.get(array.dtype.itemsize, "") if array.dtype.kind == "f" else ""
 
 
 def steps_apart(first: Array, second: Array, type_name: str) -> Values:
-    """Return how many steps of a floating type numbers are apart, both rounded to it first.
+    """Return the distance of numbers in ulp of a floating type, both rounded to it first.
 
     Parameters
     ----------
     first, second
-        Of one shape, floating point and finite. What is too large for the type is one step above its largest number.
+        Of one shape, floating point and finite. A number too large for the type is one ulp above its largest number.
     type_name
         FP16, BF16, FP32 or FP64.
     """
@@ -67,7 +65,7 @@ def steps_apart(first: Array, second: Array, type_name: str) -> Values:
 
 
 def apart(first: Array, second: Array) -> Values:
-    """Return the absolute difference of integers of one type, exactly before it becomes float64."""
+    """Return the absolute difference of integers of one type : float64, computed exactly."""
     low, high = np.minimum(first, second), np.maximum(first, second)
     return (high.astype(np.uint64) - low.astype(np.uint64)).astype(
         np.float64
@@ -97,7 +95,7 @@ _COUNTS = ("candidate_nan", "candidate_infinite", "reference_nan", "reference_in
 
 
 class _Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What was found of one output : (items,) each; undefined where a side is not finite."""
+    """The divergence of one output : (items,) each; undefined where a side is not finite."""
 
     error: Values
     candidate_finite: Flags
@@ -111,7 +109,7 @@ class TensorComparator:
     Parameters
     ----------
     options
-        Which outputs, the tolerance, and the floating type.
+        `models.tensor`: outputs, tolerance, and floating type.
     """
 
     def __init__(self, options: RawTensor) -> None:
@@ -119,7 +117,7 @@ class TensorComparator:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return which outputs it needs; empty: the one that the model's configuration tells."""
+        """The outputs to compare; empty: the one that `models.output` selects."""
         return self._options.outputs
 
     def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
@@ -161,13 +159,13 @@ def _of_output(candidate: Array, reference: Array, name: str, options: RawTensor
     texts = [array.dtype.kind == "O" for array in (candidate, reference)]
     empty = [not array[:1].size for array in (candidate, reference)]
     if len(candidate) != len(reference) or (candidate.shape != reference.shape and not any(empty)):
-        raise uncomparable(f"{sides}: outputs of one shape can be compared")
+        raise output_error(f"{sides}: only outputs of one shape can be compared")
     if any(empty):
         unknown = np.full(len(reference), np.nan)
         finite = [np.full(len(reference), not nothing) for nothing in empty]
         return _Found(error=unknown, candidate_finite=finite[0], reference_finite=finite[1])
     if texts[0] != texts[1]:
-        raise uncomparable(f"{sides}: texts are compared with texts")
+        raise output_error(f"{sides}: texts can only be compared with texts")
     q, p = (array.reshape(len(array), -1) for array in (candidate, reference))
     return _of_texts(q, p) if texts[0] else _of_numbers(q, p, options.element_type)
 
@@ -217,7 +215,7 @@ def _of_numbers(candidate: Array, reference: Array, element_type: str) -> _Found
 
 
 def _relative(difference: Values, reference: Values) -> Values:
-    """Return the length of the difference by that of the reference : (items,)."""
+    """Return the length of the difference over that of the reference : (items,)."""
     largest = np.abs(reference).max(axis=1, keepdims=True)
     scale = np.where(largest > 0, largest, 1.0)
     size = length(reference / scale)
@@ -230,7 +228,7 @@ def _relative(difference: Values, reference: Values) -> Values:
 
 
 def _worst(found: Sequence[_Found], name: str) -> Values:
-    """Return the largest that any output has of a figure; NaN where none has it."""
+    """Return the largest value of a figure over all outputs; NaN where none has it."""
     worst: Values = np.fmax.reduce(
         [one.figures.get(name, np.full(len(one.error), np.nan)) for one in found], axis=0
     )
@@ -238,7 +236,7 @@ def _worst(found: Sequence[_Found], name: str) -> Values:
 
 
 def _counted(found: Sequence[_Found], name: str) -> npt.NDArray[Any]:
-    """Return a count over all outputs; None, which is left out, where there is nothing to count."""
+    """Return a count over all outputs; None, which is not stored, where it is zero."""
     count = np.sum([one.figures.get(name, np.zeros(len(one.error))) for one in found], axis=0)
     detail: npt.NDArray[Any] = count.astype(np.int64).astype(object)
     detail[count == 0] = None

@@ -1,1 +1,1 @@
-"""Requests to language models and their answers: reading them from exchanges, and scoring them."""
+"""The requests to language models and their answers: reading them from exchanges, and records for scoring them."""

@@ -1,4 +1,4 @@
-"""What a candidate said, besides the tokens it said it with: what its answers are judged by alone."""
+"""A candidate's answer as text: what is checked of it without the reference."""
 
 from typing import Any
 
@@ -6,37 +6,34 @@ import msgspec
 
 
 class ToolCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call of a tool: its name, and the JSON of its arguments as it was generated."""
+    """A tool call: the tool's name, and the JSON of its arguments as generated."""
 
     name: str
     arguments: str
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """One answer.
+    """One answer, with the options of its request that it is checked against.
 
     Parameters
     ----------
-    text
-        What it says.
-    calls
-        The tools it calls.
     finish_reason
-        Why it ended; empty where that is not told.
+        Why it ended; empty if unknown.
     is_empty
-        Whether it says nothing at all: no text, no reasoning, no refusal, no call of a tool.
+        Whether it has no text, no reasoning, no refusal and no tool call.
     n_tokens
-        How many tokens it has; None where that is not told.
+        Number of tokens; None if unknown.
     is_cut
-        Whether a stop of the client's may have taken some of them out of the text.
+        Whether a stop sequence of the client may have removed tokens from the text.
     is_greedy
-        Whether each token had to be the likeliest: no sampling, and nothing that forbids, favours or penalises tokens.
+        Whether each token had to be the most likely one: no sampling, and nothing that forbids, favours or penalises
+        tokens.
     wants_json
-        Whether JSON was asked for.
+        Whether the client asked for JSON.
     schema
-        The JSON schema that was asked for; empty where none was.
+        The JSON schema that the client asked for; empty if none.
     tools
-        Name to the JSON schema of its parameters, of each tool that was offered.
+        The offered tools: name to the JSON schema of its parameters.
     """
 
     text: str

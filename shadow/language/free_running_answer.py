@@ -1,4 +1,4 @@
-"""What a reference answers itself, of a share of the exchanges: how it is asked, and what it said."""
+"""Free-running answers: for a share of the exchanges the reference generates its own answer to the prompt."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -16,28 +16,26 @@ _LIMITS: Final = ("max_completion_tokens", "max_tokens")
 
 
 class FreeAnswerOutcome(StrEnum):
-    """What became of an answer of the reference's own."""
+    """The outcome of a free-running answer; the values are labels of a metric."""
 
     DONE = "done"
-    UNFORCED = "unforced"  # done, without the grammar that makes JSON: the runtime has none
-    UNABLE = "unable"  # left out: the request has an option that the runtime does not know
+    UNFORCED = "unforced"  # done, but without the JSON grammar, which the runtime does not have
+    UNABLE = "unable"  # not generated: the runtime does not support an option of the request
     LATE = "late"  # it took too long
     FAILED = "failed"  # refused, or failed
 
 
 class FreeAnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer of the reference's own that is asked for.
+    """The request for a free-running answer.
 
     Parameters
     ----------
-    max_tokens
-        Most tokens of it.
     is_capped
-        Whether that is less than the candidate was allowed, as far as that is known.
+        Whether `max_tokens` is less than the candidate was allowed, or the candidate's limit is unknown.
     options
-        The client's, and what the candidate's server takes where it names none.
+        The client's options, with the defaults of the candidate's server.
     seed
-        To sample with where the client names none.
+        For sampling, if the client set none.
     """
 
     max_tokens: int
@@ -47,20 +45,18 @@ class FreeAnswerRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FreeAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of it.
+    """A free-running answer, or why there is none.
 
     Parameters
     ----------
     outcome
-        Whether it is there; what follows says nothing where it is not.
-    text
-        What it says.
+        If there is no answer, the other fields are meaningless.
     calls
-        The tools it calls; None where the runtime cannot tell them from text.
+        Its tool calls; None if the runtime cannot separate them from text.
     finish_reason
-        Why it ended, in the protocol's words; empty where that is not told.
+        Why it ended, in the protocol's words; empty if unknown.
     n_tokens
-        How many tokens it has, its end among them; None where that is not told.
+        Number of tokens, the end token included; None if unknown.
     max_tokens, is_capped
         As of `FreeAnswerRequest`.
     """
@@ -79,21 +75,19 @@ class FreeAnswer(msgspec.Struct, frozen=True, kw_only=True):
         return self.outcome in {FreeAnswerOutcome.DONE, FreeAnswerOutcome.UNFORCED}
 
 
-def wanted(
+def free_answer_request(
     exchange_id: str, generation: Generation, options: Mapping[str, Any], answer: Answer
 ) -> FreeAnswerRequest | None:
-    """Return how the reference is to answer an exchange itself; None where it is not chosen.
+    """Return the request for a free-running answer to an exchange; None if the exchange is not chosen.
 
     Parameters
     ----------
     exchange_id
-        Decides, by `models.generation.own_share`.
-    generation
-        What is configured.
+        Its hash decides, with the probability `models.generation.own_share`.
     options
-        What the client asked for.
+        The client's options.
     answer
-        What the candidate said: where a limit cut it, that limit was its length.
+        The candidate's answer: if its limit ended it, its length is that limit.
     """
     if draw(exchange_id, _KEY) >= generation.own_share:
         return None
@@ -110,7 +104,7 @@ def wanted(
 
 
 def _without_neutral(options: Mapping[str, Any], generation: Generation) -> dict[str, Any]:
-    """Return the options without a penalty that neither side has: not every server knows it."""
+    """Return the options without a neutral repetition penalty: not every server knows this option."""
     penalties = {options.get("repetition_penalty", 1), generation.repetition_penalty}
     return {
         name: value for name, value in options.items() if name != "repetition_penalty" or penalties != {1}

@@ -1,4 +1,4 @@
-"""From an exchange of an OpenAI-compatible server to what its answers are scored with: one item for each choice."""
+"""The reading of an exchange with an OpenAI-compatible server: scoring requests and the candidate's scores per choice."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Tensor
 from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.free_running_answer import wanted
+from quantdrift.shadow.language.free_running_answer import free_answer_request
 from quantdrift.shadow.language.request_options import (
     changes_prompt,
     ended_itself,
@@ -23,13 +23,21 @@ from quantdrift.shadow.language.request_options import (
     template_of,
     wanted_choices,
 )
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Scores, ScoringRequest, objects
+from quantdrift.shadow.language.scoring import (
+    ANSWER,
+    PROMPT,
+    REQUEST,
+    SCORES,
+    Scores,
+    ScoringRequest,
+    objects,
+)
 from quantdrift.shadow.tensors.arrays import Array, Outputs
 from quantdrift.shadow.tensors.codec import MAX_ITEMS, decode
 
-_NAMED: Final = b"token_id:"  # how vLLM spells a token that it was asked to name by its id
+_NAMED: Final = b"token_id:"  # vLLM's spelling of a token with `return_tokens_as_token_ids`
 _DEFAULTS: Final = Generation()
-_LEAST: Final = -9999.0  # what vLLM writes for a log-probability that it has not, and for minus infinity
+_LEAST: Final = -9999.0  # vLLM's value for a missing log-probability, and for minus infinity
 
 
 class _Function(msgspec.Struct):
@@ -37,12 +45,12 @@ class _Function(msgspec.Struct):
     arguments: str = ""
 
 
-class _Called(msgspec.Struct):
+class _ToolCall(msgspec.Struct):
     function: _Function = msgspec.field(default_factory=_Function)
 
 
-class _Said(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange, its tensors by name, its documents read."""
+class _ExchangeParts(msgspec.Struct, frozen=True, kw_only=True):
+    """The tensors of an exchange by name, and its decoded documents."""
 
     inputs: dict[str, Tensor]
     outputs: dict[str, Tensor]
@@ -51,25 +59,23 @@ class _Said(msgspec.Struct, frozen=True, kw_only=True):
     texts: list[str]
 
 
-def served(
-    exchange: Exchange, generation: Generation = _DEFAULTS, *, copied: bool = False
+def scoring_inputs(
+    exchange: Exchange, generation: Generation = _DEFAULTS, *, has_replica: bool = False
 ) -> tuple[dict[str, Array], Outputs]:
-    """Return what a reference is asked about an exchange, and what the candidate gave.
+    """Return the inputs of the reference for an exchange, and the candidate's side of the comparison.
 
     Parameters
     ----------
-    exchange
-        As captured.
     generation
-        What is configured: what the candidate's server takes where a request names nothing, and how many of the exchanges
+        `models.generation`: the server's defaults for options that a request does not set, and the share of exchanges that
         the reference answers itself.
-    copied
-        Whether a copy of the candidate is there to tell log-probabilities that were not served.
+    has_replica
+        Whether a replica of the candidate can score tokens whose log-probabilities were not served.
 
     Returns
     -------
     inputs
-        `prompt` and `answer`, texts, and `asked`, an `ScoringRequest` each : (choices,).
+        `prompt` and `answer`, texts, and `request`, a `ScoringRequest` each : (choices,).
     candidate
         `scores`, a `Scores` each or None where none of the model's log-probabilities were served, and `answer`, an
         `Answer` each : (choices,).
@@ -77,61 +83,68 @@ def served(
     Raises
     ------
     QuarantineError
-        Reason `schema`: it is no exchange of text. `output`: what was served is not what was generated.
+        Reason `schema`: it is not a text exchange. `output`: the served text is not what the model generated.
     """
     try:
-        return _served(exchange, generation, copied=copied)
+        return _read_exchange(exchange, generation, has_replica=has_replica)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise _schema(f"the tensors do not fit together: {type(error).__name__}") from error
 
 
-def embedded(exchange: Exchange) -> tuple[Tensor, ...]:
-    """Return what embeddings are made of: all inputs but the options.
+def embedding_inputs(exchange: Exchange) -> tuple[Tensor, ...]:
+    """Return the inputs of an embedding request: all tensors but the options.
 
     Raises
     ------
     QuarantineError
-        Reason `output`: shorter vectors were asked for than the model gives, or vectors of a part of the text.
+        Reason `output`: the client asked for shortened vectors, or for vectors of a part of the text.
     """
-    options = next((tensor for tensor in exchange.inputs if tensor.name == "options"), None)
-    asked = {} if options is None else _document(options, dict[str, Any])
-    if cut := next((name for name in ("dimensions", "truncate_prompt_tokens") if asked.get(name)), ""):
+    options_tensor = next((tensor for tensor in exchange.inputs if tensor.name == "options"), None)
+    options = {} if options_tensor is None else _document(options_tensor, dict[str, Any])
+    if cut := next((name for name in ("dimensions", "truncate_prompt_tokens") if options.get(name)), ""):
         raise QuarantineError(
-            QuarantineReason.OUTPUT, f"the client asked for `{cut}`: the vectors were cut, or the texts"
+            QuarantineReason.OUTPUT,
+            f"the client set `{cut}`, which shortens vectors or texts: they cannot be compared",
         )
     return tuple(tensor for tensor in exchange.inputs if tensor.name != "options")
 
 
-def _served(exchange: Exchange, generation: Generation, *, copied: bool) -> tuple[dict[str, Array], Outputs]:
-    said = _read(exchange, generation.repetition_penalty)
-    answers = _answers(said)
-    told = [_scores(said, index) for index in range(len(answers))]
-    scores = [None] * len(told) if has_grammar(said.options) else told
-    asked = [
+def _read_exchange(
+    exchange: Exchange, generation: Generation, *, has_replica: bool
+) -> tuple[dict[str, Array], Outputs]:
+    parts = _exchange_parts(exchange, generation.repetition_penalty)
+    answers = _answers(parts)
+    served_scores = [_scores(parts, index) for index in range(len(answers))]
+    # Under a grammar served log-probabilities are not those of the model.
+    scores = [None] * len(served_scores) if has_grammar(parts.options) else served_scores
+    requests = [
         msgspec.structs.replace(
-            _asked(said, index, tokens, answer), is_copied=copied and of_candidate is None
+            _scoring_request(parts, index, tokens, answer), ask_replica=has_replica and of_candidate is None
         )
-        for index, (tokens, of_candidate, answer) in enumerate(zip(told, scores, answers, strict=True))
+        for index, (tokens, of_candidate, answer) in enumerate(
+            zip(served_scores, scores, answers, strict=True)
+        )
     ]
-    own = wanted(exchange.id, generation, said.options, answers[0])
-    asked[0] = msgspec.structs.replace(asked[0], own=own)  # one answer of an exchange
+    # The reference answers once for each exchange.
+    free_answer = free_answer_request(exchange.id, generation, parts.options, answers[0])
+    requests[0] = msgspec.structs.replace(requests[0], free_answer=free_answer)
     return (
         {
-            PROMPT: objects([_prompt_text(one) for one in asked]),
-            ANSWER: objects(said.texts),
-            ASKED: objects(asked),
+            PROMPT: objects([_prompt_text(request) for request in requests]),
+            ANSWER: objects(parts.texts),
+            REQUEST: objects(requests),
         },
         {SCORES: objects(scores), ANSWER: objects(answers)},
     )
 
 
-def _read(exchange: Exchange, repetition_penalty: float) -> _Said:
+def _exchange_parts(exchange: Exchange, repetition_penalty: float) -> _ExchangeParts:
     inputs = {tensor.name: tensor for tensor in exchange.inputs}
     outputs = {tensor.name: tensor for tensor in exchange.outputs}
     if "text" not in outputs or "options" not in inputs:
         raise _schema(
-            f"the exchange has the inputs {sorted(inputs)} and the outputs {sorted(outputs)}: it is no exchange of text with "
-            "an OpenAI-compatible server"
+            f"the exchange has the inputs {sorted(inputs)} and the outputs {sorted(outputs)}: it is not a text exchange with "
+            "an OpenAI-compatible server; check `task` in [[models]]"
         )
     options = {
         "repetition_penalty": repetition_penalty,
@@ -139,43 +152,47 @@ def _read(exchange: Exchange, repetition_penalty: float) -> _Said:
     }
     if options.get("echo"):
         raise QuarantineError(
-            QuarantineReason.OUTPUT, "the client had the prompt echoed: it cannot be told from the answer"
+            QuarantineReason.OUTPUT,
+            "the client set `echo`: the prompt cannot be separated from the answer",
         )
     texts = _texts(outputs["text"])
     if not 1 <= len(texts) <= MAX_ITEMS:
         raise _schema(f"an exchange must hold 1 to {MAX_ITEMS} choices, this one holds {len(texts)}")
     tools = _document(inputs["tools"], list[dict[str, Any]]) if "tools" in inputs else []
-    return _Said(inputs=inputs, outputs=outputs, options=options, tools=tools, texts=texts)
+    return _ExchangeParts(inputs=inputs, outputs=outputs, options=options, tools=tools, texts=texts)
 
 
-def _answers(said: _Said) -> list[Answer]:
-    texts, outputs = said.texts, said.outputs
+def _answers(parts: _ExchangeParts) -> list[Answer]:
+    texts, outputs = parts.texts, parts.outputs
     n_choices = len(texts)
     reasons = _texts(outputs["finish_reason"]) if "finish_reason" in outputs else [""] * n_choices
     calls = _texts(outputs["tool_calls"]) if "tool_calls" in outputs else ["[]"] * n_choices
     aside = [_texts(outputs[name]) for name in ("reasoning", "refusal") if name in outputs]
     if not all(len(column) == n_choices for column in (reasons, calls, *aside)):
         raise _schema("the choices differ in number from tensor to tensor")
-    wants_json, schema = json_asked(said.options)
-    is_greedy = takes_likeliest(said.options)
+    wants_json, schema = json_asked(parts.options)
+    is_greedy = takes_likeliest(parts.options)
     offered = {
         str(function.get("name", "")): object_of(function.get("parameters"))
-        for function in (*(object_of(tool.get("function")) for tool in said.tools), *functions(said.options))
+        for function in (
+            *(object_of(tool.get("function")) for tool in parts.tools),
+            *functions(parts.options),
+        )
     }
     return [
         Answer(
             text=text,
             calls=tuple(
                 ToolCall(name=call.function.name, arguments=call.function.arguments)
-                for call in _decoded(calls[index].encode(), list[_Called])
+                for call in _decoded(calls[index].encode(), list[_ToolCall])
             ),
             finish_reason=reasons[index],
             is_empty=not text
             and calls[index] == "[]"
             and not any(column[index] for column in aside)
-            and not may_be_cut(said.options, reasons[index]),
+            and not may_be_cut(parts.options, reasons[index]),
             n_tokens=_n_tokens(outputs, index, n_choices),
-            is_cut=may_be_cut(said.options, reasons[index]),
+            is_cut=may_be_cut(parts.options, reasons[index]),
             is_greedy=is_greedy,
             wants_json=wants_json,
             schema=schema,
@@ -185,8 +202,10 @@ def _answers(said: _Said) -> list[Answer]:
     ]
 
 
-def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> ScoringRequest:
-    inputs, outputs, options = said.inputs, said.outputs, said.options
+def _scoring_request(
+    parts: _ExchangeParts, index: int, scores: Scores | None, answer: Answer
+) -> ScoringRequest:
+    inputs, outputs, options = parts.inputs, parts.outputs, parts.options
     served_ids = _ids(outputs.get(f"token_ids.{index}"))
     if served_ids is None and scores is not None and scores.ids:
         served_ids = scores.ids
@@ -196,7 +215,8 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Sc
     if prompt_ids is None and (unlike := changes_prompt(options)):
         raise QuarantineError(
             QuarantineReason.OUTPUT,
-            f"`{unlike}` changes the prompt as it was sent: have clients ask for `return_token_ids`",
+            f"the client's `{unlike}` changes the prompt, so the reference cannot rebuild it: have clients set "
+            "`return_token_ids`",
         )
     if "messages" in inputs:
         messages = tuple(_document(inputs["messages"], list[dict[str, Any]]))
@@ -204,7 +224,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Sc
         n_prompts = len(_texts(inputs["prompt"])) if "prompt" in inputs else len(inputs) - 1
         place = index // wanted_choices(options)
         if place >= n_prompts:
-            raise _schema(f"choice {index} answers none of the {n_prompts} prompts")
+            raise _schema(f"choice {index} does not belong to one of the {n_prompts} prompts")
         if "prompt" in inputs:
             prompt = _texts(inputs["prompt"])[place]
         elif prompt_ids is None:
@@ -212,7 +232,7 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Sc
     text = _served_text(outputs, scores, answer, index)
     return ScoringRequest(
         messages=messages,
-        tools=tuple(said.tools),
+        tools=tuple(parts.tools),
         template=template_of(options),
         prompt=prompt,
         prompt_ids=prompt_ids,
@@ -228,18 +248,18 @@ def _asked(said: _Said, index: int, scores: Scores | None, answer: Answer) -> Sc
 def _served_text(
     outputs: Mapping[str, Tensor], scores: Scores | None, answer: Answer, index: int
 ) -> str | None:
-    """Return all that was generated; None where the wire shows only what a server made of it."""
+    """Return the generated text; None if the response holds only what the server's parsers made of it."""
     reasoned = "reasoning" in outputs and _texts(outputs["reasoning"])[index]
     spelt = "" if scores is None else b"".join(scores.tokens).decode(errors="replace")
     if reasoned or answer.calls:
         return spelt or None
-    # Tokens that end within a character are spelt as a server likes; the text is whole. What follows it is the end.
+    # Servers differ in the spelling of tokens that end within a character, so prefer the text; more text is an end token.
     return spelt if spelt.startswith(answer.text) else answer.text
 
 
-def _scores(said: _Said, index: int) -> Scores | None:
-    """Return the candidate's own log-probabilities of a choice; None where it was not asked for them."""
-    outputs = said.outputs
+def _scores(parts: _ExchangeParts, index: int) -> Scores | None:
+    """Return the served log-probabilities of a choice; None if the client did not ask for them."""
+    outputs = parts.outputs
     if f"tokens.{index}" not in outputs or f"logprobs.{index}" not in outputs:
         return None
     tokens = tuple(decode(outputs[f"tokens.{index}"]).tolist())
@@ -249,9 +269,9 @@ def _scores(said: _Said, index: int) -> Scores | None:
         ids = None
     top_tokens: tuple[tuple[bytes, ...], ...] = tuple(() for _ in tokens)
     top_logprobs = np.empty((len(tokens), 0))
-    # With `logprob_token_ids` vLLM lists what the client named, and not the likeliest.
+    # With `logprob_token_ids` vLLM lists the tokens that the client named, not the most likely ones.
     is_listed = f"top_tokens.{index}" in outputs and f"top_logprobs.{index}" in outputs
-    if is_listed and not said.options.get("logprob_token_ids"):
+    if is_listed and not parts.options.get("logprob_token_ids"):
         top_tokens = tuple(map(tuple, decode(outputs[f"top_tokens.{index}"]).tolist()))
         top_logprobs = decode(outputs[f"top_logprobs.{index}"]).astype(np.float64)
     if len(logprobs) != len(tokens) or top_logprobs.shape != (
@@ -259,10 +279,10 @@ def _scores(said: _Said, index: int) -> Scores | None:
         len(top_tokens[0]) if tokens else 0,
     ):
         raise _schema(f"the tokens of choice {index} and their log-probabilities differ in number")
-    # vLLM's chats spell what was served, and name what is listed.
+    # vLLM's chat endpoint spells the served tokens, and gives the listed ones by id.
     listed = [token for row in top_tokens for token in row if token]
     named = ids is not None and all(token.startswith(_NAMED) for token in listed or tokens)
-    # Where a filter left a token nothing, no place tells what the model said; elsewhere a softmax is never zero.
+    # A filter that removes a token hides the model's value at this position; elsewhere a softmax is never zero.
     hidden = (logprobs <= _LEAST) | (top_logprobs <= _LEAST).any(axis=1)
     logprobs = np.where(hidden, np.nan, logprobs)
     top_logprobs = np.where(hidden[:, np.newaxis], np.nan, top_logprobs)
@@ -287,12 +307,12 @@ def _named(token: bytes) -> int:
 
 
 def _prompt_text(asked: ScoringRequest) -> str:
-    """Return a prompt as text: what is said in a chat, message by message."""
-    said = [one for message in asked.messages for one in _said(message.get("content"))]
-    return "\n".join(said) if asked.messages else asked.prompt
+    """Return the prompt as text; the messages of a chat are joined by newlines."""
+    parts = [one for message in asked.messages for one in _content_texts(message.get("content"))]
+    return "\n".join(parts) if asked.messages else asked.prompt
 
 
-def _said(content: Any) -> Iterable[str]:
+def _content_texts(content: Any) -> Iterable[str]:
     if isinstance(content, str):
         yield content
     elif isinstance(content, list):
@@ -307,7 +327,7 @@ def _n_tokens(outputs: Mapping[str, Tensor], index: int, n_choices: int) -> int 
 
 
 def _usage(outputs: Mapping[str, Tensor]) -> tuple[int | None, int | None]:
-    """Return the tokens of prompt and answer, as far as they are told; some servers tell zero of both."""
+    """Return the token counts of prompt and answer, None if unknown; some servers report zero for both."""
     counts = decode(outputs["usage"]).tolist() if "usage" in outputs else [0, 0]
     return (counts[0], counts[1]) if counts[0] > 0 else (None, None)
 
@@ -320,13 +340,13 @@ def _texts(tensor: Tensor) -> list[str]:
     try:
         return [one.decode() for one in decode(tensor).tolist()]
     except (UnicodeDecodeError, AttributeError) as error:
-        raise _schema(f"`{tensor.name}` holds what is no UTF-8 text") from error
+        raise _schema(f"`{tensor.name}` is not UTF-8 text") from error
 
 
 def _document(tensor: Tensor, kind: Any) -> Any:
     texts = decode(tensor).tolist()
     if len(texts) != 1 or not isinstance(texts[0], bytes):
-        raise _schema(f"`{tensor.name}` holds no document")
+        raise _schema(f"`{tensor.name}` does not hold one JSON document")
     return _decoded(texts[0], kind)
 
 
@@ -334,7 +354,7 @@ def _decoded(text: bytes, kind: Any) -> Any:
     try:
         return msgspec.json.decode(text, type=kind)
     except msgspec.DecodeError as error:
-        raise _schema(f"what should be JSON of a chat is none: {error}") from error
+        raise _schema(f"a document of the chat is not valid JSON: {error}") from error
 
 
 def _schema(detail: str) -> QuarantineError:

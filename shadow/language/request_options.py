@@ -1,10 +1,10 @@
-"""What a client of an OpenAI-compatible server asked for, beside its text."""
+"""The options of a request to an OpenAI-compatible server, and what follows from them for its answer."""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
 _TEMPLATE: Final = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "documents")
-# Options under which the likeliest token need not be the one that is taken, with the value that does nothing.
+# Options under which the generated token need not be the most likely one, each with its neutral value.
 _CONSTRAINTS: Final[Mapping[str, Any]] = {
     "allowed_token_ids": None,
     "bad_words": [],
@@ -45,7 +45,7 @@ def object_of(value: Any) -> dict[str, Any]:
 
 
 def json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Return whether JSON was asked for, and the schema that it is to fit."""
+    """Return whether the client asked for JSON, and the schema that it asked for (or an empty one)."""
     wanted = object_of(options.get("response_format"))
     kind = wanted.get("type")
     if kind == "json_schema":
@@ -56,7 +56,7 @@ def json_asked(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 
 
 def takes_likeliest(options: Mapping[str, Any]) -> bool:
-    """Return whether each token had to be the likeliest. A temperature that is not told is the server's own."""
+    """Return whether decoding was greedy. Without a temperature the server's own applies: not greedy."""
     if options.get("temperature") != 0 and options.get("top_k") != 1:
         return False
     return not constraints(options) and not has_grammar(options)
@@ -71,15 +71,15 @@ def constraints(options: Mapping[str, Any]) -> set[str]:
 
 
 def forces_tool(options: Mapping[str, Any]) -> bool:
-    """Return whether a tool must be called."""
+    """Return whether the client required a tool call."""
     return options.get("tool_choice") not in _FREE_CHOICE
 
 
 def has_grammar(options: Mapping[str, Any]) -> bool:
-    """Return whether a grammar says at each place which tokens may come.
+    """Return whether a grammar restricted the tokens at each position.
 
-    vLLM takes what it forbids out of the logits before it tells log-probabilities, raw ones too: they are of the tokens that
-    were left, and not what the model said.
+    vLLM removes forbidden tokens from the logits before it reports log-probabilities, raw ones too: they are relative to the
+    remaining tokens, and not the model's own.
     """
     wanted = object_of(options.get("response_format")).get("type", "text")
     return (
@@ -88,14 +88,14 @@ def has_grammar(options: Mapping[str, Any]) -> bool:
 
 
 def changes_prompt(options: Mapping[str, Any]) -> str:
-    """Return an option under which the reference's own template or tokenizer would make another prompt; else empty."""
+    """Return the option that would make the reference's template or tokenizer build another prompt; empty if none."""
     return next(
         (name for name in ("chat_template", "suffix", "truncate_prompt_tokens") if options.get(name)), ""
     )
 
 
 def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the chat template is given; the effort is told to it as what a client may add is."""
+    """Return the arguments of the chat template; `reasoning_effort` becomes one of `chat_template_kwargs`."""
     given = {name: options[name] for name in _TEMPLATE if name in options}
     if "reasoning_effort" in options:
         more = object_of(given.get("chat_template_kwargs"))
@@ -104,24 +104,24 @@ def template_of(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def functions(options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what was offered before there were tools."""
+    """Return the offered functions: the protocol's older form of tools."""
     offered = options.get("functions")
     return [object_of(one) for one in offered] if isinstance(offered, list) else []
 
 
 def may_be_cut(options: Mapping[str, Any], finish_reason: str) -> bool:
-    """Return whether a text may end where a stop sequence of the client began, and thus within a token, or before any."""
+    """Return whether a client's stop sequence may have cut the text, possibly within a token or before the first one."""
     return bool(options.get("stop")) and finish_reason in {"", "stop"}
 
 
 def ended_itself(options: Mapping[str, Any], finish_reason: str) -> bool | None:
-    """Return whether the model chose the end; None where a sequence of the client may have, or nobody tells."""
+    """Return whether the model ended the answer; None if unknown, or if a client's stop sequence may have."""
     if finish_reason in _ENDED:
         return None if options.get("stop") or options.get("stop_token_ids") else True
     return False if finish_reason == "length" else None
 
 
 def wanted_choices(options: Mapping[str, Any]) -> int:
-    """Return how many answers were asked for to each prompt."""
+    """Return the number of answers asked for each prompt."""
     n = options.get("n")
     return n if type(n) is int and n > 0 else 1

@@ -1,7 +1,7 @@
-"""What is said of the tokens of an answer, and the runtimes that score served tokens under a language model.
+"""The records for scoring served tokens under a language model (teacher forcing).
 
-Two answers that were sampled freely tell little of a quantised model. So the reference is given the prompt together with
-the tokens that were *served*, and says how likely it holds each of them (teacher forcing): one pass for an answer.
+Two freely sampled answers say little about a quantised model. So the reference gets the prompt together with the tokens
+that were *served*, and computes the likelihood of each of them, in one pass for an answer.
 """
 
 import math
@@ -18,43 +18,43 @@ from quantdrift.shadow.tensors.arrays import Array
 
 SCORES: Final = "scores"
 ANSWER: Final = "answer"
-ASKED: Final = "asked"
+REQUEST: Final = "request"
 PROMPT: Final = "prompt"
 _OBJECT: Final = np.dtype(object)
-UNTOLD: Final = np.empty(0)
-UNTOLD.flags.writeable = False
+UNKNOWN: Final = np.empty(0)
+UNKNOWN.flags.writeable = False
 
 
 class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An answer that is to be scored, with what it answers. Ids of tokens go before texts.
+    """An answer to score, with its prompt. Token ids take precedence over texts.
 
     Parameters
     ----------
     messages, tools
         Of a chat, as they were sent.
     template
-        What else the chat template is given, by name.
+        Further arguments of the chat template, by name.
     prompt
-        Text to go on from, where it is no chat.
+        Text to complete, if it is not a chat.
     prompt_ids
-        Tokens of the prompt, as the candidate had them.
+        Tokens of the prompt, as the candidate had them; None if unknown.
     n_prompt_tokens
-        How many tokens the candidate made of the prompt; None where that is not told.
+        Number of tokens of the candidate's prompt; None if unknown.
     add_special_tokens
-        Whether special tokens, such as a beginning, are added to `prompt`.
+        Whether special tokens, such as a start token, are added to `prompt`.
     served
-        The answer's text; None where its text is not all that was generated, and so cannot be made into tokens.
+        The answer's text; None if the text is not all that was generated, so that it cannot be tokenised.
     served_ids
-        Tokens of the answer.
+        Tokens of the answer; None if unknown.
     is_cut
-        Whether `served` may end within a token: the last one that is made of it is then not what was generated.
-    is_copied
-        Whether a copy of the candidate is to tell the log-probabilities that were not served.
+        Whether `served` may end within a token: its last token is then not what was generated.
+    ask_replica
+        Whether a replica of the candidate is to compute the log-probabilities that were not served.
     is_ended
-        Whether the candidate ended it of itself, and no limit did; None where a sequence of the client may have done so, or
-        where that is not told.
-    own
-        How the reference is to answer itself; None where it is not to.
+        Whether the model ended the answer itself, and no limit did; None if unknown, or if a client's stop sequence may
+        have.
+    free_answer
+        The request for a free-running answer of the reference; None if it is not to generate one.
     """
 
     messages: tuple[dict[str, Any], ...] = ()
@@ -67,39 +67,39 @@ class ScoringRequest(msgspec.Struct, frozen=True, kw_only=True):
     served: str | None = None
     served_ids: tuple[int, ...] | None = None
     is_cut: bool = False
-    is_copied: bool = False
+    ask_replica: bool = False
     is_ended: bool | None = None
-    own: FreeAnswerRequest | None = None
+    free_answer: FreeAnswerRequest | None = None
 
 
 class Scores(msgspec.Struct, frozen=True, kw_only=True):
-    """How likely one model holds each token of an answer, given all before it.
+    """The likelihood of each token of an answer under one model, given all tokens before it.
 
     Parameters
     ----------
     tokens
-        The tokens, as they are spelt.
+        The spellings of the tokens.
     ids
-        Their ids; empty where they are not told.
+        Their ids; empty if unknown.
     logprobs
-        (tokens,), float64, nats; not a number where it is not told.
+        (tokens,), float64, nats; NaN where unknown.
     ranks
-        (tokens,), float64, 1 for the likeliest; not a number where it is not told.
+        (tokens,), float64, 1 for the most likely token; NaN where unknown.
     top_tokens
-        The likeliest at each place, as they are spelt; all rows of one length, filled up with empty ones.
+        The most likely tokens at each position, as spelt; all rows have one length, padded with empty ones.
     top_ids
-        (tokens, k), int64, -1 where it is not told.
+        (tokens, k), int64, -1 where unknown.
     top_logprobs
-        (tokens, k), float64, nats; not a number where a row is filled up. In any order.
+        (tokens, k), float64, nats; NaN where padded. In any order.
     ends, ends_upper
-        (tokens,) or without the last one, float64: how likely the model would have ended at each place where the candidate
-        went on, at least and at most; not a number where that is not told. Empty where it does not know what ends an answer.
+        (tokens,) or without the last one, float64: lower and upper bound of the probability of ending at each position where
+        the candidate went on; NaN where unknown. Empty if the model's end tokens are unknown.
     end_p
-        How likely it would have ended where the candidate did; not a number where that did not, or it is not told.
+        The probability of ending where the candidate ended; NaN if the candidate did not end itself, or it is unknown.
     copy
-        Of a reference's scores: what a copy of the candidate says of the same tokens; None where it was not asked.
-    own
-        Of a reference's scores: what it answers itself; None where it was not asked.
+        In a reference's scores: the scores of the candidate's replica for the same tokens; None if it was not asked.
+    free_answer
+        In a reference's scores: its free-running answer; None if none was requested.
     """
 
     tokens: tuple[bytes, ...]
@@ -109,14 +109,14 @@ class Scores(msgspec.Struct, frozen=True, kw_only=True):
     top_tokens: tuple[tuple[bytes, ...], ...]
     top_ids: npt.NDArray[np.int64]
     top_logprobs: npt.NDArray[np.float64]
-    ends: npt.NDArray[np.float64] = UNTOLD
-    ends_upper: npt.NDArray[np.float64] = UNTOLD
+    ends: npt.NDArray[np.float64] = UNKNOWN
+    ends_upper: npt.NDArray[np.float64] = UNKNOWN
     end_p: float = math.nan
     copy: "Scores | None" = None
-    own: FreeAnswer | None = None
+    free_answer: FreeAnswer | None = None
 
 
-NOTHING: Final = Scores(
+NO_SCORES: Final = Scores(
     tokens=(),
     ids=(),
     logprobs=np.empty(0),
@@ -127,17 +127,15 @@ NOTHING: Final = Scores(
 )
 
 
-class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of a prompt, and those of the answer to be scored: at least one of each.
+class TokenRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens of a prompt and of the answer to score: at least one of each.
 
     Parameters
     ----------
-    prompt, served
-        The tokens.
     is_ended
-        Whether the last one is the end.
+        Whether the last token of `served` is an end token.
     is_added
-        Whether that end is none that was served: it is there to be asked about, and no part of the scores.
+        Whether that end token was not served: it is appended to get its probability, and removed from the scores.
     """
 
     prompt: tuple[int, ...]
@@ -146,20 +144,22 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     is_added: bool = False
 
 
-def refused(detail: str) -> QuarantineError:
-    """Return the error that says that a reference cannot score this, and why."""
+def replay_error(detail: str) -> QuarantineError:
+    """Return the error for a request that a reference cannot score."""
     return QuarantineError(QuarantineReason.REPLAY, detail[:300])
 
 
-def without_own(inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return inputs of which the same is computed again, but for the reference's own answers."""
-    if ASKED not in inputs:
+def without_free_answer(inputs: Mapping[str, Array]) -> dict[str, Array]:
+    """Return the inputs without requests for free-running answers, for a repeated computation."""
+    if REQUEST not in inputs:
         return dict(inputs)
     asked = [
-        msgspec.structs.replace(one, own=None) if isinstance(one, ScoringRequest) and one.own else one
-        for one in inputs[ASKED].tolist()
+        msgspec.structs.replace(one, free_answer=None)
+        if isinstance(one, ScoringRequest) and one.free_answer
+        else one
+        for one in inputs[REQUEST].tolist()
     ]
-    return {**inputs, ASKED: objects(asked)}
+    return {**inputs, REQUEST: objects(asked)}
 
 
 def objects(records: Sequence[Any]) -> Array:

@@ -1,1 +1,1 @@
-"""From the stream to the database: read, validate, batch, replay, assess, store, acknowledge."""
+"""The pipeline from the stream to the database: read, validate, batch, replay, assess, store, acknowledge."""

@@ -1,4 +1,4 @@
-"""From a batch of cases to what is stored of it: divergences, features and slices per item."""
+"""The assessment of a batch: from classified messages to the rows to store, with divergences, features and slices per item."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
@@ -9,7 +9,7 @@ from quantdrift.core.clock import SystemClock
 from quantdrift.core.config.schema import Config
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.slices import SliceAssigner, SliceKey
-from quantdrift.shadow.pipeline.classify import Case, set_aside
+from quantdrift.shadow.pipeline.classify import Case, quarantine
 from quantdrift.shadow.replay.config_warnings import ConfigWarnings
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
@@ -31,16 +31,16 @@ from quantdrift.storage.shadow.rows import (
 
 
 class BatchInProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch on its way through the steps.
+    """A batch between two steps of the assessment.
 
     Parameters
     ----------
     cases
-        All of it.
+        All messages of the batch, classified.
     assembled
-        What is to be replayed, or None where nothing is.
+        The exchanges to replay; None if the batch has none.
     features
-        Of each item of that, in order.
+        The features of each item of `assembled`, in order.
     """
 
     cases: tuple[Case, ...]
@@ -53,8 +53,8 @@ class BatchInProgress(msgspec.Struct, frozen=True, kw_only=True):
         return () if self.assembled is None else self.assembled.batch
 
 
-class _Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange that was compared, with the slices and features of its items."""
+class _SlicedExchange(msgspec.Struct, frozen=True, kw_only=True):
+    """A compared exchange with the slices and features of its items."""
 
     case: PreparedExchange
     outcome: ReplayResult
@@ -64,27 +64,28 @@ class _Placed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Assessor:
-    """Assesses batches. It remembers which slices were met, so one thread uses it; only `replay` may have another.
+    """Assesses batches.
+
+    Not thread-safe, because it remembers which slices it has seen: one thread calls it. Only `replay` may run in a second
+    thread.
 
     Parameters
     ----------
-    config
-        Models and slices.
     worker
-        Name of this worker in the record.
+        Name of this worker in the database.
     known
-        Slices met before, from the record.
+        Slices seen before, from the database.
     noise
-        Measures the noise of references and candidates; without it nobody does.
+        Measures the noise of references and candidates; None: noise is not measured.
 
     Attributes
     ----------
     learned
-        Puts items into learned slices.
+        Assigns items to learned slices.
     noise
-        As given.
-    doubts
-        What the references' outputs say against the configuration.
+        The noise measurement.
+    config_warnings
+        Options that do not fit the references' outputs.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Assessor:
     ) -> None:
         self.learned = ClusterSlices(config)
         self.noise = noise or Noise(0.0, SystemClock())
-        self.doubts = ConfigWarnings()
+        self.config_warnings = ConfigWarnings()
         self._config = config
         self._worker = worker
         self._known = tuple(known)
@@ -100,38 +101,38 @@ class Assessor:
         self._discovered: ByModel = {}
 
     def watch_discovered(self, slices: ByModel) -> None:
-        """Put items into these discovered slices from the next exchange on; called from any thread."""
+        """Use these discovered slices from the next exchange on. Any thread may call it."""
         self._discovered = slices
 
     def overflow(self) -> dict[str, int]:
-        """Return, per model, how many items went to `other` so far."""
+        """Return how many items of each model were counted in the slice `other`, since the start."""
         return {
             model: assigner.overflow + self.learned.overflow.get(model, 0)
             for model, assigner in self._assigners.items()
         }
 
     def assess(self, batch: Sequence[Case], at: datetime) -> StoreBatch:
-        """Replay and compare what can be, and return everything that is to be stored: all steps below.
+        """Run all steps on a batch, and return everything to store.
 
         Parameters
         ----------
         batch
-            Cases; those to be replayed share one signature.
+            Classified messages; those to replay share one signature.
         at
             When they were read.
 
         Raises
         ------
         BrokenRuntimeError
-            A reference computes nothing any more.
+            The reference no longer computes anything.
         RetryError
-            It is away.
+            The reference's server is unreachable.
         """
-        begun = self.begin(batch)
-        return self.record(begun, self.compare(begun, self.replay(begun)), at)
+        in_progress = self.begin(batch)
+        return self.record(in_progress, self.compare(in_progress, self.replay(in_progress)), at)
 
     def begin(self, batch: Sequence[Case]) -> BatchInProgress:
-        """Return a batch that is ready to be replayed, with the features of its items."""
+        """Return the batch, ready to replay, with the features of its items."""
         prepared = tuple(case for case in batch if isinstance(case, PreparedExchange))
         if not prepared:
             return BatchInProgress(cases=tuple(batch), assembled=None, features=())
@@ -140,62 +141,65 @@ class Assessor:
             cases=tuple(batch), assembled=assembled, features=tuple(self._features(assembled))
         )
 
-    def replay(self, begun: BatchInProgress) -> list[Answer]:
-        """Return what the reference gives for each exchange. It may run beside all other steps.
+    def replay(self, in_progress: BatchInProgress) -> list[Answer]:
+        """Return the reference's answer to each exchange. It may run at the same time as all other steps.
 
         Raises
         ------
         BrokenRuntimeError
-            The reference computes nothing any more.
+            The reference no longer computes anything.
         RetryError
-            It is away.
+            The reference's server is unreachable.
         """
-        if begun.assembled is None:
+        if in_progress.assembled is None:
             return []
         with self.noise.timed():
-            return replay(begun.assembled, most_items=self._config.shadow.batch_items)
+            return replay(in_progress.assembled, most_items=self._config.shadow.batch_items)
 
-    def compare(self, begun: BatchInProgress, outputs: Sequence[Answer]) -> list[Outcome]:
-        """Return what came of each exchange that was replayed."""
-        outcomes = compare(begun.prepared, outputs)
-        self.noise.choose(begun.prepared, outputs, outcomes)
-        self.doubts.look(begun.prepared, outputs)
+    def compare(self, in_progress: BatchInProgress, outputs: Sequence[Answer]) -> list[Outcome]:
+        """Return the result of each replayed exchange: divergences, or why the exchange is quarantined."""
+        outcomes = compare(in_progress.prepared, outputs)
+        self.noise.choose(in_progress.prepared, outputs, outcomes)
+        self.config_warnings.check(in_progress.prepared, outputs)
         return outcomes
 
-    def record(self, begun: BatchInProgress, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
-        """Put items into slices, and return everything that is to be stored.
+    def record(self, in_progress: BatchInProgress, outcomes: Sequence[Outcome], at: datetime) -> StoreBatch:
+        """Assign items to slices, and return everything to store.
 
         Parameters
         ----------
-        begun, outcomes
-            The batch, and what came of it.
+        in_progress, outcomes
+            The batch, and the result of each of its replayed exchanges.
         at
             When it was read.
         """
-        quarantined = [case for case in begun.cases if isinstance(case, Quarantined)]
-        placed: list[_Placed] = []
+        quarantined = [case for case in in_progress.cases if isinstance(case, Quarantined)]
+        sliced: list[_SlicedExchange] = []
         vectors: list[VectorRow] = []
-        features = iter(begun.features)
-        for case, outcome in zip(begun.prepared, outcomes, strict=True):
+        features = iter(in_progress.features)
+        for case, outcome in zip(in_progress.prepared, outcomes, strict=True):
             of_items = [next(features) for _ in range(case.n_items)]
             if isinstance(outcome, QuarantineError):
-                quarantined.append(set_aside(case.stream_sequence, case.payload, case.exchange, outcome))
+                quarantined.append(quarantine(case.stream_sequence, case.payload, case.exchange, outcome))
                 continue
-            one, kept = self._placed(case, outcome, of_items, at)
-            placed.append(one)
+            one, kept = self._put_into_slices(case, outcome, of_items, at)
+            sliced.append(one)
             vectors += kept
-        runtimes = {case.judge.runtime.artefact.digest: case.judge.runtime for case in begun.prepared}
+        runtimes = {
+            case.version_reference.runtime.artefact.digest: case.version_reference.runtime
+            for case in in_progress.prepared
+        }
         return StoreBatch(
             worker=self._worker,
             at=at,
-            compared=tuple(_compared(placed)),
+            compared=tuple(_compared(sliced)),
             quarantined=tuple(quarantined),
-            unreferenced=tuple(case for case in begun.cases if isinstance(case, Unreferenced)),
+            unreferenced=tuple(case for case in in_progress.cases if isinstance(case, Unreferenced)),
             references={digest: _json(runtime.artefact) for digest, runtime in runtimes.items()},
             provenance=next((_json(replayed_by(runtime)) for runtime in runtimes.values()), "{}"),
             vectors=tuple(vectors),
             noise=self.noise.take(),
-            doubts=self.doubts.take(),
+            doubts=self.config_warnings.take(),
         )
 
     def _features(self, assembled: AssembledBatch) -> list[dict[str, float]]:
@@ -206,19 +210,19 @@ class Assessor:
             return [{} for _ in range(assembled.n_items)]
         return features_of(rules, assembled.inputs)
 
-    def _placed(
+    def _put_into_slices(
         self,
         case: PreparedExchange,
         outcome: ReplayResult,
         features: Sequence[dict[str, float]],
         at: datetime,
-    ) -> tuple[_Placed, tuple[VectorRow, ...]]:
-        """Return an exchange in its slices, and which of its vectors are kept."""
+    ) -> tuple[_SlicedExchange, tuple[VectorRow, ...]]:
+        """Return the exchange with its slices, and the vectors to store."""
         exchange = case.exchange
-        learned = self.learned.learn(
-            model=case.judge.model,
+        learned = self.learned.assign(
+            model=case.version_reference.model,
             exchange=exchange,
-            digest=case.judge.runtime.artefact.digest,
+            digest=case.version_reference.runtime.artefact.digest,
             embedding=outcome.embedding,
             features=features,
             at=at,
@@ -232,26 +236,26 @@ class Assessor:
             (*assigner.assign(exchange.attributes, of_item), *of_learned)
             for of_item, of_learned in zip(features, learned.slices, strict=True)
         ]
-        placed = _Placed(
+        sliced = _SlicedExchange(
             case=case, outcome=outcome, slices=slices, features=features, clustering=learned.version
         )
-        return placed, learned.vectors
+        return sliced, learned.vectors
 
 
-def _compared(placed: Sequence[_Placed]) -> Iterator[ComparedExchange]:
-    """Return what is stored of exchanges; those that were compared together are made into rows together."""
-    together: dict[int, list[_Placed]] = {}
-    for one in placed:
-        together.setdefault(id(one.outcome.everything), []).append(one)
+def _compared(sliced: Sequence[_SlicedExchange]) -> Iterator[ComparedExchange]:
+    """Return the rows of each exchange; exchanges that were compared together become rows together."""
+    together: dict[int, list[_SlicedExchange]] = {}
+    for one in sliced:
+        together.setdefault(id(one.outcome.batch_divergences), []).append(one)
     items: dict[int, tuple[ComparedItem, ...]] = {}
     for key, ones in together.items():
         items[key] = items_of(
-            ones[0].outcome.everything,
+            ones[0].outcome.batch_divergences,
             slices=[of_item for one in ones for of_item in one.slices],
             features=[of_item for one in ones for of_item in one.features],
             clusterings=[one.clustering for one in ones for _ in one.features],
         )
-    for one in placed:
+    for one in sliced:
         exchange, rows = one.case.exchange, one.outcome.rows
         yield ComparedExchange(
             stream_sequence=one.case.stream_sequence,
@@ -260,9 +264,9 @@ def _compared(placed: Sequence[_Placed]) -> Iterator[ComparedExchange]:
             version=VersionKey(
                 model=exchange.model,
                 candidate_version=exchange.version,
-                reference_digest=one.case.judge.runtime.artefact.digest,
+                reference_digest=one.case.version_reference.runtime.artefact.digest,
             ),
-            items=items[id(one.outcome.everything)][rows.start : rows.stop],
+            items=items[id(one.outcome.batch_divergences)][rows.start : rows.stop],
         )
 
 

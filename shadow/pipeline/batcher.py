@@ -1,4 +1,4 @@
-"""Groups what can be replayed together, and bounds how long and how much is waiting."""
+"""Batches of exchanges that can be replayed together, with bounds on their wait and their memory."""
 
 from collections.abc import Hashable
 from typing import Generic, TypeVar
@@ -9,14 +9,14 @@ Entry = TypeVar("Entry")
 class Batcher(Generic[Entry]):
     """Collects entries by key until a batch is full or has waited long enough.
 
-    It decides only: the caller hands in the time and takes the batches.
+    It does no I/O: the caller passes the time and takes the batches.
 
     Parameters
     ----------
     max_items
-        Items in a batch; an entry with more is a batch by itself.
+        Most items in a batch; an entry with more becomes a batch of its own.
     max_bytes
-        Most that waits here in all; above it everything goes.
+        Most bytes that wait here; above it all batches are returned.
     delay_s
         Longest wait of an entry.
     """
@@ -34,16 +34,12 @@ class Batcher(Generic[Entry]):
     def add(
         self, key: Hashable, entry: Entry, *, n_items: int, n_bytes: int, now_s: float
     ) -> list[list[Entry]]:
-        """Take an entry; return the batches that are complete with it, oldest first.
+        """Add an entry; return the batches that it completes, oldest first.
 
         Parameters
         ----------
         key
             Entries with equal keys can be replayed together.
-        entry
-            What is collected.
-        n_items, n_bytes
-            Its size.
         now_s
             Monotonic time.
         """
@@ -63,15 +59,15 @@ class Batcher(Generic[Entry]):
 
     def due(self, now_s: float) -> list[list[Entry]]:
         """Return the batches that have waited long enough by `now_s`, oldest first."""
-        ripe = sorted((due_s, i, key) for i, (key, due_s) in enumerate(self._due_s.items()) if due_s <= now_s)
-        return [batch for _, _, key in ripe for batch in self._take(key)]
+        due = sorted((due_s, i, key) for i, (key, due_s) in enumerate(self._due_s.items()) if due_s <= now_s)
+        return [batch for _, _, key in due for batch in self._take(key)]
 
     def flush(self) -> list[list[Entry]]:
-        """Return everything that waits, oldest first."""
+        """Return all waiting batches, oldest first."""
         return [batch for key in list(self._open) for batch in self._take(key)]
 
     def wait_s(self, now_s: float) -> float:
-        """Return how long to wait, from `now_s`, until a batch is due; the whole delay where nothing waits."""
+        """Return the time from `now_s` until a batch is due; the whole delay if none waits."""
         return max(min(self._due_s.values(), default=now_s + self._delay_s) - now_s, 0.0)
 
     def _take(self, key: Hashable) -> list[list[Entry]]:

@@ -1,9 +1,9 @@
-"""What becomes of a message: replayed, counted, or set aside."""
+"""The classification of a message: to be replayed, only counted, or quarantined."""
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.language.from_exchange import embedded, served
+from quantdrift.shadow.language.from_exchange import embedding_inputs, scoring_inputs
 from quantdrift.shadow.pipeline.validate import read_exchange
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
@@ -13,29 +13,25 @@ from quantdrift.storage.shadow.rows import Quarantined, Unreferenced, VersionKey
 Case = PreparedExchange | Quarantined | Unreferenced
 
 
-def triage(
+def classify(
     payload: bytes, *, sequence: int, n_delivered: int, max_deliveries: int, references: References
 ) -> Case:
-    """Decide on one message.
+    """Classify one message.
 
     Parameters
     ----------
-    payload
-        The message.
     sequence
-        Its place in the stream.
+        Its sequence number in the stream.
     n_delivered, max_deliveries
-        How often it was delivered, this time included, and how often it may be. Above that it is set aside
-        unread: whatever it does to a worker, it has done it often enough.
-    references
-        Which reference answers for which version.
+        How often it was delivered, this time included, and how often it may be. Above the limit it is quarantined
+        unread, because it may crash the worker that reads it.
     """
     if n_delivered > max_deliveries:
         return Quarantined(
             stream_sequence=sequence,
             payload=payload,
             reason=QuarantineReason.POISON,
-            detail=f"delivered {n_delivered - 1} times without ever being finished",
+            detail=f"delivered {n_delivered - 1} times, and no worker finished it",
         )
     try:
         exchange = read_exchange(payload)
@@ -43,40 +39,40 @@ def triage(
         return Quarantined(
             stream_sequence=sequence, payload=payload, reason=error.reason, detail=error.detail
         )
-    judge = references.find(exchange.model, exchange.version)
-    if judge is None:
+    version_reference = references.find(exchange.model, exchange.version)
+    if version_reference is None:
         key = VersionKey(model=exchange.model, candidate_version=exchange.version, reference_digest="")
         return Unreferenced(version=key, captured_at=exchange.captured_at)
     candidate = None
     try:
-        if judge.model.task is Task.GENERATION:
-            inputs, candidate = served(
+        if version_reference.model.task is Task.GENERATION:
+            inputs, candidate = scoring_inputs(
                 exchange,
-                judge.model.generation,
-                copied=judge.is_copied(exchange.version),
+                version_reference.model.generation,
+                has_replica=version_reference.has_replica(exchange.version),
             )
         else:
             openai = exchange.protocol == Protocol.OPENAI_EMBEDDINGS
             inputs = fit_inputs(
-                embedded(exchange) if openai else exchange.inputs,
-                judge.runtime.inputs,
-                batched=judge.model.batched,
-                mapping=judge.reference.inputs,
+                embedding_inputs(exchange) if openai else exchange.inputs,
+                version_reference.runtime.inputs,
+                batched=version_reference.model.batched,
+                mapping=version_reference.reference.inputs,
             )
     except QuarantineError as error:
-        return set_aside(sequence, payload, exchange, error)
+        return quarantine(sequence, payload, exchange, error)
     return PreparedExchange(
         stream_sequence=sequence,
         payload=payload,
         exchange=exchange,
-        judge=judge,
+        version_reference=version_reference,
         inputs=inputs,
         candidate=candidate,
     )
 
 
-def set_aside(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:
-    """Return the quarantine's record of an exchange that could be read."""
+def quarantine(sequence: int, payload: bytes, exchange: Exchange, error: QuarantineError) -> Quarantined:
+    """Return the quarantine row of an exchange that could be decoded."""
     return Quarantined(
         stream_sequence=sequence,
         payload=payload,

@@ -1,7 +1,7 @@
-"""Counts what expired in the stream before a worker was done with it.
+"""The count of samples that expired in the stream before a worker had finished them.
 
-The stream says nothing of what it forgets. What it holds no more and no worker is done with has expired; every worker
-asks, one at a time counts, and what was found is in the record with the tallies.
+JetStream does not report expired messages. A sample has expired if the stream no longer holds it and no worker has
+finished it. Every worker checks, one at a time counts, and the result is stored with the tallies.
 """
 
 import logging
@@ -16,25 +16,17 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.expiries import count_expired
 
 _LOG = logging.getLogger(__name__)
-_LOOK_S = 5.0
-_SKEW = timedelta(seconds=1)  # of the servers of a cluster: the two streams may have different leaders
+_COUNT_S = 5.0
+_SKEW = timedelta(seconds=1)  # between the clocks of a cluster: the two streams may have different leaders
 
 
 class ExpiredCount:
-    """Counts again and again. One task calls `turn`.
+    """Counts expired samples. One task calls `count_and_wait` in a loop.
 
     Parameters
     ----------
-    queue
-        Tells what the stream holds no more.
-    database
-        The record.
     worker
-        Name of this worker in the record.
-    meters
-        Told what was found.
-    stop
-        Whether the process is to end.
+        Name of this worker in the database.
     """
 
     def __init__(
@@ -46,13 +38,13 @@ class ExpiredCount:
         self._meters = meters
         self._stop = stop
 
-    async def turn(self) -> None:
-        """Count once, and wait."""
+    async def count_and_wait(self) -> None:
+        """Count once, then wait for a few seconds."""
         try:
             await self._count()
         except (RetryError, OperatorError) as error:
-            _LOG.debug("what has expired is not counted now: %s", error)
-        await self._stop.wait(_LOOK_S)
+            _LOG.debug("could not count expired samples, trying again in %g s: %s", _COUNT_S, error)
+        await self._stop.wait(_COUNT_S)
 
     async def _count(self) -> None:
         gone_until = (await read_backlog(self._queue)).gone_until
@@ -64,8 +56,8 @@ class ExpiredCount:
             n = sum(one.n for one in found if one.model == model)
             if n > 0:
                 _LOG.warning(
-                    "%d samples of %s expired in the stream before they were replayed: add workers or raise"
-                    " stream.max_age_s",
+                    "%d samples of model %s expired in the stream before they were replayed: add shadow workers or"
+                    " raise stream.max_age_s",
                     n,
                     model,
                 )

@@ -1,12 +1,13 @@
-"""Whose batch is replayed next: deficit round robin over models, by the time that their replays take.
+"""The scheduler that picks the next batch to replay: deficit round robin over models, by replay time.
 
 Shreedhar & Varghese, "Efficient fair queueing using deficit round robin", IEEE/ACM Transactions on Networking 4(3), 1996,
-with one change: what a batch costs is known only afterwards. A model is served while it has no debt, what it took is
-then subtracted, and a debt is paid off over the next rounds. While a batch is on its way it is charged what batches of
-its model took lately.
+with one change: the cost of a batch is known only after its replay. A model is served while it has no debt. The time that
+its batch took is then subtracted, and a debt is paid off over the next rounds. Until a batch has been replayed, the model
+is charged the recent average of its batches.
 
-Between two models that always have something waiting, replay time divides as their shares, to within one round and one
-batch of each; one that has little gets all it asks for. Nothing is lost to a model that has nothing waiting.
+Between two models that always have a batch waiting, replay time divides in proportion to their shares, to within one
+round and one batch of each. A model with little traffic gets all the time it asks for, and a model without a waiting
+batch reserves none.
 """
 
 import math
@@ -20,16 +21,16 @@ from quantdrift.core.config.schema import Model
 QUANTUM_S: Final = 0.05
 _BURST_S: Final = 1.0
 _ROUNDING_S: Final = 1e-9
-_FORGET: Final = 0.25  # weight of the newest batch in what a batch is expected to take
+_FORGET: Final = 0.25  # weight of the newest batch in the expected duration
 
 
 class ShareTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model is entitled to.
+    """The share of replay time that a model is entitled to.
 
     Parameters
     ----------
     share
-        Its weight, > 0.
+        Weight, > 0.
     max_ratio
         Most seconds of replay per second; 0: no limit.
     """
@@ -39,22 +40,20 @@ class ShareTerms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def terms_of(models: Iterable[Model]) -> dict[str, ShareTerms]:
-    """Return what each configured model is entitled to."""
+    """Return the terms of each configured model."""
     return {model.name: ShareTerms(share=model.share, max_ratio=model.max_replay_ratio) for model in models}
 
 
 class ReadyBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that may be replayed.
+    """The permission to replay one batch of a model.
 
     Parameters
     ----------
-    lane
-        Whose.
     expected_s
-        What was charged for it already.
+        The time already charged for it.
     """
 
-    lane: str
+    model: str
     expected_s: float
 
 
@@ -77,77 +76,77 @@ class _Account:
         self.allowance_s -= spent_s
 
     def wait_s(self) -> float:
-        """Return how long until its budget allows another batch; 0 where it has none, or it does now."""
+        """Return the time until the budget allows another batch; 0 if it allows one now, or there is no budget."""
         if not self.terms.max_ratio or self.allowance_s > 0:
             return 0.0
         return -self.allowance_s / self.terms.max_ratio + 1e-6
 
 
 class FairShare:
-    """Decides; the caller hands in the time.
+    """Picks the model whose batch is replayed next. It does no I/O: the caller passes the time.
 
     Parameters
     ----------
     terms
-        Of each lane; one that is not named has the default.
+        By model; a model without an entry gets the default.
     """
 
     def __init__(self, terms: Mapping[str, ShareTerms]) -> None:
-        self._accounts = {lane: _Account(one) for lane, one in terms.items()}
+        self._accounts = {model: _Account(one) for model, one in terms.items()}
         self._waiting: dict[str, None] = {}  # in the order of the round
 
-    def put(self, lane: str) -> None:
-        """Note that a batch of `lane` waits."""
-        self._accounts.setdefault(lane, _Account(ShareTerms()))
-        self._waiting.setdefault(lane)
+    def put(self, model: str) -> None:
+        """Note that a batch of `model` waits."""
+        self._accounts.setdefault(model, _Account(ShareTerms()))
+        self._waiting.setdefault(model)
 
-    def take(self, now_s: float, *, among: Collection[str], within: bool = True) -> ReadyBatch | None:
-        """Return whose batch is next, or None where none may be replayed now.
+    def take(self, now_s: float, *, among: Collection[str], keep_budgets: bool = True) -> ReadyBatch | None:
+        """Return the next batch to replay, or None if none may be replayed now.
 
         Parameters
         ----------
         now_s
             Monotonic time.
         among
-            Lanes that may have their turn, of those with a batch that waits.
-        within
-            Keep to the budgets.
+            Models to choose from, of those with a waiting batch.
+        keep_budgets
+            Whether `max_ratio` applies.
         """
         allowed = []
-        for lane in self._waiting:
-            account = self._accounts[lane]
+        for model in self._waiting:
+            account = self._accounts[model]
             account.refill(now_s)
-            if lane in among and (not within or not account.wait_s()):
-                allowed.append(lane)
+            if model in among and (not keep_budgets or not account.wait_s()):
+                allowed.append(model)
         if not allowed:
             return None
-        # As many rounds as it takes until somebody has no debt, and from there in order.
-        rounds = min(self._rounds(lane) for lane in allowed)
-        for lane in allowed:
-            self._accounts[lane].credit_s += rounds * QUANTUM_S * self._accounts[lane].terms.share
-        lane = next(lane for lane in allowed if self._accounts[lane].credit_s >= -_ROUNDING_S)
-        account = self._accounts[lane]
-        del self._waiting[lane]
+        # Skip ahead to the first round in which a model has no debt, and serve in order from there.
+        rounds = min(self._rounds(model) for model in allowed)
+        for model in allowed:
+            self._accounts[model].credit_s += rounds * QUANTUM_S * self._accounts[model].terms.share
+        model = next(model for model in allowed if self._accounts[model].credit_s >= -_ROUNDING_S)
+        account = self._accounts[model]
+        del self._waiting[model]
         account.charge(account.expected_s)
-        return ReadyBatch(lane=lane, expected_s=account.expected_s)
+        return ReadyBatch(model=model, expected_s=account.expected_s)
 
     def wait_s(self, now_s: float) -> float | None:
-        """Return how long until a budget allows a batch that waits; None where none waits."""
-        for lane in self._waiting:
-            self._accounts[lane].refill(now_s)
-        return min((self._accounts[lane].wait_s() for lane in self._waiting), default=None)
+        """Return the time until a budget allows a waiting batch; None if no batch waits."""
+        for model in self._waiting:
+            self._accounts[model].refill(now_s)
+        return min((self._accounts[model].wait_s() for model in self._waiting), default=None)
 
-    def settle(self, turn: ReadyBatch, spent_s: float) -> None:
-        """Charge what a batch really took."""
-        account = self._accounts[turn.lane]
-        account.charge(spent_s - turn.expected_s)
+    def correct_charge(self, ready: ReadyBatch, spent_s: float) -> None:
+        """Replace the expected time of a replayed batch by the time that it took."""
+        account = self._accounts[ready.model]
+        account.charge(spent_s - ready.expected_s)
         account.expected_s += _FORGET * (spent_s - account.expected_s)
 
-    def rest(self) -> None:
-        """Forget credit and debts: nothing waits, and nothing is on its way."""
+    def reset(self) -> None:
+        """Clear credits and debts. Called when no batch waits or is in flight."""
         for account in self._accounts.values():
             account.credit_s = 0.0
 
-    def _rounds(self, lane: str) -> int:
-        account = self._accounts[lane]
+    def _rounds(self, model: str) -> int:
+        account = self._accounts[model]
         return max(math.ceil(-account.credit_s / (QUANTUM_S * account.terms.share)), 0)

@@ -1,4 +1,4 @@
-"""The deliveries that a worker has in hand: kept alive on the stream while work on them goes on."""
+"""The deliveries in flight: messages that a worker has fetched and not yet acknowledged, kept alive on the stream."""
 
 import contextlib
 from collections.abc import Iterable, Sequence
@@ -8,30 +8,31 @@ from quantdrift.core.stream.connection import Delivery
 
 
 class InFlight:
-    """Knows what is in hand. All of it belongs to one event loop."""
+    """The set of deliveries in flight. One event loop uses it."""
 
     def __init__(self) -> None:
-        self._held: set[Delivery] = set()  # not by sequence: a stream that is made anew counts from 1 again
+        self._deliveries: set[Delivery] = set()  # not by sequence: a recreated stream counts from 1 again
 
-    def take(self, delivery: Delivery) -> None:
-        """Keep a delivery alive from now on."""
-        self._held.add(delivery)
+    def add(self, delivery: Delivery) -> None:
+        """Keep this delivery alive from now on."""
+        self._deliveries.add(delivery)
 
     def release(self, deliveries: Iterable[Delivery]) -> None:
-        """Care for them no more: what was not acknowledged comes again."""
-        self._held.difference_update(deliveries)
+        """Stop keeping these deliveries alive; those that were not acknowledged are delivered again."""
+        self._deliveries.difference_update(deliveries)
 
-    async def beat(self) -> None:
-        """Ask the stream for more time for everything in hand."""
-        for delivery in list(self._held):
-            with contextlib.suppress(RetryError):  # away: it will be delivered again, and stored once
+    async def keep_alive(self) -> None:
+        """Ask the stream for more time for every delivery in flight."""
+        for delivery in list(self._deliveries):
+            with contextlib.suppress(RetryError):  # unreachable: it is delivered again, and stored once
                 await delivery.in_progress()
 
 
 async def acknowledge(deliveries: Sequence[Delivery]) -> None:
-    """Mark deliveries as done; what the stream does not know of comes again and is stored once.
+    """Acknowledge deliveries; one whose acknowledgement is lost is delivered again and stored once.
 
-    Only the last one is confirmed: the server reads what a client sends in order, and has heard of the others then.
+    Only the last acknowledgement is confirmed: the server reads a client's messages in order, so the confirmation covers
+    the others.
     """
     with contextlib.suppress(RetryError):
         for delivery in deliveries[:-1]:
@@ -41,7 +42,7 @@ async def acknowledge(deliveries: Sequence[Delivery]) -> None:
 
 
 async def give_back(deliveries: Iterable[Delivery]) -> None:
-    """Have deliveries given to another worker at once."""
+    """Return deliveries to the stream, which delivers them to another worker at once."""
     for delivery in deliveries:
-        with contextlib.suppress(RetryError):  # away: they come again after `ack_wait_s`
+        with contextlib.suppress(RetryError):  # unreachable: they are delivered again after `ack_wait_s`
             await delivery.nak(0.0)

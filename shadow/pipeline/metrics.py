@@ -1,4 +1,4 @@
-"""What a shadow worker says of itself: instruments, and whether it gets through to its servers."""
+"""The metrics of a shadow worker, and its readiness."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,29 +18,27 @@ READY_S = 30.0
 
 
 class Step(StrEnum):
-    """What is done with a batch, in this order."""
+    """The steps of a batch, in this order; the values are labels of the step-time metric."""
 
-    PULL = "pull"  # fetched from the stream, waiting for messages included
+    PULL = "pull"  # the fetch from the stream, including the wait for messages
     DECODE = "decode"
-    WAIT = "wait"  # for the batch to fill, from its first message on, and for its turn
-    ASSEMBLE = "assemble"  # inputs side by side, and their features
+    WAIT = "wait"  # from the first message until the batch is full and scheduled
+    ASSEMBLE = "assemble"  # concatenate inputs, compute features
     REPLAY = "replay"
-    NOISE = "noise"  # some of earlier batches, replayed again
+    NOISE = "noise"  # replay parts of earlier batches again
     COMPARE = "compare"
-    SLICES = "slices"  # slices, and the rows to be stored
+    SLICES = "slices"  # assign slices, build the rows to store
     STORE = "store"
     ACKNOWLEDGE = "acknowledge"
 
 
 class ShadowMetrics:
-    """Feeds the shadow's instruments.
+    """Updates the shadow's metrics.
 
     Parameters
     ----------
-    meter
-        The role's telemetry.
     clock
-        For the age of what is stored.
+        Dates an exchange when it is stored, for its staleness.
     """
 
     def __init__(self, meter: Telemetry, clock: Clock) -> None:
@@ -64,27 +62,27 @@ class ShadowMetrics:
         self._noise_items = meter.counter(telemetry.NOISE_ITEMS)
         self._measured: Mapping[tuple[str, Side, str], int] = {}
         self._doubts = meter.counter(telemetry.DOUBTS)
-        self._doubted: set[tuple[str, str]] = set()
+        self._config_warned: set[tuple[str, str]] = set()
 
-    def took(self, step: Step, duration_s: float) -> None:
-        """Note how long a batch, or a fetch, was in a step."""
+    def record_step(self, step: Step, duration_s: float) -> None:
+        """Record how long a step of a batch, or a fetch, took."""
         self._steps.record(duration_s, {"step": step.value})
 
     def replayed(self, assembled: AssembledBatch, duration_s: float) -> None:
-        """Note a replay."""
+        """Record a replay."""
         labels = {"model": assembled.batch[0].exchange.model}
         self._replay_time.record(duration_s, labels)
         self._batch_items.record(assembled.n_items, labels)
 
     def assessed(self, overflow: dict[str, int], over_cap: dict[str, int]) -> None:
-        """Note what slices and samples did not hold.
+        """Record items and vectors beyond a limit.
 
         Parameters
         ----------
         overflow
-            Per model how many items went to `other`, from the start.
+            Per model, items in the slice `other`, counted since the start.
         over_cap
-            Per model how many vectors a cap kept from the sample, from the start.
+            Per model, vectors that were not sampled because of `clusters.most_vectors`, counted since the start.
         """
         for model, count in overflow.items():
             self._overflow.add(count - self._overflown.get(model, 0), {"model": model})
@@ -94,17 +92,17 @@ class ShadowMetrics:
         self._over_cap = dict(over_cap)
 
     def compared(self, batch: Sequence[PreparedExchange], outcomes: Sequence[Outcome]) -> None:
-        """Note what became of answers that references were to give themselves."""
+        """Record the outcomes of the references' free-running answers."""
         found: Counter[tuple[str, str]] = Counter()
         for entry, outcome in zip(batch, outcomes, strict=True):
-            if isinstance(outcome, ReplayResult) and "own" in outcome.everything.detail:
-                of_items = outcome.everything.detail["own"][outcome.rows.start : outcome.rows.stop]
+            if isinstance(outcome, ReplayResult) and "own" in outcome.batch_divergences.detail:
+                of_items = outcome.batch_divergences.detail["own"][outcome.rows.start : outcome.rows.stop]
                 found.update((entry.exchange.model, one) for one in of_items.tolist() if one)
         for (model, own), count in found.items():
             self._own.add(count, {"model": model, "outcome": own})
 
     def stored(self, batch: StoreBatch, written: Written) -> None:
-        """Note a transaction that has committed."""
+        """Record a committed transaction."""
         now = self._clock.now()
         stored: Counter[str] = Counter()
         skipped: Counter[tuple[str, str]] = Counter()
@@ -125,7 +123,11 @@ class ShadowMetrics:
             self._skipped.add(count, {"model": model, "reason": reason})
 
     def expired(self, found: Iterable[Expired]) -> None:
-        """Note what expired in the stream. What a worker was done with after all is made up for before more is counted."""
+        """Record samples that expired in the stream.
+
+        A negative count corrects an earlier one (a worker had finished the sample). The counter cannot fall, so it stays
+        until new expiries exceed the correction.
+        """
         for one in found:
             key = one.model, one.stratum
             self._expired_so_far[key] += one.n
@@ -134,16 +136,16 @@ class ShadowMetrics:
                 self._expired_most[key] = self._expired_so_far[key]
 
     def sampled(self, vectors: Sequence[VectorRow], *, stored: bool) -> None:
-        """Note vectors that were stored, or that could not be."""
+        """Record vectors that were stored, or that could not be stored."""
         for model, count in Counter(row.model for row in vectors).items():
             self._vectors.add(count, {"model": model, "outcome": "stored" if stored else "failed"})
 
     def canaries_checked(self, model: str, outcome: CanaryOutcome) -> None:
-        """Note that a reference was held to its canaries; called from any thread."""
+        """Record a check of a reference against its canaries. Any thread may call it."""
         self._canaries.add(1, {"model": model, "outcome": outcome.value})
 
     def measured(self, counts: Mapping[tuple[str, Side, str], int]) -> None:
-        """Note items that were to be computed again, by model, side and outcome; they are counted from the start."""
+        """Record items chosen for noise measurement, by model, side and outcome; `counts` run from the start."""
         now = dict(counts)
         for (model, side, outcome), count in now.items():
             labels = {"model": model, "side": side.value, "outcome": outcome}
@@ -151,40 +153,34 @@ class ShadowMetrics:
                 self._noise_items.add(more, labels)
         self._measured = now
 
-    def doubted(self, found: Iterable[tuple[str, str]]) -> None:
-        """Note what seems to be configured wrongly, by model and option; from the start."""
-        for model, option in set(found) - self._doubted:
+    def config_warned(self, found: Iterable[tuple[str, str]]) -> None:
+        """Record options that seem to be set wrongly, as (model, option); `found` holds all since the start."""
+        for model, option in set(found) - self._config_warned:
             self._doubts.add(1, {"model": model, "option": option})
-            self._doubted.add((model, option))
+            self._config_warned.add((model, option))
 
     def store_failed(self) -> None:
-        """Note a transaction that will be tried again."""
+        """Record a failed transaction; it will be tried again."""
         self._store_errors.add(1)
 
 
 class Health:
-    """When the servers were last heard of.
-
-    Parameters
-    ----------
-    clock
-        Monotonic time.
-    """
+    """The readiness of the worker: whether stream and database have answered lately."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stream_s: float | None = None
-        self._record_s: float | None = None
+        self._database_s: float | None = None
 
     def stream_answered(self) -> None:
-        """Note that the stream gave an answer."""
+        """Note that the stream has answered."""
         self._stream_s = self._clock.monotonic_s()
 
-    def record_answered(self) -> None:
-        """Note that Postgres gave an answer."""
-        self._record_s = self._clock.monotonic_s()
+    def database_answered(self) -> None:
+        """Note that Postgres has answered."""
+        self._database_s = self._clock.monotonic_s()
 
     def ready(self) -> bool:
-        """Return whether both were heard of within the last `READY_S` seconds."""
+        """Return whether both have answered within the last `READY_S` seconds."""
         now_s = self._clock.monotonic_s()
-        return all(at is not None and now_s - at <= READY_S for at in (self._stream_s, self._record_s))
+        return all(at is not None and now_s - at <= READY_S for at in (self._stream_s, self._database_s))

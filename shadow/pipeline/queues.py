@@ -1,4 +1,4 @@
-"""Where batches wait for their turn: one of each model, so that none waits behind another model's flood."""
+"""The queues of batches to replay: one waiting batch for each model, so that no model waits behind another's flood."""
 
 import asyncio
 import contextlib
@@ -11,101 +11,102 @@ from quantdrift.core.process.run import Stop
 from quantdrift.shadow.pipeline.fair_share import FairShare, ReadyBatch
 
 Batch = TypeVar("Batch")
-_LONGEST_S = 1.0  # how long the end may go unseen
+_LONGEST_S = 1.0  # how long a stop request may go unnoticed
 
 
 class BatchQueues(Generic[Batch]):
-    """Hands batches out by turns. All of it belongs to one event loop.
+    """The queues of all models, served in the order that `fair_share` decides. One event loop uses them.
 
     Parameters
     ----------
-    turns
-        Decides whose batch is next.
-    clock
-        For budgets.
     stop
-        Once the end is asked for, budgets hold nothing up any more.
-    most_in_hand
-        Batches that are handed out and not done with: above it nobody has a turn.
+        Once it is set, budgets no longer delay a batch.
+    max_in_flight
+        Most batches that are taken and not done; further ones wait.
     """
 
-    def __init__(self, turns: FairShare, clock: Clock, stop: Stop, *, most_in_hand: int) -> None:
-        self._turns = turns
+    def __init__(self, fair_share: FairShare, clock: Clock, stop: Stop, *, max_in_flight: int) -> None:
+        self._fair_share = fair_share
         self._clock = clock
         self._stop = stop
-        self._most_in_hand = most_in_hand
+        self._max_in_flight = max_in_flight
         self._waiting: dict[str, Batch] = {}
-        self._n_in_hand = 0
+        self._n_in_flight = 0
         self._only: str | None = None
-        self._suspecting = asyncio.Lock()
+        self._redelivery = asyncio.Lock()
         self._changed = asyncio.Event()
 
-    async def put(self, lane: str, batch: Batch) -> None:
-        """Hand in a batch; waits while the one before it in its lane is waiting too."""
-        await self._until(lambda: lane not in self._waiting)
-        self._waiting[lane] = batch
-        self._turns.put(lane)
-        self._note()
+    async def put(self, model: str, batch: Batch) -> None:
+        """Add a batch; waits while an earlier batch of the model is waiting."""
+        await self._wait_until(lambda: model not in self._waiting)
+        self._waiting[model] = batch
+        self._fair_share.put(model)
+        self._notify()
 
     async def take(self) -> tuple[ReadyBatch, Batch]:
-        """Return the next batch; it is in hand until `settle`."""
-        while (turn := self._next()) is None:
-            wait_s = self._turns.wait_s(self._clock.monotonic_s())
+        """Return the next batch; it is in flight until `done`."""
+        while (ready := self._next()) is None:
+            wait_s = self._fair_share.wait_s(self._clock.monotonic_s())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(wait_s, _LONGEST_S) if wait_s else None):
-                    await self._something()
-        self._n_in_hand += 1
-        batch = self._waiting.pop(turn.lane)
-        self._note()
-        return turn, batch
+                    await self._wait_for_change()
+        self._n_in_flight += 1
+        batch = self._waiting.pop(ready.model)
+        self._notify()
+        return ready, batch
 
-    def charge(self, turn: ReadyBatch, spent_s: float) -> None:
-        """Tell how long a batch was replayed."""
-        self._turns.settle(turn, spent_s)
+    def charge(self, ready: ReadyBatch, spent_s: float) -> None:
+        """Charge the model for the time that the replay of its batch took."""
+        self._fair_share.correct_charge(ready, spent_s)
 
     def done(self) -> None:
-        """Let go of a batch that was in hand."""
-        self._n_in_hand -= 1
-        if not self._n_in_hand and not self._waiting:
-            self._turns.rest()
-        self._note()
+        """Note that a taken batch is finished."""
+        self._n_in_flight -= 1
+        if not self._n_in_flight and not self._waiting:
+            self._fair_share.reset()
+        self._notify()
 
-    async def drained(self) -> None:
-        """Wait until no batch is in hand or waits; under `alone` those of other lanes may wait."""
-        await self._until(lambda: not self._n_in_hand and not self._candidates())
+    async def wait_drained(self) -> None:
+        """Wait until no batch waits or is in flight; within `only`, batches of other models may wait."""
+        await self._wait_until(lambda: not self._n_in_flight and not self._candidates())
 
     @asynccontextmanager
-    async def suspecting(self) -> AsyncIterator[None]:
-        """Let one reader at a time fetch what may have ended a worker: what others held meanwhile would end with it."""
-        async with self._suspecting:
+    async def redelivery(self) -> AsyncIterator[None]:
+        """Lock for fetching messages that were delivered before, which may have crashed a worker.
+
+        One reader at a time holds it: a message that another reader fetched meanwhile would be lost in the same crash.
+        """
+        async with self._redelivery:
             yield
 
     @asynccontextmanager
-    async def alone(self, lane: str) -> AsyncIterator[None]:
-        """Hand out no batch of any other lane meanwhile, whatever budgets say: others wait. Only while `suspecting`."""
-        self._only = lane
+    async def only(self, model: str) -> AsyncIterator[None]:
+        """Serve this model alone, regardless of budgets; others wait. Call it only within `redelivery`."""
+        self._only = model
         try:
             yield
         finally:
             self._only = None
-            self._note()
+            self._notify()
 
     def _candidates(self) -> list[str]:
-        return [lane for lane in self._waiting if self._only in {None, lane}]
+        return [model for model in self._waiting if self._only in {None, model}]
 
     def _next(self) -> ReadyBatch | None:
-        if self._n_in_hand >= self._most_in_hand:
+        if self._n_in_flight >= self._max_in_flight:
             return None
-        within = self._only is None and not self._stop.is_set()
-        return self._turns.take(self._clock.monotonic_s(), among=self._candidates(), within=within)
+        keep_budgets = self._only is None and not self._stop.is_set()
+        return self._fair_share.take(
+            self._clock.monotonic_s(), among=self._candidates(), keep_budgets=keep_budgets
+        )
 
-    async def _until(self, holds: Callable[[], bool]) -> None:
-        while not holds():
-            await self._something()
+    async def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._wait_for_change()
 
-    async def _something(self) -> None:
+    async def _wait_for_change(self) -> None:
         await self._changed.wait()
 
-    def _note(self) -> None:
+    def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()

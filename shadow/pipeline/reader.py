@@ -1,11 +1,12 @@
-"""The reader: takes messages from the stream and groups them into batches.
+"""The readers: they fetch messages from the stream and group them into batches, one reader for each model.
 
-A message that was delivered before may be what ended a worker. It goes alone, with nothing else in flight, in
-random order among its like. While such messages come, and at the start for as long as those of a worker that has ended
-take to come back, one is fetched at a time, by one reader of all: whatever kills the process takes no other with it to
-its last delivery. What one of several workers left may come to another in one fetch, the first time.
+A redelivered message may be what crashed a worker. It is replayed alone, with nothing else in flight, in random order
+among other redelivered messages. While such messages arrive, only one reader at a time fetches, one message each time;
+the same at the start, until the messages of a crashed predecessor have been redelivered. So a message that kills the
+process does not use up the last delivery of another one. The first fetch may still return several messages of another
+worker that has crashed.
 
-One reader for each model, so that a model with a flood fills its own part of the stream and nobody else's.
+With one reader for each model, a model with a flood of traffic fills only its own part of the stream.
 """
 
 import asyncio
@@ -20,7 +21,7 @@ from quantdrift.core.process.run import Stop, supervise
 from quantdrift.core.stream.connection import Consumer
 from quantdrift.core.stream.consume import Delivery
 from quantdrift.shadow.pipeline.batcher import Batcher
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.pipeline.in_flight import InFlight, give_back
 from quantdrift.shadow.pipeline.metrics import Health, ShadowMetrics, Step
 from quantdrift.shadow.pipeline.queues import BatchQueues
@@ -29,10 +30,10 @@ from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 
 _LOG = logging.getLogger(__name__)
-_LONGEST_FETCH_S = 1.0  # how long a stop may go unseen
+_LONGEST_FETCH_S = 1.0  # how long a stop request may go unnoticed
 _PAUSE_S = 0.5
 _CAREFUL_PAUSE_S = 0.05
-_WAITS_TO_COME_BACK = 1.5  # what was kept alive last when its worker ended comes within one `ack_wait_s`
+_WAITS_TO_COME_BACK = 1.5  # times `ack_wait_s`; a crashed worker's messages are redelivered within one
 _NOT_REPLAYED = "not replayed"
 
 FETCH_BYTES = 16_000_000
@@ -45,23 +46,17 @@ class Reader:
     Parameters
     ----------
     shadow
-        Batch sizes and delays.
+        Batch sizes and bounds.
     fetch_bytes
-        Most that is taken from the stream at once.
-    lane
-        The model.
+        Most bytes of one fetch from the stream.
+    model
+        Name of the model.
     consumer
-        Of its exchanges.
-    references
-        Which reference answers for which version.
-    lanes
-        Where batches go.
-    holding
-        What is in hand.
-    meters, health, clock
-        What is told to the outside, and time.
-    stop
-        Whether the process is to end.
+        Of the model's exchanges.
+    queues
+        Receives the batches.
+    in_flight
+        Keeps fetched messages alive.
     """
 
     def __init__(
@@ -69,11 +64,11 @@ class Reader:
         *,
         shadow: Shadow,
         fetch_bytes: int,
-        lane: str,
+        model: str,
         consumer: Consumer,
         references: References,
-        lanes: BatchQueues[list[TakenMessage]],
-        holding: InFlight,
+        queues: BatchQueues[list[TakenMessage]],
+        in_flight: InFlight,
         meters: ShadowMetrics,
         health: Health,
         clock: Clock,
@@ -81,23 +76,23 @@ class Reader:
     ) -> None:
         self._shadow = shadow
         self._fetch_bytes = fetch_bytes
-        self._lane = lane
+        self._model = model
         self._consumer = consumer
         self._references = references
-        self._lanes = lanes
-        self._holding = holding
+        self._queues = queues
+        self._in_flight = in_flight
         self._meters = meters
         self._health = health
         self._clock = clock
         self._stop = stop
         self._careful = False
-        self._careful_until_s: float | None = None  # the worker before may have ended over what comes back
+        self._careful_until_s: float | None = None  # a redelivered message may have crashed the worker before
         self._batcher: Batcher[TakenMessage] = Batcher(
             max_items=shadow.batch_items, max_bytes=fetch_bytes, delay_s=shadow.batch_delay_s
         )
 
     async def read_once(self) -> None:
-        """Fetch once, and pass on the batches that are full or have waited long enough."""
+        """Fetch once, and queue the batches that are full or have waited long enough."""
         try:
             if await self._is_careful():
                 await self._read_one()
@@ -116,7 +111,7 @@ class Reader:
         return self._careful or now_s < self._careful_until_s
 
     async def _read_one(self) -> None:
-        async with self._lanes.suspecting():
+        async with self._queues.redelivery():
             fetched = await self._fetch(1, 0.0)
             new, again = _by_delivery(fetched)
             self._careful = bool(again)
@@ -134,7 +129,7 @@ class Reader:
         self._careful = bool(again)
         await self._pass_on(new)
         if again:
-            async with self._lanes.suspecting():
+            async with self._queues.redelivery():
                 await self._alone(again)
         elif len(fetched) < wanted:  # the stream is empty: nothing to wait for
             await self.flush()
@@ -144,12 +139,14 @@ class Reader:
         deliveries = await self._consumer.fetch(wanted, max_bytes=self._fetch_bytes, timeout_s=wait_s)
         self._health.stream_answered()
         fetched_s = self._clock.monotonic_s()
-        taken = [self._taken(delivery) for delivery in deliveries]  # should this fail, they come again, alone
+        taken = [
+            self._classified(delivery) for delivery in deliveries
+        ]  # if this fails, they are redelivered, alone
         if deliveries:
-            self._meters.took(Step.PULL, fetched_s - began_s)
-            self._meters.took(Step.DECODE, self._clock.monotonic_s() - fetched_s)
+            self._meters.record_step(Step.PULL, fetched_s - began_s)
+            self._meters.record_step(Step.DECODE, self._clock.monotonic_s() - fetched_s)
         for delivery in deliveries:
-            self._holding.take(delivery)
+            self._in_flight.add(delivery)
         return taken
 
     async def _pass_on(self, new: list[TakenMessage]) -> None:
@@ -158,7 +155,7 @@ class Reader:
         await self._put(self._batcher.due(self._clock.monotonic_s()))
 
     async def flush(self) -> None:
-        """Pass on everything that is waiting for its batch to fill."""
+        """Queue all batches, full or not."""
         await self._put(self._batcher.flush())
 
     async def _add(self, taken: TakenMessage) -> None:
@@ -173,25 +170,25 @@ class Reader:
         await self._put(complete)
 
     async def _alone(self, again: list[TakenMessage]) -> None:
-        """Pass messages on one by one, each when nothing else is in flight. Only while `suspecting`."""
+        """Queue messages one by one, each when nothing else is in flight. Call it only within `redelivery`."""
         await self.flush()
         random.SystemRandom().shuffle(again)
-        async with self._lanes.alone(self._lane):
+        async with self._queues.only(self._model):
             for one in again:
-                await self._lanes.drained()
+                await self._queues.wait_drained()
                 if self._stop.is_set():
-                    self._holding.release([one.delivery])
+                    self._in_flight.release([one.delivery])
                     await give_back([one.delivery])
                     continue
-                await self._lanes.put(self._lane, [one])
-            await self._lanes.drained()
+                await self._queues.put(self._model, [one])
+            await self._queues.wait_drained()
 
     async def _put(self, batches: list[list[TakenMessage]]) -> None:
         for batch in batches:
-            await self._lanes.put(self._lane, batch)
+            await self._queues.put(self._model, batch)
 
-    def _taken(self, delivery: Delivery) -> TakenMessage:
-        case = triage(
+    def _classified(self, delivery: Delivery) -> TakenMessage:
+        case = classify(
             delivery.data,
             sequence=delivery.sequence,
             n_delivered=delivery.n_delivered,
@@ -202,76 +199,79 @@ class Reader:
 
 
 def _by_delivery(fetched: list[TakenMessage]) -> tuple[list[TakenMessage], list[TakenMessage]]:
-    """Return what was delivered for the first time, and what comes again."""
+    """Return the messages that are delivered for the first time, and the redelivered ones."""
     new = [one for one in fetched if one.delivery.n_delivered == 1]
     return new, [one for one in fetched if one.delivery.n_delivered > 1]
 
 
-_LOOK_S = 2.0
+_LIST_MODELS_S = 2.0
 
 
 class ModelReaders:
-    """Reads the exchanges of every model: of those that are configured, and of others as they appear in the stream.
+    """The readers of all models: the configured ones, and others as they appear in the stream.
 
-    What is not configured has no reference; it is read to be counted.
+    A model that is not configured has no reference; its exchanges are only counted.
 
     Parameters
     ----------
     models
-        Names of those that are configured.
-    found
-        Tells of which models exchanges wait.
-    make
-        Makes the reader of a model. While it raises `RetryError` exchanges of that model wait in the stream, and it is tried
-        again; others are read.
+        Names of the configured models.
+    list_models
+        Returns the models with exchanges in the stream.
+    make_reader
+        Makes the reader of a model. While it raises `RetryError`, the exchanges of that model wait in the stream and it is
+        tried again; other models are read.
     health
-        Told that the stream answers: without any model nobody else asks it.
-    stop
-        Whether the process is to end.
+        Notes that the stream answers; without any model no reader would.
     """
 
     def __init__(
         self,
         *,
         models: Iterable[str],
-        found: Callable[[], Awaitable[Iterable[str]]],
-        make: Callable[[str], Awaitable[Reader]],
+        list_models: Callable[[], Awaitable[Iterable[str]]],
+        make_reader: Callable[[str], Awaitable[Reader]],
         health: Health,
         stop: Stop,
     ) -> None:
         self._models = frozenset(models)
-        self._found = found
-        self._make = make
+        self._list_models = list_models
+        self._make_reader = make_reader
         self._health = health
         self._stop = stop
         self._readers: dict[str, Reader] = {}
 
     async def run(self) -> None:
-        """Read until the end is asked for, and pass on what waited for its batch to fill."""
-        begun: frozenset[str] = frozenset()
+        """Read until `stop` is set, then queue the batches that were still filling."""
+        started: frozenset[str] = frozenset()
         async with asyncio.TaskGroup() as group:
             while not self._stop.is_set():
-                for model in sorted(await self._wanted() - begun):
+                for model in sorted(await self._wanted() - started):
                     group.create_task(self._read(model))
-                    begun |= {model}
-                await self._stop.wait(_LOOK_S)
+                    started |= {model}
+                await self._stop.wait(_LIST_MODELS_S)
         for reader in self._readers.values():
             await reader.flush()
 
     async def _read(self, model: str) -> None:
         while not self._stop.is_set():
             try:
-                reader = await self._make(model)
+                reader = await self._make_reader(model)
             except RetryError as error:
-                _LOG.warning("exchanges of %s are not read yet: %s", model, error)
-                await self._stop.wait(_LOOK_S)
+                _LOG.warning(
+                    "exchanges of model %s wait in the stream, trying again in %g s: %s",
+                    model,
+                    _LIST_MODELS_S,
+                    error,
+                )
+                await self._stop.wait(_LIST_MODELS_S)
                 continue
             self._readers[model] = reader
             await supervise(f"reading {model}", reader.read_once, self._stop)
 
     async def _wanted(self) -> frozenset[str]:
         try:
-            found = await self._found()
+            found = await self._list_models()
         except RetryError as error:
             _LOG.debug("%s", error)
             return self._models

@@ -1,8 +1,8 @@
-"""The stages behind the reader: assembling, replaying, comparing and storing. They work at the same time.
+"""The stages after the reader: assemble, replay, compare and store. They work at the same time, on different batches.
 
-While the reference computes one batch, the next waits in its thread and another is laid out, the one before is compared
-and put into slices in another thread, and the one before that is stored: what computes hardly ever waits for what does
-not.
+While the reference computes one batch, the next one waits in the reference's thread and another is assembled; the batch
+before is compared and assigned to slices in a second thread, and the one before that is stored. So the reference hardly
+ever waits.
 """
 
 import asyncio
@@ -42,31 +42,31 @@ Done = TypeVar("Done")
 
 
 class TakenMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of the stream with what is to become of it, and when it was taken."""
+    """A fetched message with its classification; `at_s` is the monotonic time at which it was classified."""
 
     delivery: Delivery
     case: Case
     at_s: float = 0.0
 
 
-class _Ready(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that waits to be replayed."""
+class _ToReplay(msgspec.Struct, frozen=True, kw_only=True):
+    """An assembled batch, before its replay."""
 
     deliveries: tuple[Delivery, ...]
-    begun: BatchInProgress
-    turn: ReadyBatch
+    in_progress: BatchInProgress
+    ready_batch: ReadyBatch
 
 
-class _Replayed(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that waits to be compared."""
+class _ToCompare(msgspec.Struct, frozen=True, kw_only=True):
+    """A replayed batch, before its comparison."""
 
-    ready: _Ready
+    ready: _ToReplay
     outputs: list[Answer]
     at: datetime
 
 
-class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that waits to be stored."""
+class _ToStore(msgspec.Struct, frozen=True, kw_only=True):
+    """A compared batch, before it is stored."""
 
     deliveries: tuple[Delivery, ...]
     batch: StoreBatch
@@ -75,48 +75,42 @@ class _Assessed(msgspec.Struct, frozen=True, kw_only=True):
 class Stages:
     """Replays and stores batches in the order they come.
 
-    `assemble_one`, `replay_one`, `compare_one` and `store_one` are each called again and again by one task, `replay_one` by
-    two: the reference's thread has the next batch before it has done one. Whatever they raise, the batch they had is let
-    go, so that it comes again, and `drained` does not wait for it.
+    One task each calls `assemble_one`, `compare_one` and `store_one` in a loop, and two tasks call `replay_one`, so that the
+    reference's thread has its next batch ready. If one of them raises, its batch is released: it is delivered again, and
+    `wait_drained` does not wait for it.
 
     Parameters
     ----------
-    lanes
-        Where batches come from.
-    assessor
-        Replays and compares.
-    thread
+    queues
+        The batches to replay.
+    replay_thread
         An executor with one thread, for the reference.
-    beside
-        Another one with one thread, for what is done before and after.
-    writer
-        Stores.
-    keep
-        Stores vectors for learned slices, after their batch; once, and if it fails they are gone.
-    holding
-        What is in hand.
-    meters, spans, health, clock
-        What is told to the outside.
+    compare_thread
+        Another executor with one thread, for the work before and after the replay.
+    store_vectors
+        Stores vectors for learned slices, after their batch. It is tried once; if it fails, the vectors are dropped.
+    in_flight
+        Keeps the messages of these batches alive.
     stop
-        Whether the process is to end: then what Postgres does not take at once is given back to the stream.
+        Once it is set, a batch that Postgres does not accept at once is returned to the stream.
     store_limit_s
         Longest transaction.
     replay_limit_s
-        Longest replay of a batch: a thread that hangs cannot be ended by itself.
-    broken
-        Told once, with the reason, when the reference fails or hangs whatever it is given; the process must end.
+        Longest work of a thread on a batch; a thread that hangs cannot be stopped on its own.
+    on_broken
+        Called with the reason when the reference no longer computes anything, or hangs; the process must end.
     """
 
     def __init__(
         self,
         *,
-        lanes: BatchQueues[list[TakenMessage]],
+        queues: BatchQueues[list[TakenMessage]],
         assessor: Assessor,
-        thread: Executor,
-        beside: Executor,
+        replay_thread: Executor,
+        compare_thread: Executor,
         writer: Writer,
-        keep: Callable[[Sequence[VectorRow]], Awaitable[None]],
-        holding: InFlight,
+        store_vectors: Callable[[Sequence[VectorRow]], Awaitable[None]],
+        in_flight: InFlight,
         meters: ShadowMetrics,
         spans: Spans,
         health: Health,
@@ -124,15 +118,15 @@ class Stages:
         stop: Stop,
         store_limit_s: float,
         replay_limit_s: float,
-        broken: Callable[[str], None],
+        on_broken: Callable[[str], None],
     ) -> None:
-        self._lanes = lanes
+        self._queues = queues
         self._assessor = assessor
-        self._thread = thread
-        self._beside = beside
+        self._replay_thread = replay_thread
+        self._compare_thread = compare_thread
         self._writer = writer
-        self._keep = keep
-        self._holding = holding
+        self._store_vectors = store_vectors
+        self._in_flight = in_flight
         self._meters = meters
         self._spans = spans
         self._health = health
@@ -140,55 +134,64 @@ class Stages:
         self._stop = stop
         self._store_limit_s = store_limit_s
         self._replay_limit_s = replay_limit_s
-        self._broken = broken
-        self._to_replay: asyncio.Queue[_Ready] = asyncio.Queue(maxsize=1)
-        self._to_compare: asyncio.Queue[_Replayed] = asyncio.Queue(maxsize=1)
-        self._to_store: asyncio.Queue[_Assessed] = asyncio.Queue(maxsize=1)
+        self._on_broken = on_broken
+        self._to_replay: asyncio.Queue[_ToReplay] = asyncio.Queue(maxsize=1)
+        self._to_compare: asyncio.Queue[_ToCompare] = asyncio.Queue(maxsize=1)
+        self._to_store: asyncio.Queue[_ToStore] = asyncio.Queue(maxsize=1)
 
     async def assemble_one(self) -> None:
-        """Lay the next batch out and hand it on to be replayed."""
-        turn, taken = await self._lanes.take()
+        """Assemble the next batch and pass it on to the replay."""
+        ready_batch, taken = await self._queues.take()
         deliveries = tuple(one.delivery for one in taken)
-        async with self._in_hand(deliveries):
+        async with self._release_on_failure(deliveries):
             cases = [one.case for one in taken]
             if taken:
-                self._meters.took(Step.WAIT, self._clock.monotonic_s() - taken[0].at_s)
-            begun = await self._in_thread(self._beside, lambda: self._assessor.begin(cases), Step.ASSEMBLE)
-            await self._to_replay.put(_Ready(deliveries=deliveries, begun=begun, turn=turn))
+                self._meters.record_step(Step.WAIT, self._clock.monotonic_s() - taken[0].at_s)
+            in_progress = await self._in_thread(
+                self._compare_thread, lambda: self._assessor.begin(cases), Step.ASSEMBLE
+            )
+            await self._to_replay.put(
+                _ToReplay(deliveries=deliveries, in_progress=in_progress, ready_batch=ready_batch)
+            )
 
     async def replay_one(self) -> None:
-        """Replay the next batch and hand it on to be compared.
+        """Replay the next batch and pass it on to the comparison.
 
-        While a reference is away the batch stays in hand, kept alive on the stream; at the end it is given back.
+        While the reference is unreachable the batch stays in flight, kept alive on the stream; when the process stops it is
+        returned to the stream.
         """
         ready = await self._to_replay.get()
-        async with self._in_hand(ready.deliveries):
+        async with self._release_on_failure(ready.deliveries):
             at = self._clock.now()
-            outputs = await self._until_replayed(ready)
+            outputs = await self._replay_until_answered(ready)
             if outputs is None:
                 await give_back(ready.deliveries)
-                self._let_go(ready.deliveries)
+                self._release(ready.deliveries)
                 return
-            await self._to_compare.put(_Replayed(ready=ready, outputs=outputs, at=at))
-        await self._replay_again(ready.begun)
+            await self._to_compare.put(_ToCompare(ready=ready, outputs=outputs, at=at))
+        await self._replay_again(ready.in_progress)
 
     async def compare_one(self) -> None:
-        """Compare the next batch, put it into slices and hand it on to be stored."""
+        """Compare the next batch, assign it to slices and pass it on to be stored."""
         replayed = await self._to_compare.get()
-        begun, deliveries = replayed.ready.begun, replayed.ready.deliveries
-        async with self._in_hand(deliveries):
+        in_progress, deliveries = replayed.ready.in_progress, replayed.ready.deliveries
+        async with self._release_on_failure(deliveries):
             outcomes = await self._in_thread(
-                self._beside, lambda: self._assessor.compare(begun, replayed.outputs), Step.COMPARE
+                self._compare_thread,
+                lambda: self._assessor.compare(in_progress, replayed.outputs),
+                Step.COMPARE,
             )
-            self._meters.compared(begun.prepared, outcomes)
+            self._meters.compared(in_progress.prepared, outcomes)
             batch, overflow, over_cap = await self._in_thread(
-                self._beside, lambda: self._recorded(begun, outcomes, replayed.at), Step.SLICES
+                self._compare_thread,
+                lambda: self._store_batch(in_progress, outcomes, replayed.at),
+                Step.SLICES,
             )
             self._meters.assessed(overflow, over_cap)
-            self._meters.doubted(self._assessor.doubts.found)
+            self._meters.config_warned(self._assessor.config_warnings.found)
             numbered = tuple(one.numbered for one in deliveries if one.numbered is not None)
             batch = msgspec.structs.replace(batch, numbered=numbered)
-            await self._to_store.put(_Assessed(deliveries=deliveries, batch=batch))
+            await self._to_store.put(_ToStore(deliveries=deliveries, batch=batch))
 
     async def store_one(self) -> None:
         """Store the next batch, then acknowledge it."""
@@ -205,44 +208,48 @@ class Stages:
                 await give_back(assessed.deliveries)
                 return
             stored_s = self._clock.monotonic_s()
-            self._meters.took(Step.STORE, stored_s - began_s)
-            self._health.record_answered()
+            self._meters.record_step(Step.STORE, stored_s - began_s)
+            self._health.database_answered()
             self._meters.stored(assessed.batch, written)
             if aside := assessed.batch.quarantined:
                 _LOG.warning(
-                    "set aside %d messages, the first one for %s: %s",
+                    "quarantined %d messages (see the table `quarantine`), the first one with reason %s: %s",
                     len(aside),
                     aside[0].reason,
                     aside[0].detail,
                 )
             await acknowledge(assessed.deliveries)
-            self._meters.took(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
-            await self._keep_vectors(assessed.batch.vectors)
+            self._meters.record_step(Step.ACKNOWLEDGE, self._clock.monotonic_s() - stored_s)
+            await self._store_vectors_once(assessed.batch.vectors)
         finally:
-            self._let_go(assessed.deliveries)
+            self._release(assessed.deliveries)
 
-    def _recorded(
-        self, begun: BatchInProgress, outcomes: Sequence[Outcome], at: datetime
+    def _store_batch(
+        self, in_progress: BatchInProgress, outcomes: Sequence[Outcome], at: datetime
     ) -> tuple[StoreBatch, dict[str, int], dict[str, int]]:
-        """Return what is to be stored, with counts that only this thread may look at: it adds to them for every track."""
-        batch = self._assessor.record(begun, outcomes, at)
+        """Return the rows to store, with counts that only this thread may read: it updates them for every pipeline."""
+        batch = self._assessor.record(in_progress, outcomes, at)
         return batch, self._assessor.overflow(), dict(self._assessor.learned.n_over_cap)
 
-    async def _keep_vectors(self, vectors: Sequence[VectorRow]) -> None:
+    async def _store_vectors_once(self, vectors: Sequence[VectorRow]) -> None:
         if not vectors:
             return
         try:
             async with asyncio.timeout(self._store_limit_s):
-                await self._keep(vectors)
+                await self._store_vectors(vectors)
         except (RetryError, OperatorError, TimeoutError) as error:
-            # They are a sample: the next ones do as well.
-            _LOG.warning("let go of %d vectors: %s", len(vectors), str(error) or "no answer")
+            # The vectors are a sample: the next ones replace them.
+            _LOG.warning(
+                "dropped %d vectors for learned slices, which later samples replace: %s",
+                len(vectors),
+                str(error) or "Postgres did not answer in time",
+            )
             self._meters.sampled(vectors, stored=False)
         else:
             self._meters.sampled(vectors, stored=True)
 
-    async def _until_replayed(self, ready: _Ready) -> list[Answer] | None:
-        """Replay a batch, waiting for a reference that is away; None where the end was asked for meanwhile."""
+    async def _replay_until_answered(self, ready: _ToReplay) -> list[Answer] | None:
+        """Replay a batch, waiting while its reference is unreachable; None if `stop` was set meanwhile."""
         pause_s = _FIRST_PAUSE_S
         while True:
             try:
@@ -250,30 +257,37 @@ class Stages:
             except RetryError as error:
                 if self._stop.is_set():
                     return None
-                _LOG.warning("could not replay: %s; again in %.1f s", error, pause_s)
+                _LOG.warning(
+                    "model %s: could not replay, trying again in %.1f s: %s",
+                    ready.ready_batch.model,
+                    pause_s,
+                    error,
+                )
             await self._stop.wait(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
 
-    async def _replay(self, ready: _Ready) -> list[Answer]:
-        begun = ready.begun
+    async def _replay(self, ready: _ToReplay) -> list[Answer]:
+        in_progress = ready.in_progress
         outputs, took_s = await self._timed_in_thread(
-            self._thread, lambda: self._assessor.replay(begun), Step.REPLAY
+            self._replay_thread, lambda: self._assessor.replay(in_progress), Step.REPLAY
         )
         ended = self._clock.now()
-        self._lanes.charge(ready.turn, took_s if begun.prepared else 0.0)
-        if begun.assembled is not None:
-            self._meters.replayed(begun.assembled, took_s)
-        self._spans.replayed(begun.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))
+        self._queues.charge(ready.ready_batch, took_s if in_progress.prepared else 0.0)
+        if in_progress.assembled is not None:
+            self._meters.replayed(in_progress.assembled, took_s)
+        self._spans.replayed(in_progress.prepared, _ns(ended - timedelta(seconds=took_s)), _ns(ended))
         return outputs
 
-    async def _replay_again(self, begun: BatchInProgress) -> None:
-        """Replay some of what went before again, if it is its turn; the batch that was just replayed is on its way."""
+    async def _replay_again(self, in_progress: BatchInProgress) -> None:
+        """Measure noise on items of earlier batches, if that is due."""
         noise = self._assessor.noise
-        if begun.prepared and noise.is_due(begun.prepared[0]):
+        if in_progress.prepared and noise.is_due(in_progress.prepared[0]):
             try:
-                await self._in_thread(self._thread, lambda: _again(noise, begun.prepared[0]), Step.NOISE)
+                await self._in_thread(
+                    self._replay_thread, lambda: _measure_noise(noise, in_progress.prepared[0]), Step.NOISE
+                )
             except BrokenRuntimeError as error:
-                self._broken(str(error))
+                self._on_broken(str(error))
                 raise
         self._meters.measured(noise.counts)
 
@@ -284,25 +298,25 @@ class Stages:
     async def _timed_in_thread(
         self, thread: Executor, work: Callable[[], Done], step: Step
     ) -> tuple[Done, float]:
-        """Do `work` in a thread, note how long it took there, and return that too.
+        """Do `work` in a thread, and return its result and its duration in seconds.
 
         Raises
         ------
         BrokenRuntimeError
-            It did not end in time; what it waited for the thread is no part of that.
+            It did not end within `replay_limit_s`; the wait for the thread does not count.
         """
         loop = asyncio.get_running_loop()
-        begun = asyncio.Event()
+        started = asyncio.Event()
 
         def timed() -> tuple[Done, float]:
-            loop.call_soon_threadsafe(begun.set)
+            loop.call_soon_threadsafe(started.set)
             began_s = self._clock.monotonic_s()
             done = work()
             return done, self._clock.monotonic_s() - began_s
 
         doing = loop.run_in_executor(thread, timed)
         try:
-            await begun.wait()
+            await started.wait()
             async with asyncio.timeout(self._replay_limit_s):
                 done, took_s = await doing
         except TimeoutError as error:
@@ -311,29 +325,29 @@ class Stages:
             ) from error
         finally:
             doing.cancel()
-        self._meters.took(step, took_s)
+        self._meters.record_step(step, took_s)
         return done, took_s
 
     @asynccontextmanager
-    async def _in_hand(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:
-        """Let go of a batch where its step fails; a reference that computes nothing any more ends the process."""
+    async def _release_on_failure(self, deliveries: Sequence[Delivery]) -> AsyncIterator[None]:
+        """Release the batch if its step fails; a broken reference ends the process."""
         try:
             yield
         except BaseException as error:
-            self._let_go(deliveries)
+            self._release(deliveries)
             if isinstance(error, BrokenRuntimeError):
-                self._broken(str(error))
+                self._on_broken(str(error))
             raise
 
-    def _let_go(self, deliveries: Sequence[Delivery]) -> None:
-        self._holding.release(deliveries)
-        self._lanes.done()
+    def _release(self, deliveries: Sequence[Delivery]) -> None:
+        self._in_flight.release(deliveries)
+        self._queues.done()
 
 
-def _again(noise: Noise, entry: PreparedExchange) -> None:
-    """Replay some again, if it is still its turn: another batch may have come to it first."""
+def _measure_noise(noise: Noise, entry: PreparedExchange) -> None:
+    """Measure noise, if it is still due: another batch may have done it first."""
     if noise.is_due(entry):
-        noise.again(entry)
+        noise.replay_due(entry)
 
 
 def _ns(moment: datetime) -> int:

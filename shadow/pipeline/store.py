@@ -1,7 +1,7 @@
-"""Storing with patience: Postgres may be away for as long as it likes.
+"""Storing with retries: samples wait for as long as Postgres is unreachable.
 
-A password that was changed or a right that was taken away is no fault of the samples either: they wait until it is
-mended. Only what Postgres says of the rows themselves goes through.
+They also wait when Postgres refuses the connection or a privilege (a changed password, a revoked right), because an
+operator can repair that. Only an error that concerns the rows themselves is raised.
 """
 
 import asyncio
@@ -30,12 +30,10 @@ async def until_stored(
     ----------
     write
         One transaction, safe to repeat.
-    stop
-        Whether the process is to end.
     limit_s
-        One try may take so long: a connection can die without a word.
+        Longest time of one try: a dead connection does not always raise an error.
     failed
-        Called after each try that failed.
+        Called after each failed try.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -46,6 +44,10 @@ async def until_stored(
             failed()
             if stop.is_set():
                 return None
-            _LOG.warning("could not store: %s; again in %.1f s", str(error) or "no answer", pause_s)
+            _LOG.warning(
+                "could not store in Postgres, trying again in %.1f s: %s",
+                pause_s,
+                str(error) or f"no answer within {limit_s:g} s",
+            )
         await stop.wait(pause_s)
         pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""Takes tallies from their stream into the record."""
+"""The store of tallies: reads them from their stream and writes them to the database."""
 
 import logging
 
@@ -20,25 +20,19 @@ _PAUSE_S = 0.5
 
 
 class TallyStore:
-    """Stores tallies. One task calls it, with a writer of its own.
+    """Stores tallies. One task calls it.
 
-    A tally is cumulative: one that cannot be read, or was tried too often, is dropped with a warning, and the
-    next one of its sidecar makes up for it.
+    Tallies are cumulative: one that cannot be decoded, or was delivered too often, is dropped with a warning, and the next
+    tally of its sidecar replaces it.
 
     Parameters
     ----------
     consumer
         Of the stream of tallies.
-    writer
-        Stores.
     worker
-        Name of this worker in the record.
-    meters
-        Counts failed transactions.
-    stop
-        Whether the process is to end.
+        Name of this worker in the database.
     max_deliveries, fetch_bytes, store_limit_s
-        Tries per tally, bytes per fetch, and the longest transaction.
+        Deliveries per tally, bytes per fetch, and the longest transaction.
     """
 
     def __init__(
@@ -63,7 +57,7 @@ class TallyStore:
         self._store_limit_s = store_limit_s
 
     async def take_once(self) -> None:
-        """Fetch once and store what came; what was delivered before is stored one by one."""
+        """Fetch once and store the tallies; redelivered ones are stored one by one."""
         try:
             deliveries = await self._consumer.fetch(_FETCH, max_bytes=self._fetch_bytes, timeout_s=_FETCH_S)
         except RetryError as error:
@@ -92,10 +86,13 @@ class TallyStore:
 
     def _read(self, delivery: Delivery) -> Tally | None:
         if delivery.n_delivered > self._max_deliveries:
-            _LOG.warning("dropped a tally that could not be stored %d times", delivery.n_delivered - 1)
+            _LOG.warning(
+                "dropped a tally that could not be stored %d times; the next one replaces it",
+                delivery.n_delivered - 1,
+            )
             return None
         try:
             return read_tally(delivery.data)
         except QuarantineError as error:
-            _LOG.warning("dropped a tally: %s", error)
+            _LOG.warning("dropped a tally that cannot be decoded; the next one replaces it: %s", error)
             return None

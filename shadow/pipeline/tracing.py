@@ -1,6 +1,6 @@
-"""Spans of the replay, linked to the production traces that they replay.
+"""OpenTelemetry spans of replays, linked to the production traces of their exchanges.
 
-Whoever looks at a production trace finds there that, and when, it was replayed. A span may be dropped: nothing waits
+A production trace thus shows whether and when its request was replayed. A span may be dropped: the pipeline never waits
 for a collector.
 """
 
@@ -20,23 +20,23 @@ from quantdrift.core.telemetry import grpc_headers
 from quantdrift.shadow.replay.exchange import PreparedExchange
 
 NAME = "quantdrift.replay"
-MOST_LINKS = 128  # of a span, by the SDK's own bound
+MOST_LINKS = 128  # of a span; the SDK's limit
 _TIMEOUT_S = 5.0
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 
 
 class Spans(Protocol):
-    """Takes note of replays. It never waits, and never raises."""
+    """Records replays as spans. It never waits and never raises."""
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
-        """Take note of a batch, replayed between two times in nanoseconds since 1970."""
+        """Record the replay of a batch; both times are in nanoseconds since 1970."""
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Send the spans that wait; takes a few seconds at most."""
 
 
 class NoSpans:
-    """There is no collector."""
+    """Records nothing: no collector is configured."""
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
         """Do nothing."""
@@ -46,13 +46,7 @@ class NoSpans:
 
 
 class OtlpSpans:
-    """Sends a span for each model of a batch to an OpenTelemetry collector over gRPC.
-
-    Parameters
-    ----------
-    provider
-        Makes the spans.
-    """
+    """Sends one span for each candidate version of a batch to an OpenTelemetry collector over gRPC."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -60,17 +54,7 @@ class OtlpSpans:
 
     @classmethod
     def to(cls, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> Self:
-        """Return spans that go to the configured collector.
-
-        Parameters
-        ----------
-        telemetry
-            Where the collector is.
-        secrets
-            Headers (tokens) for it.
-        resource
-            Who sends.
-        """
+        """Return a recorder that sends to the configured collector; `secrets` holds its headers (tokens)."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415 - an extra
             OTLPSpanExporter,
         )
@@ -85,7 +69,7 @@ class OtlpSpans:
         return cls(provider)
 
     def replayed(self, prepared: Sequence[PreparedExchange], begin_ns: int, end_ns: int) -> None:
-        """Make a span for each candidate version in the batch, linked to the traces of its exchanges."""
+        """Send a span for each candidate version in the batch, linked to the traces of its exchanges."""
         versions = dict.fromkeys((one.exchange.model, one.exchange.version) for one in prepared)
         for model, version in versions:
             mine = [one for one in prepared if (one.exchange.model, one.exchange.version) == (model, version)]
@@ -104,7 +88,7 @@ class OtlpSpans:
             span.end(end_ns)
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Send the spans that wait; takes a few seconds at most."""
         self._provider.force_flush(int(_TIMEOUT_S * 1000))
         self._provider.shutdown()
 

@@ -1,4 +1,4 @@
-"""Reads a message of the stream and makes sure that the record can hold it."""
+"""The decoding and validation of stream messages, so that Postgres can store them."""
 
 import re
 from datetime import UTC
@@ -13,23 +13,26 @@ _ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 def read_exchange(wire: bytes) -> Exchange:
-    """Return the exchange in `wire`, its texts free of what Postgres cannot hold.
+    """Return the exchange in `wire`, with the NUL characters of its texts replaced: Postgres cannot store them.
 
     Raises
     ------
     QuarantineError
-        Reason `decode`: no exchange, or one whose id, time or probabilities are none.
+        Reason `decode`: it is not an exchange, or its id, time or sampling probabilities are invalid.
     """
     exchange = decode_exchange(wire)
     if not _ID.fullmatch(exchange.id):
         raise _decode("its id is not 32 hexadecimal digits")
     if exchange.captured_at.tzinfo is None:
-        raise _decode("its capture time has no zone")
+        raise _decode("its capture time has no time zone")
     sampling = exchange.sampling
     if not (0 < sampling.pi1 <= 1 and 0 < sampling.pi2 <= 1):
         raise _decode(f"its inclusion probabilities are {sampling.pi1:g} and {sampling.pi2:g}")
     if not (0 <= sampling.u1 < sampling.pi1 and 0 <= sampling.u2 < sampling.pi2):
-        raise _decode(f"its draws are {sampling.u1:g} and {sampling.u2:g}: it cannot have been taken")
+        raise _decode(
+            f"its draws, {sampling.u1:g} and {sampling.u2:g}, do not lie below its inclusion probabilities,"
+            f" {sampling.pi1:g} and {sampling.pi2:g}"
+        )
     return msgspec.structs.replace(
         exchange,
         captured_at=exchange.captured_at.astimezone(UTC),
@@ -44,18 +47,18 @@ def read_exchange(wire: bytes) -> Exchange:
 
 
 def read_tally(wire: bytes) -> Tally:
-    """Return the tally in `wire`, its texts free of what Postgres cannot hold.
+    """Return the tally in `wire`, with the NUL characters of its texts replaced: Postgres cannot store them.
 
     Raises
     ------
     QuarantineError
-        Reason `decode`: no tally, or one whose boot or time is none.
+        Reason `decode`: it is not a tally, or its boot id or time is invalid.
     """
     tally = decode_tally(wire)
     if not _ID.fullmatch(tally.boot):
-        raise _decode("its boot is not 32 hexadecimal digits")
+        raise _decode("its boot id is not 32 hexadecimal digits")
     if tally.at.tzinfo is None:
-        raise _decode("its time has no zone")
+        raise _decode("its time has no time zone")
     strata = tuple(_clean_stratum(stratum) for stratum in tally.strata)
     return msgspec.structs.replace(
         tally, at=tally.at.astimezone(UTC), source=_clean(tally.source), strata=strata

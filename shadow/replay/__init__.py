@@ -1,1 +1,1 @@
-"""The replay of captured exchanges: references, pairing of outputs, rows, noise."""
+"""The replay of captured exchanges through the reference, the comparison of both sides, and the noise of each side."""

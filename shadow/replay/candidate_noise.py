@@ -1,7 +1,7 @@
-"""The noise of the candidate: where its operator allows it, a replica that serves nobody is asked again.
+"""The noise of the candidate, measured by repeating requests at a replica that serves no traffic (`models.recheck`).
 
-Requests carry the mark of `quantdrift.core.records`, so that no sidecar captures them. One thread asks, one request at a
-time; what it has no time for is left out, and a replica that is away, refuses or hangs costs nothing but that.
+Requests carry the mark of `quantdrift.core.records`, so that no sidecar captures them. One thread sends one request at a
+time and skips what it has no time for. A replica that is unreachable, refuses or hangs delays nothing else.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import MARK, Side
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems
-from quantdrift.shadow.replay.replay import answered_again
+from quantdrift.shadow.replay.replay import recheck_outputs
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError, Transport
 from quantdrift.shadow.tensors.arrays import Outputs
@@ -34,16 +34,14 @@ _HTTP: Final = ("http://", "https://")
 
 
 class RecheckRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange whose candidate is to be asked again.
+    """An exchange to repeat at the replica of its candidate.
 
     Parameters
     ----------
-    entry
-        The exchange.
     first
-        What the candidate gave, by name : (items, ...) each.
+        The candidate's served outputs, by name : (items, ...) each.
     rows
-        Items that are compared.
+        The items to compare.
     """
 
     entry: PreparedExchange
@@ -52,7 +50,7 @@ class RecheckRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecheckResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it: `items` where it was measured; `n_items` of `model` with `outcome` are counted."""
+    """The result of a recheck: `items` if it succeeded; `n_items` of `model` are counted under `outcome`."""
 
     model: str
     outcome: str
@@ -61,21 +59,21 @@ class RecheckResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rechecker(Protocol):
-    """Asks candidates again. One thread calls it; it never waits."""
+    """Repeats requests at replicas. One thread calls it; no call waits."""
 
-    def offer(self, asked: RecheckRequest) -> None:
-        """Have a candidate asked again, if its operator allows it and there is room."""
+    def offer(self, request: RecheckRequest) -> None:
+        """Queue a recheck, if `models.recheck` allows it and the queue is not full."""
         ...
 
     def take(self) -> list[RecheckResult]:
-        """Return what has come since the last call."""
+        """Return the results since the last call."""
         ...
 
 
 class NoRechecks:
-    """Asks nobody."""
+    """Rechecks nothing."""
 
-    def offer(self, asked: RecheckRequest) -> None:
+    def offer(self, request: RecheckRequest) -> None:
         """Do nothing."""
 
     def take(self) -> list[RecheckResult]:
@@ -84,14 +82,14 @@ class NoRechecks:
 
 
 class Rechecks:
-    """Asks the replicas that are configured, in a thread of its own.
+    """Repeats requests at the configured replicas, in a thread of its own.
 
     Parameters
     ----------
     models
-        With their `recheck`.
+        Those with a `recheck.url` are rechecked.
     clock
-        For the rates.
+        Bounds the rate of requests (`models.recheck.max_per_s`).
     timeout_s
         Longest wait for an answer.
     """
@@ -105,14 +103,14 @@ class Rechecks:
         self._answered: queue.SimpleQueue[RecheckResult] = queue.SimpleQueue()
         self._transports: dict[str, Transport] = {}
         self._repeated = RepeatedItems(Side.CANDIDATE)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="recheck", daemon=True)
         if self._models:
             self._thread.start()
 
-    def offer(self, asked: RecheckRequest) -> None:
-        """Have a candidate asked again, if its operator allows it and there is room."""
-        exchange = asked.entry.exchange
+    def offer(self, request: RecheckRequest) -> None:
+        """Queue a recheck, if `models.recheck` allows it and the queue is not full."""
+        exchange = request.entry.exchange
         model = self._models.get(exchange.model)
         if model is None:
             return
@@ -120,78 +118,84 @@ class Rechecks:
         if not any(fnmatchcase(exchange.version, pattern) for pattern in recheck.versions):
             return
         if now_s < self._next_s[model.name]:
-            return  # the rate is a bound, and what it leaves out was never meant to be asked
+            return  # not counted as left out: the rate limit is intended
         try:
-            self._waiting.put_nowait(asked)
+            self._waiting.put_nowait(request)
         except queue.Full:
-            self._note(asked, "left_out")
+            self._report(request, "left_out")
         else:
             self._next_s[model.name] = now_s + 1.0 / recheck.max_per_s
 
     def take(self) -> list[RecheckResult]:
-        """Return what has come since the last call."""
-        found = []
+        """Return the results since the last call."""
+        results = []
         while True:
             try:
-                found.append(self._answered.get_nowait())
+                results.append(self._answered.get_nowait())
             except queue.Empty:
-                return found
+                return results
 
     def close(self) -> None:
-        """Ask nobody any more; a request that is on its way is not waited for."""
+        """Stop the thread; a request in flight is not waited for."""
         try:
             self._waiting.put_nowait(None)
         except queue.Full:
             return  # the thread ends with the process
 
     def _run(self) -> None:
-        while (asked := self._waiting.get()) is not None:
+        while (request := self._waiting.get()) is not None:
             try:
-                items = self._ask(asked)
+                items = self._ask(request)
             except (RetryError, RefusedError, OperatorError, TimeoutError) as error:
-                self._tell(asked.entry.exchange.model, str(error) or "no answer in time")
+                self._warn(
+                    request.entry.exchange.model, str(error) or "no answer within models.recheck.timeout_s"
+                )
                 items = []
-            except Exception:  # noqa: BLE001 - the top of a thread: one that ended would say nothing any more
-                _LOG.exception("an exchange could not be asked again")
+            except Exception:  # noqa: BLE001 - the top of a thread, which must go on
+                _LOG.exception("model %s: a recheck failed", request.entry.exchange.model)
                 items = []
             if items:
-                self._note(asked, "measured", items)
+                self._report(request, "measured", items)
             else:
-                self._note(asked, "failed")
+                self._report(request, "failed")
         for transport in self._transports.values():
             transport.close()
 
-    def _ask(self, asked: RecheckRequest) -> list[NoiseItem]:
-        exchange, names = asked.entry.exchange, tuple(asked.first)
+    def _ask(self, request: RecheckRequest) -> list[NoiseItem]:
+        exchange, names = request.entry.exchange, tuple(request.first)
         transport = self._transports.get(exchange.model)
         if transport is None:
             transport = self._transports[exchange.model] = _open(
                 self._models[exchange.model], self._timeout_s
             )
         answer = transport.infer(exchange.inputs, names)
-        again = answered_again(asked.entry, answer, names)
+        again = recheck_outputs(request.entry, answer, names)
         if isinstance(again, QuarantineError):
-            self._tell(exchange.model, again.detail)
+            self._warn(exchange.model, again.detail)
             return []
-        self._told.discard(exchange.model)
-        picked = list(asked.rows)
-        return self._repeated.items(asked.entry, _rows(again, picked), _rows(asked.first, picked), asked.rows)
+        self._warned.discard(exchange.model)
+        picked = list(request.rows)
+        return self._repeated.items(
+            request.entry, _rows(again, picked), _rows(request.first, picked), request.rows
+        )
 
-    def _note(self, asked: RecheckRequest, outcome: str, items: Sequence[NoiseItem] = ()) -> None:
+    def _report(self, request: RecheckRequest, outcome: str, items: Sequence[NoiseItem] = ()) -> None:
         self._answered.put(
             RecheckResult(
-                model=asked.entry.exchange.model,
+                model=request.entry.exchange.model,
                 outcome=outcome,
-                n_items=len(items) or len(asked.rows),
+                n_items=len(items) or len(request.rows),
                 items=tuple(items),
             )
         )
 
-    def _tell(self, model: str, why: str) -> None:
-        """Log once until it is well again."""
-        if model not in self._told:
-            self._told.add(model)
-            _LOG.warning("the candidate of %s cannot be asked again: %s", model, why)
+    def _warn(self, model: str, why: str) -> None:
+        """Log the first failure, and no further ones until a recheck has succeeded."""
+        if model not in self._warned:
+            self._warned.add(model)
+            _LOG.warning(
+                "model %s: its candidate's noise is not measured, check models.recheck: %s", model, why
+            )
 
 
 def _rows(outputs: Outputs, picked: list[int]) -> Outputs:
@@ -199,7 +203,7 @@ def _rows(outputs: Outputs, picked: list[int]) -> Outputs:
 
 
 def _open(model: Model, timeout_s: float) -> Transport:
-    """Return what asks the replica of a model. The gRPC library is loaded only where it is asked by gRPC."""
+    """Return the transport to the replica of a model. The gRPC library is imported only if it is needed."""
     recheck = model.recheck
     http = recheck.url.startswith(_HTTP)
     reference = Reference(
@@ -210,11 +214,11 @@ def _open(model: Model, timeout_s: float) -> Transport:
         timeout_s=timeout_s,
         token_file=recheck.token_file,
     )
-    opening = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"})
+    request = RuntimeRequest(model=model, reference=reference, headers={MARK: "1"})
     if http:
         transport: Transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_http").OipHttp(
-            opening
+            request
         )
     else:
-        transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_grpc").OipGrpc(opening)
+        transport = importlib.import_module("quantdrift.shadow.runtimes.remote.oip_grpc").OipGrpc(request)
     return transport

@@ -1,9 +1,9 @@
-"""Whether what a reference gives looks like what its model's configuration says. It is told, and never acted on.
+"""Warnings about options that do not fit a reference's outputs. They are logged and stored; nothing else depends on them.
 
-Most such mistakes make all look well: probabilities that are taken for logits hardly diverge, a mask of them is one class
-throughout, and beside the score of what fills a ranking up all others look equal. Another one makes healthy candidates flip. The first 256 items of a reference's compared output are looked at,
-once for each start of a worker. No comparison depends on it: what a figure means stays what it is while a version is
-watched.
+Most such mistakes hide drift: probabilities that are read as logits hardly diverge, a mask of probabilities is one class
+throughout, and next to the padding score of a ranking all other scores look equal. Another mistake makes healthy
+candidates flip. The first 256 items of a reference's compared output are checked, once for each start of a worker. No
+comparison changes, so that a metric keeps its meaning while a version is monitored.
 """
 
 import logging
@@ -25,17 +25,17 @@ from quantdrift.storage.shadow.rows import ConfigWarningRow
 N_ITEMS: Final = 256
 
 _SUM_TOLERANCE: Final = 1e-3
-_NEAR: Final = 0.1  # of the usual size of an output: what is smaller is near zero
+_NEAR: Final = 0.1  # of the root mean square of an output: smaller values count as near zero
 _OFTEN: Final = 0.02  # of the items
 _EITHER_SIGN: Final = 0.05
 _FAR: Final = 10.0  # times the range of all other scores
 _MANY: Final = 0.25  # of the items
-_MOST_OUTPUTS: Final = 4096  # of an item, of which the first so many are looked at
+_MOST_OUTPUTS: Final = 4096  # the outputs of an item that are checked: its first ones
 _LOG = logging.getLogger(__name__)
 
 
-class _Look(Protocol):
-    """Looks at a reference's output for one mistake."""
+class _OptionCheck(Protocol):
+    """Checks a reference's output for one configuration mistake."""
 
     @property
     def option(self) -> str:
@@ -43,68 +43,68 @@ class _Look(Protocol):
         ...
 
     def add(self, output: Array) -> bool:
-        """Look at items, (items, ...), and return whether it is of any use to look at more."""
+        """Check items : (items, ...). Return whether the result can still change with more of them."""
         ...
 
-    def doubt(self) -> str:
-        """Return what seems to be wrong with those that were looked at, and what to do; empty: nothing."""
+    def warning(self) -> str:
+        """Return the warning, with what to do; empty if the option seems right."""
         ...
 
 
 class ConfigWarnings:
-    """Looks at what references give. One thread at a time calls it, but for `found`.
+    """Checks the references' outputs. Not thread-safe, except for reading `found`.
 
     Attributes
     ----------
     found : dict
-        What seems to be wrong, in words, by model and option.
+        The warnings, by model and option.
     """
 
     def __init__(self) -> None:
         self.found: dict[tuple[str, str], str] = {}
         self._seen: list[ConfigWarningRow] = []
-        self._looks: dict[tuple[str, str], _Look | None] = {}
+        self._checks: dict[tuple[str, str], _OptionCheck | None] = {}
         self._n_items: dict[tuple[str, str], int] = {}
 
-    def look(self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> None:
-        """Look at what a reference gave for exchanges of one version; at most at 256 items of each reference.
+    def check(self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> None:
+        """Check the reference's outputs for exchanges of one version; at most 256 items of each reference.
 
         Parameters
         ----------
         batch, outputs
-            Exchanges, and what the reference gave for each, or why it gave nothing.
+            Exchanges, and the reference's outputs for each, or its error.
         """
         for entry, answer in zip(batch, outputs, strict=True):
-            model = entry.judge.model
-            key = (model.name, entry.judge.runtime.artefact.digest)
-            if key not in self._looks:
-                self._looks[key] = _look_of(model)
-                if self._looks[key] is None:
-                    self._tell(key, "", "")
-            look = self._looks[key]
-            if look is None:
+            model = entry.version_reference.model
+            key = (model.name, entry.version_reference.runtime.artefact.digest)
+            if key not in self._checks:
+                self._checks[key] = _check_of(model)
+                if self._checks[key] is None:
+                    self._report(key, "", "")
+            check = self._checks[key]
+            if check is None:
                 return
             pair = pair_of(entry, answer, {})
-            if isinstance(pair, OutputPair) and not self._goes_on(key, look, pair.reference):
-                self._looks[key] = None
-                self._tell(key, look.option, look.doubt())
+            if isinstance(pair, OutputPair) and not self._needs_more(key, check, pair.reference):
+                self._checks[key] = None
+                self._report(key, check.option, check.warning())
 
     def take(self) -> tuple[ConfigWarningRow, ...]:
-        """Return of which references it is known since the last call whether anything seems to be wrong."""
+        """Return a row for each reference whose check ended since the last call, with its warning or an empty one."""
         seen, self._seen = self._seen, []
         return tuple(seen)
 
-    def _goes_on(self, key: tuple[str, str], look: _Look, reference: Mapping[str, Array]) -> bool:
+    def _needs_more(self, key: tuple[str, str], check: _OptionCheck, reference: Mapping[str, Array]) -> bool:
         (output,) = reference.values()
         n_before = self._n_items.get(key, 0)
         some = output[: N_ITEMS - n_before]
         self._n_items[key] = n_before + len(some)
         try:
-            return look.add(some) and self._n_items[key] < N_ITEMS
+            return check.add(some) and self._n_items[key] < N_ITEMS
         except QuarantineError:
-            return True  # no such output: its exchange is set aside for that
+            return True  # the output is missing: the comparison quarantines the exchange
 
-    def _tell(self, key: tuple[str, str], option: str, doubt: str) -> None:
+    def _report(self, key: tuple[str, str], option: str, doubt: str) -> None:
         model, digest = key
         self._seen.append(
             ConfigWarningRow(
@@ -113,29 +113,29 @@ class ConfigWarnings:
         )
         if doubt and (model, option) not in self.found:
             self.found[model, option] = doubt
-            _LOG.warning("models `%s`: %s", model, doubt)
+            _LOG.warning("model %s, option %s: %s", model, option, doubt)
 
 
-def _look_of(model: Model) -> _Look | None:
+def _check_of(model: Model) -> _OptionCheck | None:
     if model.task is Task.REGRESSION:
-        return _Floor(model.regression.floor)
+        return _FloorCheck(model.regression.floor)
     if model.task is Task.RANKING:
-        return _Padding(model.ranking.padding)
+        return _PaddingCheck(model.ranking.padding)
     if model.output_kind is OutputKind.LOGITS:
         if model.task in {Task.CLASSIFICATION, Task.MULTILABEL}:
-            return _Kind(sums=model.task is Task.CLASSIFICATION)
+            return _OutputKindCheck(sums=model.task is Task.CLASSIFICATION)
         if model.task is Task.SEGMENTATION:
-            return _Mask(model)
+            return _MaskKindCheck(model)
     return None
 
 
-class _Kind:
-    """Whether what is said to be logits is probabilities: all are from 0 to 1 and, of classes, add up to 1.
+class _OutputKindCheck:
+    """Checks whether "logits" are probabilities: all lie in [0, 1] and, for exclusive classes, add up to 1.
 
     Parameters
     ----------
     sums
-        Whether they are of classes of which one is right.
+        Whether the classes are exclusive, so that probabilities add up to 1.
     """
 
     def __init__(self, *, sums: bool) -> None:
@@ -150,7 +150,7 @@ class _Kind:
         return "output_kind"
 
     def add(self, output: Array) -> bool:
-        """Look at items; the first that is none ends it."""
+        """Check items; the first one that cannot be probabilities ends the check."""
         values = _finite_rows(output)
         self._n_seen += len(values)
         self._fits &= bool(values.min(initial=0) >= 0 and values.max(initial=1) <= 1 + _SUM_TOLERANCE)
@@ -160,23 +160,20 @@ class _Kind:
         self._is_graded = self._is_graded or bool(np.any((values > 0) & (values < 1)))
         return self._fits
 
-    def doubt(self) -> str:
-        """Return that they are probabilities, if so."""
+    def warning(self) -> str:
+        """Return a warning if all items are probabilities."""
         if not (self._fits and self._is_graded and self._n_seen):
             return ""
         return (
-            f"the reference's outputs are probabilities, all of {self._n_seen} items, and output_kind says logits: what "
-            'differs looks far smaller than it is, or does not show at all. Set output_kind = "probabilities"'
+            f"the reference's outputs are probabilities in all of {self._n_seen} items, but output_kind is `logits`: "
+            'divergences look far smaller than they are, or do not show at all. Set output_kind = "probabilities"'
         )
 
 
-class _Mask(_Kind):
-    """The same of a mask, or whether it is class numbers; of scores of classes the largest has the pixel either way.
+class _MaskKindCheck(_OutputKindCheck):
+    """Checks whether the "logits" of a mask are probabilities, or class numbers.
 
-    Parameters
-    ----------
-    model
-        How its output is read.
+    Scores of several classes need no check: the largest score wins a pixel either way.
     """
 
     def __init__(self, model: Model) -> None:
@@ -186,7 +183,7 @@ class _Mask(_Kind):
         self._largest = 0.0
 
     def add(self, output: Array) -> bool:
-        """Look at items; what is no mask ends it."""
+        """Check items; an output that is not a mask ends the check."""
         n_classes, _ = self._reader.layout(output, "reference")
         if n_classes != 1:
             self._fits = self._are_whole = False
@@ -202,13 +199,14 @@ class _Mask(_Kind):
         """Return the option that may be wrong."""
         return "segmentation.classes_axis" if self._is_numbers else super().option
 
-    def doubt(self) -> str:
-        """Return that they are class numbers, or probabilities, if so."""
+    def warning(self) -> str:
+        """Return a warning if the items are class numbers, or probabilities."""
         if not self._is_numbers:
-            return super().doubt()
+            return super().warning()
         return (
-            f"the reference's outputs are whole numbers from 0 to {self._largest:g}, all of {self._n_seen} items, and are read "
-            "as a mask: every class but 0 is the same. Set segmentation.classes_axis = 0 if they are class numbers"
+            f"the reference's outputs are whole numbers from 0 to {self._largest:g} in all of {self._n_seen} items, but are "
+            "read as a mask, in which all classes except 0 are the same. If they are class numbers, set "
+            "segmentation.classes_axis = 0"
         )
 
     @property
@@ -216,13 +214,13 @@ class _Mask(_Kind):
         return self._are_whole and self._largest > 1
 
 
-class _Floor:
-    """Whether outputs go through zero, where their relative errors are large whatever a candidate does.
+class _FloorCheck:
+    """Checks whether outputs cross zero, where even small errors are large relative errors.
 
     Parameters
     ----------
     floor
-        Where relative errors end.
+        `regression.floor`: smallest magnitude that a relative error is taken of.
     """
 
     option = "regression.floor"
@@ -232,12 +230,12 @@ class _Floor:
         self._rows: list[Values] = []
 
     def add(self, output: Array) -> bool:
-        """Look at items, all of them."""
+        """Check items; all 256 are needed."""
         self._rows.append(_finite_rows(output)[:, :_MOST_OUTPUTS].astype(np.float64))
         return True
 
-    def doubt(self) -> str:
-        """Return which share of an output is near zero, and a floor that is of its size."""
+    def warning(self) -> str:
+        """Return a warning if many values of an output are near zero, with a floor that fits its size."""
         rows = [row for row in self._rows if row.size]
         if not rows or len({row.shape[1] for row in rows}) > 1:
             return ""
@@ -251,20 +249,20 @@ class _Floor:
         if close[worst] < _OFTEN:
             return ""
         return (
-            f"{100 * close[worst]:.0f} % of the reference's values (of output {worst}, counted from 0; their usual size is "
-            f"{size[worst]:.2g}, of either sign) are so near zero that a small error is a large relative one: healthy candidates "
-            f"flip there. Set regression.floor, which is {self._floor:g}, to the smallest value whose relative error matters, "
+            f"{100 * close[worst]:.0f} % of the reference's values of output {worst} (counted from 0; root mean square "
+            f"{size[worst]:.2g}, both signs) are so near zero that a small error is a large relative one: healthy candidates "
+            f"flip there. Set regression.floor, now {self._floor:g}, to the smallest value whose relative error matters, "
             f"such as {_NEAR * size[worst]:.1g}"
         )
 
 
-class _Padding:
-    """Whether one score lies so far below all others of its item that these look equal beside it.
+class _PaddingCheck:
+    """Checks whether one score lies so far below all others of its item that those look equal.
 
     Parameters
     ----------
     padding
-        What is known to fill up.
+        `ranking.padding`: scores up to it are known to be padding.
     """
 
     option = "ranking.padding"
@@ -275,11 +273,11 @@ class _Padding:
         self._least = 0.0
 
     def add(self, output: Array) -> bool:
-        """Look at items, all of them."""
+        """Check items; all 256 are needed."""
         if output.dtype.kind not in "fiu" or output.ndim != 2:
             return True
         scores = output.astype(np.float64)
-        scores[~(scores > max(self._padding, np.finfo(np.float64).min))] = np.inf  # fills up, or is no number
+        scores[~(scores > max(self._padding, np.finfo(np.float64).min))] = np.inf  # padding, or not a number
         scores.sort(axis=1)
         for row in scores:
             there = row[np.isfinite(row)]
@@ -290,18 +288,18 @@ class _Padding:
                 self._least = min(self._least, float(there[0]))
         return True
 
-    def doubt(self) -> str:
-        """Return that there is such a score in many items."""
+    def warning(self) -> str:
+        """Return a warning if many items have such a score."""
         if self._n_far <= _MANY * self._n_seen:
             return ""
         return (
-            f"in {self._n_far} of {self._n_seen} items the reference's least score, down to {self._least:g}, is so far below all "
-            f"others that these look equal beside it. If it fills up, set ranking.padding, which is {self._padding:g}, above it"
+            f"in {self._n_far} of {self._n_seen} items the reference's lowest score, down to {self._least:g}, is so far below "
+            f"all others that those look equal. If it is padding, set ranking.padding, now {self._padding:g}, above it"
         )
 
 
 def _finite_rows(output: Array) -> Array:
-    """Return the numbers of the items that hold nothing else : (items, numbers), of the output's type."""
+    """Return the items whose values are all finite : (items, values), of the output's type."""
     if output.dtype.kind not in "fiu" or not output.size:
         return np.empty((0, 0))
     values = output.reshape(len(output), -1)

@@ -1,4 +1,4 @@
-"""An exchange that is ready to be replayed, and what a reference answers to it."""
+"""An exchange that is ready to replay, and the type of a reference's answer."""
 
 import msgspec
 
@@ -11,33 +11,31 @@ Answer = dict[str, Array] | QuarantineError
 
 
 class PreparedExchange(msgspec.Struct, frozen=True, kw_only=True):
-    """An exchange that is ready to be replayed.
+    """An exchange that is ready to replay.
 
     Parameters
     ----------
     stream_sequence, payload
-        Its place in the stream and its wire form.
-    exchange
-        As captured.
-    judge
-        What it is measured with.
+        Its sequence number in the stream, and its wire form.
+    version_reference
+        The reference and the comparator of its candidate version.
     inputs
         Name to array : (items, ...), as the reference takes them.
     candidate
-        What is compared of the candidate, by name : (items, ...), where that is more than its outputs; else None.
+        The candidate's side of the comparison, by name : (items, ...), if it is not simply the captured outputs; else None.
     """
 
     stream_sequence: int
     payload: bytes
     exchange: Exchange
-    judge: VersionReference
+    version_reference: VersionReference
     inputs: dict[str, Array]
     candidate: Outputs | None = None
 
     @property
     def batched(self) -> bool:
-        """Whether the reference takes several items at once: always, where we have put the items together."""
-        return self.judge.model.batched or self.candidate is not None
+        """Whether the reference takes several items at once; always, if the worker has built the items itself."""
+        return self.version_reference.model.batched or self.candidate is not None
 
     @property
     def n_items(self) -> int:
@@ -48,7 +46,7 @@ class PreparedExchange(msgspec.Struct, frozen=True, kw_only=True):
     def signature(self) -> tuple[object, ...]:
         """What exchanges must share to be replayed together: version, and names, types and shapes of inputs.
 
-        In their order too: a feature without the name of an input is that of the first one.
+        The order of inputs counts too: a feature without an input's name is computed from the first one.
         """
         shapes = tuple((name, array.dtype.str, array.shape[1:]) for name, array in self.inputs.items())
         return (self.exchange.model, self.exchange.version, shapes)

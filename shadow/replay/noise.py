@@ -1,9 +1,9 @@
-"""The noise of the reference: some exchanges are replayed again, in another batch, and compared with themselves.
+"""The noise of the reference: some exchanges are replayed again in another batch and compared with the first result.
 
-Which ones is a hash of the exchange's id, the same on any worker, and until some hundreds of a version are measured it is
-all of them. They wait until there are enough of one kind, and go through the reference together in another order, alone
-or in batches of another size. That takes at most twice the share of the time that replaying takes: what does not fit into it
-is left out, whatever it would have shown.
+The first hundreds of exchanges of a version are all chosen, later ones by a hash of the exchange's id, which is the same on
+every worker. They wait until there are enough of one group, and are replayed in another order, alone or in batches of
+another size. Replaying again takes at most twice `shadow.noise_share` of the replay time; what does not fit is left out,
+independently of its result.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from quantdrift.core.clock import Clock
 from quantdrift.core.errors import QuarantineError, QuarantineReason, RetryError
 from quantdrift.core.records import Side
 from quantdrift.core.sampling.hash_draw import draw
-from quantdrift.shadow.language.scoring import without_own
+from quantdrift.shadow.language.scoring import without_free_answer
 from quantdrift.shadow.replay.candidate_noise import NoRechecks, Rechecker, RecheckRequest
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.noise_items import RepeatedItems, version_of
@@ -30,23 +30,23 @@ from quantdrift.shadow.replay.replay import Outcome, ReplayResult, replay_again
 from quantdrift.shadow.tensors.arrays import Outputs
 from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
-_FIRST: Final = 500  # exchanges of a version that are all chosen
-_TIMES_SHARE: Final = 2.0  # of the time that replaying takes: alone, an item takes more than in a batch
+_ALL_UNTIL: Final = 500  # first exchanges of a version, which are all chosen
+_TIMES_SHARE: Final = 2.0  # share of the replay time: an item on its own takes longer than in a batch
 _FIRST_S: Final = 0.001
-_MOST_S: Final = 0.5  # that is saved up
+_MOST_BUDGET_S: Final = 0.5
 _TOGETHER: Final = 16  # items
 _ALONE: Final = 4
-_MOST: Final = 64  # items of one kind that wait
+_MOST_ITEMS: Final = 64  # waiting items of one group
 _MOST_BYTES: Final = 32 << 20
-_MOST_WAITING: Final = 512  # exchanges, of all kinds
-_LONGEST_S: Final = 30.0
-_GIVEN_UP_S: Final = 600.0
-_OF_EXCHANGE: Final = 8  # items: a random part of larger ones
-_KEY: Final = b"quantdrift noise"  # another draw than those of sampling
+_MOST_WAITING: Final = 512  # waiting exchanges of all groups
+_LONGEST_WAIT_S: Final = 30.0
+_STALE_S: Final = 600.0
+_ITEMS_OF_EXCHANGE: Final = 8  # most items of one exchange; a random subset of larger ones
+_KEY: Final = b"quantdrift noise"  # makes the draw independent of those for sampling
 
 
-class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
-    """Items that wait to be replayed again: of one exchange, with what the reference gave the first time."""
+class _Sample(msgspec.Struct, frozen=True, kw_only=True):
+    """Items of one exchange that wait for their second replay, with the outputs of the first one."""
 
     entry: PreparedExchange
     first: Outputs
@@ -56,33 +56,31 @@ class _Chosen(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
 
 
-class _Again(NamedTuple):
-    """Items that were replayed again, and what the reference gave, or why it gave nothing."""
+class _ReplayedSample(NamedTuple):
+    """Items that were replayed again, with the new outputs or the error."""
 
-    chosen: _Chosen
+    chosen: _Sample
     outputs: Outputs | QuarantineError
 
 
 class Noise:
-    """Chooses, keeps and replays again.
+    """Chooses exchanges, keeps them and replays them again.
 
-    The thread of the reference calls `timed` and `again`, another one `choose` and `take`; both may ask the rest.
+    The reference's thread calls `timed` and `replay_due`, another thread `choose` and `take`; both may call the rest.
 
     Parameters
     ----------
     share
-        Of exchanges, from 0 to 1; 0: nothing is done.
-    clock
-        Measures what it takes.
+        Share of exchanges, from 0 to 1; 0 switches the measurement off.
     rechecks
-        Asks candidates again.
+        Measures the candidate's noise; None: it is not measured.
     rng
-        Orders and sizes; it knows nothing of contents.
+        Decides order and batch sizes.
 
     Attributes
     ----------
     counts : Counter
-        Items by model, side and outcome, from the start.
+        Items by model, side and outcome, since the start.
     """
 
     def __init__(
@@ -93,38 +91,40 @@ class Noise:
         rng: random.Random | None = None,
     ) -> None:
         self._share = share
-        self._time = _TIMES_SHARE * share
+        self._time_share = _TIMES_SHARE * share
         self._clock = clock
         self._rechecks = rechecks or NoRechecks()
         self._rng = rng or random.SystemRandom()
-        self._left_s = 0.0
+        self._budget_s = 0.0
         self._cost_s = _FIRST_S  # of the last time
         self._repeated = RepeatedItems(Side.REFERENCE)
         self._lock = threading.Lock()  # of the next three
-        self._waiting: dict[_Kind, list[_Chosen]] = {}
+        self._waiting: dict[_Group, list[_Sample]] = {}
         self._n_bytes = 0
         self._n_waiting = 0
-        self._replayed: queue.SimpleQueue[_Again] = queue.SimpleQueue()
+        self._replayed: queue.SimpleQueue[_ReplayedSample] = queue.SimpleQueue()
         self._n_met: Counter[VersionKey] = Counter()
         self.counts: Counter[tuple[str, Side, str]] = Counter()
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Allow for a share of the time that what is done inside takes."""
+        """Add a share of the time spent inside the block to the time budget."""
         began_s = self._clock.monotonic_s()
         yield
-        # What is not needed is hardly saved up: a burst would hold the others up.
-        self._left_s = min(self._left_s + self._time * (self._clock.monotonic_s() - began_s), _MOST_S)
+        # Bounded: a burst of second replays would delay the others.
+        self._budget_s = min(
+            self._budget_s + self._time_share * (self._clock.monotonic_s() - began_s), _MOST_BUDGET_S
+        )
 
     def choose(
         self, batch: Sequence[PreparedExchange], outputs: Sequence[Answer], outcomes: Sequence[Outcome]
     ) -> None:
-        """Keep some of what was just replayed, and have its candidate asked again where that is allowed.
+        """Keep some of the exchanges for a second replay, and offer them for a recheck of the candidate.
 
         Parameters
         ----------
         batch, outputs, outcomes
-            Exchanges of one signature, what the reference gave, and what came of each.
+            Exchanges of one signature, with the reference's answer and the result of each.
         """
         if self._share <= 0:
             return
@@ -133,27 +133,27 @@ class Noise:
             if isinstance(outcome, ReplayResult) and self._is_chosen(entry):
                 pair = pair_of(entry, answer, {})
                 if isinstance(pair, OutputPair):
-                    self._keep(entry, pair, alone=alone and entry.judge.model.batched)
+                    self._add_sample(entry, pair, alone=alone and entry.version_reference.model.batched)
 
     def is_due(self, entry: PreparedExchange) -> bool:
-        """Return whether there is something to be replayed again by the reference of `entry`, and time for it."""
-        return self._left_s >= self._cost_s and self._ripe(entry) is not None
+        """Return whether items wait for the reference of `entry`, and the time budget allows a second replay."""
+        return self._budget_s >= self._cost_s and self._due_group(entry) is not None
 
-    def again(self, entry: PreparedExchange) -> None:
-        """Replay items again with the reference of `entry`: that one is loaded.
+    def replay_due(self, entry: PreparedExchange) -> None:
+        """Replay due items again with the reference of `entry`, which is loaded.
 
         Raises
         ------
         BrokenRuntimeError
-            The reference computes nothing any more.
+            The reference no longer computes anything.
         """
         with self._lock:
-            kind = self._ripe(entry)
-            if kind is None:
+            group = self._due_group(entry)
+            if group is None:
                 return
-            # What was alone the first time is in company now; else either, at random.
-            in_company = kind.alone or self._rng.random() < 0.5
-            chosen = self._pop(kind, _TOGETHER if in_company else _ALONE)
+            # Items that were alone in their first batch now get company; others either, at random.
+            in_company = group.alone or self._rng.random() < 0.5
+            chosen = self._pop(group, _TOGETHER if in_company else _ALONE)
         self._rng.shuffle(chosen)
         size = self._rng.randint(2, max(_n_items(chosen), 2)) if in_company else 1
         began_s = self._clock.monotonic_s()
@@ -162,17 +162,17 @@ class Noise:
             outputs = replay_again(
                 [one.entry for one in chosen], [one.names for one in chosen], most_items=size
             )
-        except RetryError as error:  # away: these are a sample, and the next ones do as well
+        except RetryError as error:  # unreachable: these are a sample, later ones replace them
             outputs = [QuarantineError(QuarantineReason.REPLAY, str(error))] * len(chosen)
         finally:
             took_s = self._clock.monotonic_s() - began_s
-            self._left_s -= took_s
-            self._cost_s = min(took_s, _MOST_S)
+            self._budget_s -= took_s
+            self._cost_s = min(took_s, _MOST_BUDGET_S)
         for one, found in zip(chosen, outputs, strict=True):
-            self._replayed.put(_Again(one, found))
+            self._replayed.put(_ReplayedSample(one, found))
 
     def take(self) -> tuple[NoiseItem, ...]:
-        """Return what was measured since the last call, of both sides."""
+        """Return the measurements of both sides since the last call."""
         found: list[NoiseItem] = []
         for answered in self._rechecks.take():
             self.counts[answered.model, Side.CANDIDATE, answered.outcome] += answered.n_items
@@ -187,32 +187,32 @@ class Noise:
 
     def _is_chosen(self, entry: PreparedExchange) -> bool:
         version = version_of(entry)
-        if self._n_met[version] < _FIRST:
+        if self._n_met[version] < _ALL_UNTIL:
             self._n_met[version] += 1
             return True
         return draw(entry.exchange.id, _KEY) < self._share
 
-    def _keep(self, entry: PreparedExchange, pair: OutputPair, *, alone: bool) -> None:
-        rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _OF_EXCHANGE))))
+    def _add_sample(self, entry: PreparedExchange, pair: OutputPair, *, alone: bool) -> None:
+        rows = tuple(sorted(self._rng.sample(range(entry.n_items), min(entry.n_items, _ITEMS_OF_EXCHANGE))))
         self._rechecks.offer(RecheckRequest(entry=entry, first=pair.candidate, rows=rows))
         picked = list(rows)
-        # Copies: they may be views of a whole batch's.
-        inputs = without_own({name: array[picked] for name, array in entry.inputs.items()})
+        # Copied: they may be views of a whole batch, which would stay in memory.
+        inputs = without_free_answer({name: array[picked] for name, array in entry.inputs.items()})
         first = {name: array[picked] for name, array in pair.reference.items()}
-        # The exchange is about as large as its payload was; what the reference gave may be far larger.
+        # The exchange is about as large as its payload was; the reference's outputs may be far larger.
         n_bytes = len(entry.payload) + sum(array.nbytes for array in (*inputs.values(), *first.values()))
-        kind = _Kind(entry.signature, alone)
+        group = _Group(entry.signature, alone)
         with self._lock:
             if self._is_full(n_bytes):
-                self._forget()
-            waiting = self._waiting.setdefault(kind, [])
-            if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > _MOST:
+                self._drop_stale()
+            waiting = self._waiting.setdefault(group, [])
+            if self._is_full(n_bytes) or _n_items(waiting) + len(rows) > _MOST_ITEMS:
                 self._count(entry, "left_out", len(rows))
                 return
             self._n_bytes += n_bytes
             self._n_waiting += 1
             waiting.append(
-                _Chosen(
+                _Sample(
                     entry=msgspec.structs.replace(entry, payload=b"", inputs=inputs),
                     first=first,
                     names=pair.names,
@@ -223,37 +223,37 @@ class Noise:
             )
 
     def _is_full(self, n_bytes: int) -> bool:
-        """Return whether there is no room for so much more; one exchange may wait, however large it is."""
+        """Return whether `n_bytes` more are too many; a single exchange may wait however large it is."""
         too_large = self._n_waiting > 0 and self._n_bytes + n_bytes > _MOST_BYTES
         return too_large or self._n_waiting >= _MOST_WAITING
 
-    def _forget(self) -> None:
-        """Let go of what waits for a version or a shape that does not come any more."""
-        since_s = self._clock.monotonic_s() - _GIVEN_UP_S
-        for kind, chosen in list(self._waiting.items()):
+    def _drop_stale(self) -> None:
+        """Drop samples of versions or shapes that have not come for ten minutes."""
+        since_s = self._clock.monotonic_s() - _STALE_S
+        for group, chosen in list(self._waiting.items()):
             if chosen and chosen[0].since_s < since_s:
                 self._count(chosen[0].entry, "left_out", _n_items(chosen))
-                self._pop(kind, _n_items(chosen))
+                self._pop(group, _n_items(chosen))
 
-    def _pop(self, kind: "_Kind", most_items: int) -> list[_Chosen]:
-        """Take the longest waiting exchanges of a kind, at least one and no more items than that."""
-        waiting = self._waiting.pop(kind)
+    def _pop(self, group: "_Group", most_items: int) -> list[_Sample]:
+        """Take the exchanges of a group that have waited longest: at least one, and at most `most_items` items."""
+        waiting = self._waiting.pop(group)
         ends = itertools.accumulate(len(one.rows) for one in waiting)
         n = max(sum(end <= most_items for end in ends), 1)
         chosen, left = waiting[:n], waiting[n:]
         if left:
-            self._waiting[kind] = left
+            self._waiting[group] = left
         self._n_bytes -= sum(one.n_bytes for one in chosen)
         self._n_waiting -= len(chosen)
         return chosen
 
-    def _ripe(self, entry: PreparedExchange) -> "_Kind | None":
-        """Return which items of the version of `entry` are to be replayed again, the longest waiting first."""
+    def _due_group(self, entry: PreparedExchange) -> "_Group | None":
+        """Return the group of the version of `entry` that is due and has waited longest; None if none is due."""
         now_s, version = self._clock.monotonic_s(), entry.signature[:2]
         ripe = [
-            (chosen[0].since_s, kind)
-            for kind, chosen in list(self._waiting.items())
-            if kind.signature[:2] == version and chosen and _is_ripe(chosen, now_s, alone=kind.alone)
+            (chosen[0].since_s, group)
+            for group, chosen in list(self._waiting.items())
+            if group.signature[:2] == version and chosen and _is_due(chosen, now_s, alone=group.alone)
         ]
         return min(ripe, key=lambda one: one[0])[1] if ripe else None
 
@@ -262,17 +262,17 @@ class Noise:
             self.counts[entry.exchange.model, Side.REFERENCE, outcome] += n
 
 
-class _Kind(NamedTuple):
-    """What goes together: the signature, and whether each was alone in its batch the first time."""
+class _Group(NamedTuple):
+    """What samples must share: the signature, and whether each was alone in its first batch."""
 
     signature: tuple[object, ...]
     alone: bool
 
 
-def _n_items(chosen: Sequence[_Chosen]) -> int:
+def _n_items(chosen: Sequence[_Sample]) -> int:
     return sum(len(one.rows) for one in chosen)
 
 
-def _is_ripe(chosen: Sequence[_Chosen], now_s: float, *, alone: bool) -> bool:
-    n_items, waited = _n_items(chosen), now_s - chosen[0].since_s >= _LONGEST_S
+def _is_due(chosen: Sequence[_Sample], now_s: float, *, alone: bool) -> bool:
+    n_items, waited = _n_items(chosen), now_s - chosen[0].since_s >= _LONGEST_WAIT_S
     return n_items >= _TOGETHER or (waited and (n_items > 1 or not alone))

@@ -1,4 +1,4 @@
-"""Outputs that were computed twice, compared with the model's own comparator: the divergence of an item from itself."""
+"""The comparison of outputs that one side computed twice: the divergence of an item from itself."""
 
 import math
 from collections.abc import Sequence
@@ -13,14 +13,14 @@ from quantdrift.storage.shadow.rows import NoiseItem, VersionKey
 
 
 class RepeatedItems:
-    """Compares what one side computed twice. One thread uses it.
+    """Compares outputs that one side computed twice. Not thread-safe.
 
-    It has comparators of its own: some remember what they have seen, and what is seen twice must not be remembered.
+    It has its own comparators: some keep statistics of what they compare, which repeated items must not enter.
 
     Parameters
     ----------
     side
-        Whose outputs.
+        The side that computed both.
     """
 
     def __init__(self, side: Side) -> None:
@@ -30,20 +30,18 @@ class RepeatedItems:
     def items(
         self, entry: PreparedExchange, again: Outputs | QuarantineError, first: Outputs, rows: Sequence[int]
     ) -> list[NoiseItem]:
-        """Return what is stored of items whose outputs were computed twice; nothing where they cannot be compared.
+        """Return the rows of items whose outputs were computed twice; none if they cannot be compared.
 
         Parameters
         ----------
-        entry
-            Their exchange.
         again, first
-            Outputs by name : (rows, ...) each, or why there are none.
+            Outputs by name : (rows, ...) each; `again` may be an error.
         rows
-            Which items of the exchange they are.
+            The items' positions in the exchange.
         """
         if isinstance(again, QuarantineError):
             return []
-        model = entry.judge.model
+        model = entry.version_reference.model
         comparator = self._comparators.get(model.name)
         if comparator is None:
             comparator = self._comparators[model.name] = comparator_of(model)
@@ -75,9 +73,9 @@ def _items(entry: PreparedExchange, found: Divergences, rows: Sequence[int], sid
 
 
 def version_of(entry: PreparedExchange) -> VersionKey:
-    """Return the candidate version of an exchange, with its reference."""
+    """Return the key of an exchange's candidate version and reference."""
     return VersionKey(
         model=entry.exchange.model,
         candidate_version=entry.exchange.version,
-        reference_digest=entry.judge.runtime.artefact.digest,
+        reference_digest=entry.version_reference.runtime.artefact.digest,
     )

@@ -1,4 +1,4 @@
-"""Which outputs of candidate and reference are compared, and how each side's are read."""
+"""The pairing of outputs: which of the candidate's and the reference's are compared, read from each side."""
 
 from collections.abc import Mapping
 
@@ -10,28 +10,28 @@ from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Tensor
 from quantdrift.shadow.replay.exchange import Answer, PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 from quantdrift.shadow.tensors.codec import decode
 from quantdrift.shadow.tensors.items import item_columns, itemised
 from quantdrift.shadow.tensors.mapping import dequantised
 
 
 class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
-    """The outputs of both sides that are compared.
+    """The compared outputs of both sides.
 
     Parameters
     ----------
-    judge, n_items
+    version_reference, n_items
         Of the exchange.
     names
-        Of the outputs, and what the reference calls them.
+        The candidate's name of each output, to the reference's.
     candidate, reference
-        By name : (items, ...) each. They may be views of those of a whole batch.
+        By name : (items, ...) each. They may be views of the arrays of a whole batch.
     embedding
-        As in `Compared`.
+        As in `ReplayResult`.
     """
 
-    judge: VersionReference
+    version_reference: VersionReference
     n_items: int
     names: Mapping[str, str]
     candidate: Outputs
@@ -48,13 +48,13 @@ class OutputPair(msgspec.Struct, frozen=True, kw_only=True):
 def pair_of(
     entry: PreparedExchange, outputs: Answer, chosen: dict[tuple[object, ...], tuple[str, str]]
 ) -> OutputPair | QuarantineError:
-    """Return the outputs of an exchange side by side; `chosen` remembers which one is compared among which."""
+    """Return the compared outputs of an exchange; `chosen` caches the names of the compared output."""
     if isinstance(outputs, QuarantineError):
         return outputs
     given = tuple(tensor.name for tensor in entry.exchange.outputs)
-    key = (id(entry.judge), *given)
+    key = (id(entry.version_reference), *given)
     try:
-        names = {name: name for name in entry.judge.comparator.outputs}
+        names = {name: name for name in entry.version_reference.comparator.outputs}
         if not names:
             if key not in chosen:
                 chosen[key] = _output_names(entry)
@@ -62,12 +62,12 @@ def pair_of(
         candidate = entry.candidate or {name: captured_of(entry, name) for name in names}
         reference = {name: replayed_of(entry, outputs, own) for name, own in names.items()}
     except QuarantineError as error:
-        return uncomparable(error.detail)
-    embedding = outputs.get(entry.judge.runtime.embedding)
+        return output_error(error.detail)
+    embedding = outputs.get(entry.version_reference.runtime.embedding)
     if embedding is not None and not entry.batched:
         embedding = _one_row(embedding)
     return OutputPair(
-        judge=entry.judge,
+        version_reference=entry.version_reference,
         n_items=entry.n_items,
         names=names,
         candidate=candidate,
@@ -77,36 +77,36 @@ def pair_of(
 
 
 def captured_of(entry: PreparedExchange, name: str) -> Array:
-    """Return what the candidate gave : (items, ...)."""
+    """Return an output of the candidate : (items, ...)."""
     tensor = next((tensor for tensor in entry.exchange.outputs if tensor.name == name), None)
     if tensor is None:
         given = [tensor.name for tensor in entry.exchange.outputs]
-        raise uncomparable(f"the candidate's outputs are {given}: `{name}` is not among them")
-    candidate = _dequantised(tensor, entry.judge.reference)
-    if not entry.judge.model.batched:
+        raise output_error(f"the candidate's outputs are {given}: `{name}` is not among them")
+    candidate = _dequantised(tensor, entry.version_reference.reference)
+    if not entry.version_reference.model.batched:
         candidate = candidate[np.newaxis]
-    column = item_columns(entry.judge.model).get(name)
+    column = item_columns(entry.version_reference.model).get(name)
     if not candidate.size and len(candidate) != entry.n_items:
-        # A list without anything in it is nothing of each item, however it is written.
+        # An empty array of any shape means no rows for each item.
         candidate = np.empty((entry.n_items, 0), candidate.dtype)
     elif column is not None:
         candidate = itemised(candidate, column, entry.n_items)
     if candidate.shape[:1] != (entry.n_items,):
-        raise uncomparable(
+        raise output_error(
             f"the candidate's `{name}` is {list(candidate.shape)}, the exchange has {entry.n_items} items"
         )
-    return candidate if entry.judge.model.batched else _one_row(candidate)
+    return candidate if entry.version_reference.model.batched else _one_row(candidate)
 
 
 def replayed_of(entry: PreparedExchange, outputs: Mapping[str, Array], name: str) -> Array:
-    """Return what the reference gave : (items, ...)."""
+    """Return an output of the reference : (items, ...)."""
     if name not in outputs:
-        raise uncomparable(f"the reference's `{name}` does not hold one entry per item")
+        raise output_error(f"the reference's `{name}` does not hold one entry per item")
     return outputs[name] if entry.batched else _one_row(outputs[name])
 
 
 def _one_row(output: Array) -> Array:
-    """Return the output of a single item : (1, ...), without a first dimension of 1 of its own."""
+    """Return the output of a single item : (1, ...), without a further leading dimension of 1."""
     return output[0] if output.ndim > 2 and output.shape[1] == 1 else output
 
 
@@ -115,9 +115,9 @@ def _dequantised(captured: Tensor, reference: Reference) -> Array:
     if not reference.output_scale:
         return candidate
     if candidate.dtype.kind not in "iu":
-        raise uncomparable(
-            f"the candidate's `{captured.name}` is {captured.datatype}, and `models.references.output_scale` says that "
-            "it holds quantised integers"
+        raise output_error(
+            f"the candidate's `{captured.name}` is {captured.datatype}, but `models.references.output_scale` is only for "
+            "quantised integers: remove it, or check `models.output`"
         )
     return dequantised(candidate, reference.output_scale, reference.output_zero_point)
 
@@ -125,18 +125,20 @@ def _dequantised(captured: Tensor, reference: Reference) -> Array:
 def _output_names(entry: PreparedExchange) -> tuple[str, str]:
     """Return the names of the compared output: the candidate's and the reference's."""
     given = [tensor.name for tensor in entry.exchange.outputs]
-    embedding = entry.judge.runtime.embedding
-    wanted = entry.judge.model.output
-    # What is an embedding is compared only where nothing else can be.
-    known = sorted((spec.name for spec in entry.judge.runtime.outputs), key=lambda name: name == embedding)
+    embedding = entry.version_reference.runtime.embedding
+    wanted = entry.version_reference.model.output
+    # An embedding is compared only if no other output can be.
+    known = sorted(
+        (spec.name for spec in entry.version_reference.runtime.outputs), key=lambda name: name == embedding
+    )
     pairs = [(name, name) for name in known if wanted in ("", name)]
-    if entry.judge.reference.output:
-        pairs = [(wanted, entry.judge.reference.output)]
+    if entry.version_reference.reference.output:
+        pairs = [(wanted, entry.version_reference.reference.output)]
     common = [pair for pair in pairs if pair[0] in given]
     if not common:
-        asked = f"`{wanted}`, as configured, is not" if wanted else "none is"
-        raise uncomparable(
-            f"the candidate's outputs are {given}, the reference's {known}: {asked} on both sides; "
-            "see `models.output` and `models.references.output`"
+        missing = f"`{wanted}`, as configured, is not" if wanted else "none is"
+        raise output_error(
+            f"the candidate's outputs are {given}, the reference's {known}: {missing} on both sides. "
+            "Set `models.output` and `models.references.output`"
         )
     return common[0]

@@ -1,4 +1,4 @@
-"""Which reference answers for a candidate version."""
+"""The open references, and the reference of each candidate version."""
 
 from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
@@ -15,18 +15,16 @@ Load = Callable[[Model, Reference], ReferenceRuntime]
 
 
 class VersionReference(msgspec.Struct, frozen=True, kw_only=True):
-    """What a candidate version is measured with.
+    """The reference and the comparator of a candidate version.
 
     Parameters
     ----------
-    model
-        Its configuration.
     runtime
         The loaded reference.
     comparator
-        For the model's kind of output.
+        For the model's task.
     reference
-        Its configuration: what its tensors are called, and how they are made of those that are captured.
+        The configuration of the reference: the names of its tensors, and how captured tensors map to them.
     """
 
     model: Model
@@ -34,20 +32,20 @@ class VersionReference(msgspec.Struct, frozen=True, kw_only=True):
     comparator: Comparator
     reference: Reference = Reference()
 
-    def is_copied(self, version: str) -> bool:
-        """Return whether a copy of candidate `version` is there."""
+    def has_replica(self, version: str) -> bool:
+        """Return whether a replica of candidate `version` is configured."""
         return any(fnmatchcase(version, pattern) for pattern in self.reference.copy.versions)
 
 
 class References:
-    """Every reference that is open.
+    """All open references.
 
     Parameters
     ----------
     models
-        Models with their references and the versions these answer for; `add` takes further ones.
+        Their references are opened at once; `add` opens those of further models.
     load
-        Loads one; called once for all versions, and all models of one ONNX file and embedding.
+        Loads a reference; called once for all versions of a model, and for all models with the same ONNX file and embedding.
 
     Raises
     ------
@@ -58,7 +56,7 @@ class References:
     def __init__(self, models: Iterable[Model], load: Load) -> None:
         self._load = load
         self._loaded: dict[tuple[Reference, str, str], ReferenceRuntime] = {}
-        self._judges: dict[str, list[tuple[tuple[str, ...], VersionReference]]] = {}
+        self._by_model: dict[str, list[tuple[tuple[str, ...], VersionReference]]] = {}
         for model in models:
             self.add(model)
 
@@ -68,48 +66,50 @@ class References:
         Raises
         ------
         OperatorError
-            A reference cannot be loaded or is none, or has not the tensors that its configuration names.
+            A reference cannot be loaded, is not full precision, or lacks tensors that its configuration names.
         RetryError
-            The server that holds one is away; what was opened for the model stays open for the next try.
+            The server of a reference is unreachable; references that were opened stay open for the next try.
         """
-        judges = []
+        references = []
         for reference in model.references:
             key = _key(model, reference)
             if key not in self._loaded:
                 self._loaded[key] = self._load(model, reference)
             runtime = self._loaded[key]
-            # One each: it may remember what its reference gave.
+            # One for each reference: it may keep statistics of the reference's outputs.
             comparator = comparator_of(model)
             check_mapping(model, reference, runtime, comparator.outputs)
-            judge = VersionReference(model=model, runtime=runtime, comparator=comparator, reference=reference)
-            judges.append((reference.versions, judge))
-        self._judges[model.name] = judges
+            version_reference = VersionReference(
+                model=model, runtime=runtime, comparator=comparator, reference=reference
+            )
+            references.append((reference.versions, version_reference))
+        self._by_model[model.name] = references
 
     def __contains__(self, model: str) -> bool:
         """Return whether the references of `model` are open."""
-        return model in self._judges
+        return model in self._by_model
 
     def find(self, model: str, version: str) -> VersionReference | None:
-        """Return what `version` is measured with: the first reference with a pattern that matches, or None."""
-        for patterns, judge in self._judges.get(model, ()):
+        """Return the first reference whose patterns match `version`, or None."""
+        for patterns, version_reference in self._by_model.get(model, ()):
             if any(fnmatchcase(version, pattern) for pattern in patterns):
-                return judge
+                return version_reference
         return None
 
     def close(self) -> None:
-        """Let go of all of them."""
+        """Close all references."""
         for runtime in self._loaded.values():
             runtime.close()
 
 
-def at_a_server(model: Model) -> bool:
-    """Return whether a reference of `model`, or a copy, is at a server: all are replayed in a thread of their own then."""
+def is_remote(model: Model) -> bool:
+    """Return whether a reference of `model`, or a replica, is at a server: the model then has its own replay thread."""
     return any(reference.url or reference.copy.url for reference in model.references)
 
 
 def _key(model: Model, reference: Reference) -> tuple[Reference, str, str]:
-    """Return what must be equal for one loaded reference to do for both; an ONNX file alone tells its tensors."""
-    whose = "" if reference.runtime is Runtime.ONNX and not at_a_server(model) else model.name
+    """Return the key under which models share a loaded reference. Only ONNX files, which declare their tensors, are shared."""
+    whose = "" if reference.runtime is Runtime.ONNX and not is_remote(model) else model.name
     loaded = msgspec.structs.replace(
         reference, versions=(), inputs=(), output="", output_scale=0.0, output_zero_point=0
     )

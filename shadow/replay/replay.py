@@ -1,4 +1,4 @@
-"""Replays a batch and compares it: a pure function from captured exchanges to divergences."""
+"""The replay and comparison of a batch: from captured exchanges to divergences."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,33 +22,33 @@ Result = TypeVar("Result")
 
 
 class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an exchange.
+    """The result of a replayed and compared exchange.
 
     Parameters
     ----------
-    everything
-        Divergences of all items that were compared together: one object for all of these exchanges.
+    batch_divergences
+        The divergences of all items that were compared together; the exchanges of a batch share this object.
     rows
-        Those that are its own.
+        The rows of this exchange in it.
     embedding
-        The reference's embedding : (items, ...), or None where it has none with one entry per item.
+        The reference's embedding : (items, ...), or None if it has none with one entry per item.
     """
 
-    everything: Divergences
+    batch_divergences: Divergences
     rows: range
     embedding: Array | None
 
     @property
     def divergences(self) -> Divergences:
-        """Of its own items."""
-        return self.everything.part(self.rows.start, self.rows.stop)
+        """The divergences of this exchange's items."""
+        return self.batch_divergences.part(self.rows.start, self.rows.stop)
 
 
 Outcome = ReplayResult | QuarantineError
 
 
 class AssembledBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """A batch that is ready to be replayed.
+    """A batch that is ready to replay.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class AssembledBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def assemble(batch: Sequence[PreparedExchange]) -> AssembledBatch:
-    """Return a batch with its inputs side by side; of a single exchange they are not copied.
+    """Return the batch with its inputs concatenated; those of a single exchange are not copied.
 
     Parameters
     ----------
@@ -82,24 +82,24 @@ def assemble(batch: Sequence[PreparedExchange]) -> AssembledBatch:
 
 
 def replay(assembled: AssembledBatch, *, most_items: int) -> list[Answer]:
-    """Return, per exchange, the reference's outputs, items along the first dimension, or why it is set aside.
+    """Return the reference's outputs for each exchange, items along the first dimension, or why it is quarantined.
 
-    All exchanges are replayed together. Where that fails, halves are tried, down to single exchanges, and of one with many
-    items in steps that are half as long, down to single items: only what fails so is set aside, nothing else pays for it.
+    All exchanges are replayed together. If that fails, halves are tried, down to single exchanges, and a single exchange
+    with many items in steps of half the length, down to single items. Only an exchange that fails alone is quarantined.
 
     Parameters
     ----------
     assembled
         The batch.
     most_items
-        Items that are given to the reference at once.
+        Most items in one call of the reference.
 
     Raises
     ------
     BrokenRuntimeError
-        The reference computes nothing any more.
+        The reference no longer computes anything.
     RetryError
-        What computes is away for now.
+        The reference's server is unreachable.
     """
 
     def work(batch: Sequence[PreparedExchange]) -> Sequence[dict[str, Array]]:
@@ -107,13 +107,13 @@ def replay(assembled: AssembledBatch, *, most_items: int) -> list[Answer]:
         replayed = _replay if len(batch) > 1 else _replay_one
         return replayed(assembled if whole else assemble(batch), most_items=most_items)
 
-    return _together(assembled.batch, work)
+    return _bisect(assembled.batch, work)
 
 
 def compare(batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> list[Outcome]:
-    """Return, per exchange, the divergences of its items with their embedding, or why it is set aside.
+    """Return the divergences and the embedding of each exchange, or why it is quarantined.
 
-    All exchanges are compared together, and where that fails in halves, as they are replayed.
+    All exchanges are compared together, and if that fails in halves, as in `replay`.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def compare(batch: Sequence[PreparedExchange], outputs: Sequence[Answer]) -> lis
     """
     chosen: dict[tuple[object, ...], tuple[str, str]] = {}
     pairs = [pair_of(entry, one, chosen) for entry, one in zip(batch, outputs, strict=True)]
-    compared = iter(_together([pair for pair in pairs if isinstance(pair, OutputPair)], _compare))
+    compared = iter(_bisect([pair for pair in pairs if isinstance(pair, OutputPair)], _compare))
     return [next(compared) if isinstance(pair, OutputPair) else pair for pair in pairs]
 
 
@@ -136,14 +136,14 @@ def compare_batch(batch: Sequence[PreparedExchange], *, most_items: int) -> list
     batch
         Exchanges with one signature; at least one.
     most_items
-        Items that are given to the reference at once.
+        Most items in one call of the reference.
 
     Raises
     ------
     BrokenRuntimeError
-        The reference computes nothing any more.
+        The reference no longer computes anything.
     RetryError
-        What computes is away for now.
+        The reference's server is unreachable.
     """
     return compare(batch, replay(assemble(batch), most_items=most_items))
 
@@ -151,7 +151,7 @@ def compare_batch(batch: Sequence[PreparedExchange], *, most_items: int) -> list
 def replay_again(
     batch: Sequence[PreparedExchange], names: Sequence[Mapping[str, str]], *, most_items: int
 ) -> list[Outputs | QuarantineError]:
-    """Return, per exchange, the reference's outputs by the names under which they are compared, or why there are none.
+    """Return the reference's outputs for each exchange, by the names under which they are compared, or the error.
 
     Parameters
     ----------
@@ -163,9 +163,9 @@ def replay_again(
     Raises
     ------
     BrokenRuntimeError
-        The reference computes nothing any more.
+        The reference no longer computes anything.
     RetryError
-        What computes is away for now.
+        The reference's server is unreachable.
     """
     return [
         answer
@@ -177,10 +177,10 @@ def replay_again(
     ]
 
 
-def answered_again(
+def recheck_outputs(
     entry: PreparedExchange, answer: Sequence[Tensor], names: Sequence[str]
 ) -> Outputs | QuarantineError:
-    """Return the outputs `names` of a second answer of the candidate as those of the first are read, or why not."""
+    """Return the outputs `names` of the candidate's second answer, read like those of the first, or the error."""
     exchange = msgspec.structs.replace(entry.exchange, outputs=tuple(answer))
     again = msgspec.structs.replace(entry, exchange=exchange)
     return _outputs(partial(captured_of, again), {name: name for name in names})
@@ -188,15 +188,15 @@ def answered_again(
 
 def _outputs(find: Callable[[str], Array], names: Mapping[str, str]) -> Outputs | QuarantineError:
     try:
-        return {name: find(own) for name, own in names.items()}
+        return {name: find(name_of_side) for name, name_of_side in names.items()}
     except QuarantineError as error:
         return error
 
 
-def _together(
+def _bisect(
     entries: Sequence[Entry], work: Callable[[Sequence[Entry]], Sequence[Result]]
 ) -> list[Result | QuarantineError]:
-    """Do `work` on all entries at once, or on halves where it refuses them; the error of each that fails alone."""
+    """Return the results of `work` on all entries at once, or on halves if that fails; errors of entries that fail alone."""
     if not entries:
         return []
     try:
@@ -205,26 +205,26 @@ def _together(
         if len(entries) == 1:
             return [error]
     half = len(entries) // 2
-    return [*_together(entries[:half], work), *_together(entries[half:], work)]
+    return [*_bisect(entries[:half], work), *_bisect(entries[half:], work)]
 
 
 def _replay(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Array]]:
     """Return the reference's outputs of each exchange, items along the first dimension."""
     entries, joined, n_items = assembled.batch, assembled.inputs, assembled.n_items
-    judge = entries[0].judge
+    version_reference = entries[0].version_reference
     if not entries[0].batched:
-        return [_alone(entry) for entry in entries]
-    # In equal steps, so that hardly an item is computed for nothing.
-    size = _fixed_size(judge.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
-    outputs = _in_steps(judge, joined, n_items, size)
+        return [_run_unbatched(entry) for entry in entries]
+    # In equal steps, so that little padding is computed.
+    size = _fixed_size(version_reference.runtime.inputs) or ceil(n_items / ceil(n_items / most_items))
+    outputs = _run_in_steps(version_reference, joined, n_items, size)
     whole = {name: array for name, array in outputs.items() if len(array) == n_items}
     return [{name: array[begin:end] for name, array in whole.items()} for begin, end in _spans(entries)]
 
 
 def _replay_one(assembled: AssembledBatch, *, most_items: int) -> list[dict[str, Array]]:
-    """Return the reference's outputs of one exchange, in shorter steps where it is too large for the memory that there is."""
+    """Return the reference's outputs of one exchange, in shorter and shorter steps while it fails (too little memory)."""
     entry = assembled.batch[0]
-    divisible = entry.batched and _fixed_size(entry.judge.runtime.inputs) is None
+    divisible = entry.batched and _fixed_size(entry.version_reference.runtime.inputs) is None
     size = min(most_items, assembled.n_items)
     while True:
         try:
@@ -236,26 +236,28 @@ def _replay_one(assembled: AssembledBatch, *, most_items: int) -> list[dict[str,
 
 
 def _spans(entries: Sequence[PreparedExchange]) -> Iterator[tuple[int, int]]:
-    """Return where the items of each exchange begin and end among those of all."""
+    """Yield begin and end of each exchange's items in the batch."""
     end = 0
     for entry in entries:
         begin, end = end, end + entry.n_items
         yield begin, end
 
 
-def _alone(entry: PreparedExchange) -> dict[str, Array]:
-    """Return the outputs of an exchange that is one item : (1, ...)."""
-    outputs = entry.judge.runtime.run({name: array[0] for name, array in entry.inputs.items()})
+def _run_unbatched(entry: PreparedExchange) -> dict[str, Array]:
+    """Return the outputs of an exchange of an unbatched model, which is one item : (1, ...)."""
+    outputs = entry.version_reference.runtime.run({name: array[0] for name, array in entry.inputs.items()})
     return {name: output[np.newaxis] for name, output in outputs.items()}
 
 
-def _in_steps(judge: VersionReference, inputs: dict[str, Array], n_items: int, size: int) -> dict[str, Array]:
-    """Run `size` items at a time; the last step is filled up with its last item. Outputs without items are left out."""
-    tables = item_columns(judge.model)
+def _run_in_steps(
+    version_reference: VersionReference, inputs: dict[str, Array], n_items: int, size: int
+) -> dict[str, Array]:
+    """Run `size` items at a time; the last item pads the last step. Outputs without a dimension of items are dropped."""
+    tables = item_columns(version_reference.model)
     steps: list[dict[str, Array]] = []
     for begin in range(0, n_items, size):
         step = {name: _rows(array, begin, size) for name, array in inputs.items()}
-        outputs = judge.runtime.run(step)
+        outputs = version_reference.runtime.run(step)
         steps.append(
             {
                 name: itemised(output, tables[name], size) if name in tables else output
@@ -263,38 +265,38 @@ def _in_steps(judge: VersionReference, inputs: dict[str, Array], n_items: int, s
             }
         )
     names = [name for name in steps[0] if all(step[name].shape[:1] == (size,) for step in steps)]
-    found = {name: joined_steps([step[name] for step in steps], judge.model) for name in names}
+    found = {name: joined_steps([step[name] for step in steps], version_reference.model) for name in names}
     return {name: output[:n_items] for name, output in found.items() if output is not None}
 
 
 def _rows(array: Array, begin: int, size: int) -> Array:
-    """Return `size` items from `begin` on; beyond the end the last one again. Without that they are not copied."""
+    """Return `size` items from `begin` on, padded with the last item. They are copied only if padded."""
     if begin + size <= len(array):
         return array[begin : begin + size]
     return array[np.minimum(np.arange(begin, begin + size), len(array) - 1)]
 
 
 def _fixed_size(specs: Sequence[TensorSpec]) -> int | None:
-    """Return how many items the reference insists on, None where any number will do."""
+    """Return the number of items that the reference requires, None if any number will do."""
     return next((spec.shape[0] for spec in specs if spec.shape and spec.shape[0] is not None), None)
 
 
 def _compare(pairs: Sequence[OutputPair]) -> list[ReplayResult]:
-    """Compare all items of like outputs at once and hand each exchange its own."""
+    """Return the result of each pair; pairs with equal types and shapes are compared together."""
     alike: dict[tuple[object, ...], list[int]] = {}
     for index, pair in enumerate(pairs):
         alike.setdefault(pair.signature, []).append(index)
     found: dict[int, ReplayResult] = {}
     for indices in alike.values():
         together = [pairs[index] for index in indices]
-        everything = together[0].judge.comparator.compare(
+        batch_divergences = together[0].version_reference.comparator.compare(
             _joined([pair.candidate for pair in together]), _joined([pair.reference for pair in together])
         )
         end = 0
         for index, pair in zip(indices, together, strict=True):
             begin, end = end, end + pair.n_items
             found[index] = ReplayResult(
-                everything=everything, rows=range(begin, end), embedding=pair.embedding
+                batch_divergences=batch_divergences, rows=range(begin, end), embedding=pair.embedding
             )
     return [found[index] for index in range(len(pairs))]
 

@@ -1,4 +1,4 @@
-"""From divergences to the rows that are stored of them, one per item."""
+"""The rows to store for the divergences of a comparison, one for each item."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,35 +16,33 @@ _ENCODER = msgspec.json.Encoder()
 
 
 def items_of(
-    found: Divergences,
+    divergences: Divergences,
     *,
     slices: Sequence[tuple[SliceKey, ...]],
     features: Sequence[dict[str, float]],
     clusterings: Sequence[int],
 ) -> tuple[ComparedItem, ...]:
-    """Return what is stored of each item.
+    """Return the row of each item.
 
     Parameters
     ----------
-    found
-        Divergences of the items.
     slices, features
         Of each item.
     clusterings
-        The version that put each item into its learned slices; 0: none did.
+        The version of the clustering that assigned each item to its learned slices; 0: none.
     """
     columns = zip(
         slices,
         features,
-        _flags(found.flip),
-        _flags(found.topk),
-        _numbers(found.js),
-        _numbers(found.divergence),
-        _numbers(found.margin),
-        _numbers(found.candidate_margin),
-        _numbers(found.reference_margin),
-        _details(found, clusterings),
-        strict=False,  # what a task does not know has no end
+        _flags(divergences.flip),
+        _flags(divergences.topk),
+        _numbers(divergences.js),
+        _numbers(divergences.divergence),
+        _numbers(divergences.margin),
+        _numbers(divergences.candidate_margin),
+        _numbers(divergences.reference_margin),
+        _details(divergences, clusterings),
+        strict=False,  # a column that the task does not compute is infinite
     )
     return tuple(
         ComparedItem(
@@ -75,7 +73,7 @@ def items_of(
 
 
 def _numbers(column: Values) -> Iterator[float | None]:
-    """Return numbers; what is not a number is null in the record."""
+    """Return the numbers, None (null in the database) for NaN."""
     if not len(column):
         return repeat(None)
     return (None if math.isnan(value) else value for value in column.tolist())
@@ -85,25 +83,28 @@ def _flags(column: Values) -> Iterator[bool | None]:
     return (None if value is None else bool(value) for value in _numbers(column))
 
 
-def _details(found: Divergences, clusterings: Sequence[int]) -> Iterator[str]:
-    """Return what else is known of each item, as the text of a JSON object; what is undefined is left out."""
-    columns: dict[str, list[Any]] = {name: column.tolist() for name, column in found.detail.items()}
-    spoilt = {
-        f"{side}_not_finite": _spoilt(finite)
-        for side, finite in (("candidate", found.candidate_finite), ("reference", found.reference_finite))
+def _details(divergences: Divergences, clusterings: Sequence[int]) -> Iterator[str]:
+    """Yield the details of each item as a JSON object; undefined ones are left out."""
+    columns: dict[str, list[Any]] = {name: column.tolist() for name, column in divergences.detail.items()}
+    not_finite = {
+        f"{side}_not_finite": _not_finite(finite)
+        for side, finite in (
+            ("candidate", divergences.candidate_finite),
+            ("reference", divergences.reference_finite),
+        )
     }
     for index, clustering in enumerate(clusterings):
         detail: Mapping[str, Any] = {
-            **{name: column[index] for name, column in columns.items() if _is_told(column[index])},
-            **{name: True for name, indices in spoilt.items() if index in indices},
+            **{name: column[index] for name, column in columns.items() if _is_defined(column[index])},
+            **{name: True for name, indices in not_finite.items() if index in indices},
             **({"clustering": clustering} if clustering else {}),
         }
         yield _ENCODER.encode(detail).decode()
 
 
-def _spoilt(finite: Flags) -> frozenset[int]:
+def _not_finite(finite: Flags) -> frozenset[int]:
     return frozenset(np.flatnonzero(~finite).tolist())
 
 
-def _is_told(value: Any) -> bool:
+def _is_defined(value: Any) -> bool:
     return value is not None and not (isinstance(value, float) and not math.isfinite(value))

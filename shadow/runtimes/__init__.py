@@ -1,1 +1,1 @@
-"""Reference runtimes: one protocol, a registry, and what all of them share."""
+"""The reference runtimes: their protocol, the registry, and what all runtimes share."""

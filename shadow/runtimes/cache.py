@@ -1,6 +1,6 @@
-"""References that share a bound on memory: the one that was used longest ago is closed, and opened again when needed.
+"""The cache of open references, bounded by memory: the least recently used one is closed, and reopened when needed.
 
-Everything happens in the thread that replays, which computes with one reference at a time: none is ever closed in use.
+Only the replay thread uses it, with one reference at a time, so that no reference is closed while in use.
 """
 
 import logging
@@ -15,17 +15,17 @@ from quantdrift.shadow.runtimes.protocol import Artefact, BrokenRuntimeError, Pr
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _LOG = logging.getLogger(__name__)
-_MEASURED: Final = 3  # runs of a new largest input: a library may plan its memory anew for the second one
+_MEASURED: Final = 3  # runs of a new largest input: a library may allocate again for the second one
 _STATM = Path("/proc/self/statm")
 
 
 class RuntimeCache:
-    """Holds references that are open.
+    """The open references.
 
     Parameters
     ----------
     memory_bytes
-        Most that all of them may take. The one in use stays whatever it takes. 0: all stay open.
+        Most memory of all of them (`shadow.reference_memory_bytes`). The one in use stays open regardless. 0: no limit.
     """
 
     def __init__(self, memory_bytes: int) -> None:
@@ -34,21 +34,21 @@ class RuntimeCache:
 
     @property
     def n_bytes(self) -> int:
-        """What those that are open take."""
+        """Memory of the open references."""
         return sum(one.n_bytes for one in self._open)
 
     @property
     def n_open(self) -> int:
-        """How many are open."""
+        """Number of open references."""
         return len(self._open)
 
     def use(self, wanted: "CachedRuntime") -> ReferenceRuntime:
-        """Return a reference, open; others are closed where there would be no room.
+        """Return the reference, opened if necessary; others are closed if the memory does not suffice.
 
         Raises
         ------
         BrokenRuntimeError
-            It could be opened before, and cannot any more, or is another one by now.
+            It can no longer be opened, or its artefact has changed.
         """
         runtime = self._open.pop(wanted, None)
         if runtime is None:
@@ -58,7 +58,7 @@ class RuntimeCache:
         return runtime
 
     def put(self, one: "CachedRuntime", runtime: ReferenceRuntime) -> None:
-        """Take a reference that was opened for the first time, or one that takes more than was known."""
+        """Add a reference that was opened for the first time, or update one that takes more memory than known."""
         self._open.pop(one, None)
         self._make_room(one.n_bytes)
         self._open[one] = runtime
@@ -75,23 +75,24 @@ class RuntimeCache:
                 return
             self._open.pop(oldest).close()
             malloc.trim()
-            _LOG.info("reference %s is closed for now: shadow.reference_memory_bytes", oldest.artefact.path)
+            _LOG.info(
+                "closed reference %s until its next use: all references together would exceed"
+                " shadow.reference_memory_bytes",
+                oldest.artefact.path,
+            )
 
 
 class CachedRuntime:
-    """A reference that may be closed while it is not used. What it says of itself stays known.
+    """A reference that may be closed while it is not in use. Its metadata stays available.
 
     Parameters
     ----------
-    shelf
-        Where it is kept.
     load
-        Opens it; called at once, so that what is wrong with it is known at the start, and after each time that it was
-        closed.
+        Opens the reference. Called at once, so that errors show at the start, and after each time that it was closed.
     least_bytes
-        What it takes at least: the size of its files. Counted is what opening it added to this process, where that is
-        more, and what its largest inputs added to that: a library keeps what it computed in for the next ones. 0: it is at a
-        server, takes nothing here and stays open.
+        Lower bound of its memory: the size of its files. If opening it added more to this process, that counts, and what its
+        largest inputs added, because a library keeps its work memory for the next ones. 0: it is at a server, takes no memory
+        here and stays open.
     """
 
     def __init__(self, shelf: RuntimeCache, load: Callable[[], ReferenceRuntime], least_bytes: int) -> None:
@@ -111,14 +112,14 @@ class CachedRuntime:
         shelf.put(self, runtime)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return every output by name, having opened the reference again where it was closed.
+        """Return every output by name; opens the reference again if it was closed.
 
         Raises
         ------
         QuarantineError, RetryError
             As of the reference.
         BrokenRuntimeError
-            As of the reference, or it cannot be opened any more.
+            As of the reference, or it can no longer be opened.
         """
         runtime = self._shelf.use(self)
         if not self._is_measured(sum(array.nbytes for array in inputs.values())):
@@ -131,7 +132,7 @@ class CachedRuntime:
             self._shelf.put(self, runtime)
 
     def close(self) -> None:
-        """Close all references of the shelf."""
+        """Close all references of the cache."""
         self._shelf.close()
 
     def reopen(self) -> ReferenceRuntime:
@@ -140,26 +141,29 @@ class CachedRuntime:
         Raises
         ------
         BrokenRuntimeError
-            It cannot be opened any more, or is another one by now.
+            It can no longer be opened, or its artefact has changed.
         """
         self.n_bytes, self._largest = self._opened_bytes, 0
         try:
             runtime = self._load()
         except OperatorError as error:
             raise BrokenRuntimeError(
-                f"the reference {self.artefact.path} could be opened before: {error}"
+                f"the reference {self.artefact.path} could be opened at the start, but not again: {error}"
             ) from error
         copy, first_copy = runtime.provenance.copy, self.provenance.copy
         if (runtime.artefact.digest, copy) != (self.artefact.digest, first_copy):
             runtime.close()
             raise BrokenRuntimeError(
-                f"the reference {self.artefact.path} is another one than at the start ({runtime.artefact.digest} {copy}, not "
-                f"{self.artefact.digest} {first_copy}): the worker must start anew with it"
+                f"the reference {self.artefact.path} has changed since the start (it is {runtime.artefact.digest} {copy}, was "
+                f"{self.artefact.digest} {first_copy}): the worker must restart to use it"
             )
         return runtime
 
     def _is_measured(self, n_bytes: int) -> bool:
-        """Return whether inputs of this size may take more than all before. Other threads take memory too: not each is measured."""
+        """Return whether to measure the memory of this run: inputs of this size may take more than all before.
+
+        Not every run is measured, because other threads allocate memory too.
+        """
         if n_bytes > self._largest:
             self._largest, self._to_measure = n_bytes, _MEASURED
         if not self.n_bytes or not self._to_measure or 2 * n_bytes < self._largest:
@@ -169,9 +173,9 @@ class CachedRuntime:
 
 
 def files_bytes(path: str) -> int:
-    """Return the size of a reference's file with what begins with its name beside it (external data); 0 where none is.
+    """Return the size of a reference's file, with files next to it whose names begin with its name (external data).
 
-    Of a folder that of the files in it.
+    For a folder, the size of the files in it; 0 if there is no such file.
     """
     file = Path(path)
     if path and file.is_dir():
@@ -182,7 +186,7 @@ def files_bytes(path: str) -> int:
 
 
 def _resident_bytes() -> int:
-    """Return the memory of this process; where the system does not tell, the most that it ever was."""
+    """Return the memory of this process; its peak if the system does not report the current value."""
     try:
         return int(_STATM.read_text("ascii").split()[1]) * resource.getpagesize()
     except OSError:

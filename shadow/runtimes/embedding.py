@@ -1,4 +1,4 @@
-"""The vectors of a reference's inputs: one of its outputs, or an inner tensor that is made an output.
+"""The embedding of a reference, whose vectors make learned slices: an output, or an inner tensor made an output.
 
 | array of a batch | vector of an item |
 |---|---|
@@ -28,7 +28,7 @@ def tensor_name(graph: onnx.GraphProto, wanted: str) -> str:
     Raises
     ------
     OperatorError
-        There is no such tensor or layer; the message names those that come near.
+        There is no such tensor or layer; the message suggests similar names.
     """
     outputs = [output.name for output in graph.output]
     inner = [name for node in graph.node for name in node.output if name]
@@ -38,11 +38,11 @@ def tensor_name(graph: onnx.GraphProto, wanted: str) -> str:
     if wanted in layers:
         return str(layers[wanted])
     known = list(dict.fromkeys((*outputs, *layers, *inner)))
-    raise OperatorError(unknown(wanted, known))
+    raise OperatorError(unknown_embedding(wanted, known))
 
 
-def unknown(wanted: str, known: list[str]) -> str:
-    """Return what to say of an embedding that a reference does not have, with the names that come near."""
+def unknown_embedding(wanted: str, known: list[str]) -> str:
+    """Return the message for an embedding that a reference does not have, with similar names."""
     near = difflib.get_close_matches(wanted, known, n=_SHOWN, cutoff=_CLOSE)
     shown = ", ".join(f"`{name}`" for name in near or known[:_SHOWN])
     hint = (
@@ -52,7 +52,7 @@ def unknown(wanted: str, known: list[str]) -> str:
 
 
 def with_output(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
-    """Return the model with tensor `name` as a further output; itself where it is one already."""
+    """Return the model with tensor `name` as a further output; the model itself if it is an output already."""
     if any(output.name == name for output in model.graph.output):
         return model
     widened = onnx.ModelProto()
@@ -68,7 +68,7 @@ def check_spec(spec: TensorSpec) -> None:
     Raises
     ------
     OperatorError
-        It holds no floating-point numbers, has no dimension for items, or gives vectors that are too wide.
+        It is not floating point, has no dimension of items, or its vectors are too wide.
     """
     if spec.dtype.kind != "f" or not spec.shape:
         raise OperatorError(
@@ -77,7 +77,7 @@ def check_spec(spec: TensorSpec) -> None:
     width = _width(spec.shape)
     if width is not None and width > MOST_WIDTH:
         raise OperatorError(
-            f"`models.embedding` names {spec}: its vectors have {width} numbers, at most {MOST_WIDTH} are taken. "
+            f"`models.embedding` names {spec}: its vectors have {width} numbers, the limit is {MOST_WIDTH}. "
             "Name a later, smaller layer"
         )
 

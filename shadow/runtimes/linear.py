@@ -1,4 +1,4 @@
-"""The smallest reference: one matrix product in memory. It passes the same contract as the real ones."""
+"""The smallest runtime, for tests: one matrix product in memory. It passes the same contract tests as the real ones."""
 
 import hashlib
 from typing import Final
@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
-from quantdrift.shadow.runtimes.embedding import unknown
+from quantdrift.shadow.runtimes.embedding import unknown_embedding
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
@@ -25,7 +25,7 @@ class LinearRuntime:
     bias
         (classes,), float32.
     embedding
-        `logits`, or `product`: x @ weight, which is an output then. Empty: none.
+        `logits`, or `product`: x @ weight, which then is an output too. Empty: none.
 
     Raises
     ------
@@ -37,7 +37,7 @@ class LinearRuntime:
         self, weight: npt.NDArray[np.float32], bias: npt.NDArray[np.float32], embedding: str = ""
     ) -> None:
         if embedding not in {"", _LOGITS, _PRODUCT}:
-            raise OperatorError(unknown(embedding, [_LOGITS, _PRODUCT]))
+            raise OperatorError(unknown_embedding(embedding, [_LOGITS, _PRODUCT]))
         self._weight = weight
         self._bias = bias
         self.artefact = Artefact(
@@ -56,7 +56,7 @@ class LinearRuntime:
         self.embedding = embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return `logits` : (items, classes), and `product` where it is the embedding, of `x` : (items, features).
+        """Return `logits` : (items, classes), and `product` if it is the embedding, of `x` : (items, features).
 
         Raises
         ------
@@ -65,7 +65,7 @@ class LinearRuntime:
         """
         if set(inputs) != {"x"}:
             raise QuarantineError(
-                QuarantineReason.REPLAY, f"the reference takes `x`, given were {sorted(inputs)}"
+                QuarantineReason.REPLAY, f"the reference takes `x`, but got {sorted(inputs)}"
             )
         try:
             # einsum adds up each item on its own, so a result does not depend on its neighbours in the batch.
@@ -76,4 +76,4 @@ class LinearRuntime:
         return {spec.name: found[spec.name] for spec in self.outputs}
 
     def close(self) -> None:
-        """Do nothing: it holds but two arrays."""
+        """Do nothing: there are only two arrays."""

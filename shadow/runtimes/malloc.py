@@ -1,9 +1,9 @@
-"""The C library's heap: the same size over weeks in which buffers of every size come and go, and no slower for it.
+"""Settings of glibc's heap that keep it from growing over weeks, without making it slower.
 
-glibc gives threads heaps of their own, up to eight for each core, and what one of them has freed another cannot use: a
-worker whose batches pass through four threads keeps the most that each of them ever held. And it gives large buffers back to
-the system as soon as they are free, which has to clear their pages for the next batch: a small convolutional net in PyTorch
-spent half of its time on that. Where the C library is another one nothing is done.
+By default glibc gives threads their own heaps (arenas), up to eight for each core, and memory that one arena has freed
+cannot be used by another: a worker whose batches pass through four threads keeps the peak of each of them. It also returns
+large buffers to the system as soon as they are free, and the system clears their pages for the next batch: a small
+convolutional net in PyTorch spent half of its time on that. With another C library nothing is changed.
 """
 
 import ctypes
@@ -16,11 +16,11 @@ _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 _ARENAS: Final = 2
 _KEPT_BYTES: Final = 128 << 20  # at the end of an arena
-_LARGEST_BYTES: Final = 32 << 20  # glibc takes no more; what is larger is given back at once
+_LARGEST_BYTES: Final = 32 << 20  # glibc's limit; larger buffers are always returned to the system at once
 
 
-def settle() -> None:
-    """Let all threads share two arenas, which keep buffers for the next batch; call it before there are many threads."""
+def configure() -> None:
+    """Let all threads share two arenas, which keep buffers for the next batch. Call it before starting threads."""
     if (mallopt := _function("mallopt", ctypes.c_int, ctypes.c_int)) is not None:
         mallopt(_M_ARENA_MAX, _ARENAS)
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_BYTES)
@@ -28,7 +28,7 @@ def settle() -> None:
 
 
 def trim() -> None:
-    """Give back to the system what is free, also between what is in use; it takes milliseconds."""
+    """Return free memory to the system, also between buffers in use; it takes milliseconds."""
     if (malloc_trim := _function("malloc_trim", ctypes.c_size_t)) is not None:
         malloc_trim(0)
 

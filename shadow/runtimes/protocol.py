@@ -1,7 +1,4 @@
-"""The seam to whatever runs a reference: what it takes, what it gives, and what it says of itself.
-
-What a runtime around another one says of itself: what the other one says.
-"""
+"""The protocol of reference runtimes, and the records that describe a loaded reference."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,13 +14,14 @@ _ALGORITHM = "sha256:"
 
 
 class BrokenRuntimeError(QuantdriftError):
-    """The reference fails or hangs whatever it is given: its worker must end, and samples wait for the next one."""
+    """The reference fails or hangs on every input: the worker must end, and samples wait for the next worker."""
 
 
 class SuspectInputError(QuantdriftError):
-    """A server failed at everything after this input, though it was well just before.
+    """A server worked just before this input, and has failed on every input since.
 
-    The batch is let go: it comes again, exchange by exchange, and what does so too often is quarantined as poison.
+    The batch is released: its exchanges are delivered again one by one, and one that does this too often is quarantined as
+    poison.
     """
 
 
@@ -37,13 +35,13 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
     digest
         `digest_of` the files: the identity of the reference everywhere.
     precision
-        `float32`, or the reduced element types that were allowed by name.
+        `float32`, followed by the reduced element types that the configuration allows.
     opset
-        Version of the default operator set, 0 where there is none.
+        Version of the default operator set, 0 if there is none.
     producer
-        What wrote the file, with its version.
+        The program that wrote the file, with its version.
     canaries
-        Digest of the canaries that it has reproduced; empty where it has none.
+        Digest of the canaries that it has reproduced; empty if it has none.
     """
 
     path: str
@@ -55,21 +53,21 @@ class Artefact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Provenance(msgspec.Struct, frozen=True, kw_only=True):
-    """What replays a reference.
+    """The software and the device that run a reference.
 
     Parameters
     ----------
     runtime, version
         Name and version of the library.
     provider
-        The back end that was really taken, not the one that was asked for.
+        The back end in use, which may differ from the configured one.
     device
         The device, in words.
     driver
-        Version of the device's driver; empty where there is none.
+        Version of the device's driver; empty if there is none.
     copy, copy_precision, copy_runtime
-        Of a copy of the candidate beside it: its digest, what it computes in as far as that is told, and what computes
-        it, in words. Empty where there is none.
+        Of the candidate's replica next to the reference: its digest, its precision as far as known, and its runtime, in
+        words. Empty if there is none.
     """
 
     runtime: str
@@ -83,7 +81,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Replayed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What replayed a batch, as it is stored with it.
+    """The description of the reference that replayed a batch, as stored with the batch.
 
     Parameters
     ----------
@@ -110,17 +108,17 @@ class ReferenceRuntime(Protocol):
 
     @property
     def artefact(self) -> Artefact:
-        """What was loaded."""
+        """The files that it was loaded from."""
         ...
 
     @property
     def provenance(self) -> Provenance:
-        """What replays it."""
+        """The software and the device that run it."""
         ...
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Every input that must be given."""
+        """Every input; all are required."""
         ...
 
     @property
@@ -130,7 +128,7 @@ class ReferenceRuntime(Protocol):
 
     @property
     def embedding(self) -> str:
-        """The output whose vectors make learned slices; empty: none was asked for."""
+        """The output whose vectors make learned slices; empty if none is configured."""
         ...
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -144,26 +142,28 @@ class ReferenceRuntime(Protocol):
         Raises
         ------
         QuarantineError
-            Reason `replay`: the reference cannot compute this. The caller tries smaller batches, down to one
+            Reason `replay`: the reference cannot compute this input. The caller tries smaller batches, down to one
             exchange.
         RetryError
-            What computes is away for now; nothing is wrong with the input.
+            The server is unreachable; nothing is wrong with the input.
         """
         ...
 
     def close(self) -> None:
-        """Let go of memory, device and connections; `run` is not called any more."""
+        """Free memory, device and connections. `run` must not be called afterwards."""
         ...
 
 
 def replayed_by(runtime: ReferenceRuntime) -> Replayed:
-    """Return what a batch says of the reference that replayed it."""
-    told, artefact = runtime.provenance, runtime.artefact
-    return Replayed(**msgspec.structs.asdict(told), digest=artefact.digest, precision=artefact.precision)
+    """Return the description of a reference that is stored with its batches."""
+    provenance, artefact = runtime.provenance, runtime.artefact
+    return Replayed(
+        **msgspec.structs.asdict(provenance), digest=artefact.digest, precision=artefact.precision
+    )
 
 
-def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> None:
-    """Check inputs against what a reference takes, where the library itself would compute on with others.
+def check_inputs(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> None:
+    """Check inputs against a reference's specification, for libraries that would also compute others.
 
     Raises
     ------
@@ -173,7 +173,7 @@ def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> Non
     if set(given) != {spec.name for spec in wanted}:
         raise QuarantineError(
             QuarantineReason.REPLAY,
-            f"given were {sorted(given)}, the reference takes {sorted(spec.name for spec in wanted)}",
+            f"the reference takes {sorted(spec.name for spec in wanted)}, but got {sorted(given)}",
         )
     for spec in wanted:
         array = given[spec.name]
@@ -181,32 +181,32 @@ def check_given(given: Mapping[str, Array], wanted: Sequence[TensorSpec]) -> Non
             want in {None, have} for have, want in zip(array.shape, spec.shape, strict=True)
         )
         if array.dtype != spec.dtype or not fits:
-            told = TensorSpec(name=spec.name, dtype=array.dtype, shape=array.shape)
-            raise QuarantineError(QuarantineReason.REPLAY, f"given was {told}, the reference takes {spec}")
+            got = TensorSpec(name=spec.name, dtype=array.dtype, shape=array.shape)
+            raise QuarantineError(QuarantineReason.REPLAY, f"the reference takes {spec}, but got {got}")
 
 
-def said_by(error: BaseException, n_lines: int = 1) -> str:
-    """Return what a library's error says in its first lines: the rest may quote values."""
+def error_text(error: BaseException, n_lines: int = 1) -> str:
+    """Return the first lines of a library's error message; further lines may quote users' data."""
     return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:n_lines])[:300]}"
 
 
 def check_pin(path: Path | str, digest: str, pin: str) -> None:
-    """Check an artefact's digest against the one that the configuration pins; empty: nothing is pinned.
+    """Check an artefact's digest against the one that the configuration pins; an empty pin accepts any.
 
     Raises
     ------
     OperatorError
-        It is another one.
+        They differ.
     """
     if pin and pin != _ALGORITHM + digest:
         raise OperatorError(
-            f"the reference {path} is {_ALGORITHM}{digest}, but `models.references.digest` pins {pin}: put the pinned "
-            "artefact there, or pin this one if it is the one you want"
+            f"the reference {path} is {_ALGORITHM}{digest}, but `models.references.digest` pins {pin}: restore the pinned "
+            "artefact, or pin this one if it is the one you want"
         )
 
 
 def require_pin(path: Path | str, digest: str, pin: str, what: str) -> None:
-    """Check that an artefact that is code is the one that the configuration pins.
+    """Check that the configuration pins an artefact that contains code.
 
     Parameters
     ----------
@@ -218,11 +218,11 @@ def require_pin(path: Path | str, digest: str, pin: str, what: str) -> None:
     Raises
     ------
     OperatorError
-        It is not pinned, or is another one.
+        It is not pinned, or another one is.
     """
     if not pin:
         raise OperatorError(
-            f"the reference {path} is {what}: loading it runs what it holds. If you trust it, pin it: "
+            f"the reference {path} is {what}: loading it runs that code. If you trust it, pin it: "
             f'digest = "{_ALGORITHM}{digest}" in [[models.references]]'
         )
     check_pin(path, digest, pin)
@@ -231,7 +231,7 @@ def require_pin(path: Path | str, digest: str, pin: str, what: str) -> None:
 def digest_of(path: Path, external: Iterable[str] = ()) -> str:
     """Return the SHA-256 of a reference, in hexadecimal.
 
-    Of a single file it is what `sha256sum` prints. With external data it is the SHA-256 of the lines that
+    For a single file it is what `sha256sum` prints. With external data it is the SHA-256 of the lines that
     `sha256sum MODEL EXTERNAL...` prints in the model's directory, external files sorted by name.
 
     Parameters
@@ -247,7 +247,7 @@ def digest_of(path: Path, external: Iterable[str] = ()) -> str:
 
 
 def digest_of_parts(parts: Sequence[tuple[str, str]]) -> str:
-    """Return the SHA-256 of the lines `DIGEST  NAME`, in hexadecimal; of a single part its own digest.
+    """Return the SHA-256 of the lines `DIGEST  NAME`, in hexadecimal; for a single part its own digest.
 
     Parameters
     ----------
@@ -266,30 +266,24 @@ def _sha256(path: Path) -> str:
 
 
 class WrappedRuntime:
-    """A reference that stands before another one; whoever derives from it says how it runs.
-
-    Parameters
-    ----------
-    runtime
-        What computes.
-    """
+    """Base class of runtimes that wrap another one: it passes everything on, and subclasses define `run`."""
 
     def __init__(self, runtime: ReferenceRuntime) -> None:
         self._runtime = runtime
 
     @property
     def artefact(self) -> Artefact:
-        """What was loaded."""
+        """The files that the wrapped reference was loaded from."""
         return self._runtime.artefact
 
     @property
     def provenance(self) -> Provenance:
-        """What replays it."""
+        """The software and the device that run it."""
         return self._runtime.provenance
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """Every input that must be given."""
+        """Every input; all are required."""
         return self._runtime.inputs
 
     @property
@@ -303,5 +297,5 @@ class WrappedRuntime:
         return self._runtime.embedding
 
     def close(self) -> None:
-        """Let go of what the runtime holds."""
+        """Close the wrapped runtime."""
         self._runtime.close()

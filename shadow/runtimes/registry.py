@@ -1,4 +1,4 @@
-"""Which runtime opens a reference. Only that one is imported: torch alone is 200 MB and two seconds."""
+"""The registry of reference runtimes. Only the needed one is imported: torch alone takes 200 MB and two seconds."""
 
 import importlib
 from collections.abc import Mapping, Sequence
@@ -11,9 +11,9 @@ from quantdrift.core.clusters import space_of
 from quantdrift.core.config.schema import Config, Model, Provider, Reference, Runtime
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
-from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+from quantdrift.shadow.runtimes.tf32 import disable_tf32
 
-# Each module has an `open_reference(opening)`.
+# Each module has an `open_reference(request)`.
 _MODULES: Final[Mapping[Runtime, str]] = MappingProxyType(
     {
         Runtime.ONNX: "quantdrift.shadow.runtimes.onnx.runtime",
@@ -29,14 +29,12 @@ _PYTORCH: Final = frozenset({Runtime.TORCH, Runtime.TRANSFORMERS})
 
 
 class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runtime is told of a reference.
+    """The request to open a reference: its configuration, and the limits of this worker.
 
     Parameters
     ----------
-    model, reference
-        As configured.
     provider
-        Where it is to run.
+        The configured back end, `shadow.provider`.
     threads
         CPU threads, 0 for one per core.
     embedding
@@ -46,11 +44,11 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
     engine_cache, allow_fallback
         As configured.
     token
-        Bearer token for a server, where `reference.token_file` names none.
+        Bearer token for a server, if `reference.token_file` is empty.
     headers
-        More headers of every request to a server, in small letters.
+        Further headers of every request to a server, in lower case.
     is_copy
-        Whether it is no reference but a copy of the candidate, which may be quantised.
+        Whether it is a replica of the candidate, which may be quantised, and not a reference.
     """
 
     model: Model
@@ -69,8 +67,8 @@ class RuntimeRequest(msgspec.Struct, frozen=True, kw_only=True):
         return f"RuntimeRequest({self.reference.where(self.model.name)})"
 
 
-def opening_of(config: Config, model: Model, reference: Reference, token: str = "") -> RuntimeRequest:
-    """Return what `config` says of a reference of `model`, with the token for its server."""
+def runtime_request(config: Config, model: Model, reference: Reference, token: str = "") -> RuntimeRequest:
+    """Return the request for a reference of `model`, with the token for its server."""
     space, columns = space_of(config, model)
     return RuntimeRequest(
         model=model,
@@ -86,14 +84,10 @@ def opening_of(config: Config, model: Model, reference: Reference, token: str = 
 
 
 def gpu_share(config: Config, reference: Reference) -> int:
-    """Return how much of `shadow.gpu_bytes` a reference may take; PyTorch's are given theirs together, as one process.
+    """Return the part of `shadow.gpu_bytes` that a reference may take.
 
-    Parameters
-    ----------
-    config
-        Names every reference that this worker opens.
-    reference
-        One of them.
+    Every reference of this worker gets an equal part; those in PyTorch share theirs, because PyTorch's limit is for the
+    process.
     """
     here = [
         (model.name, one.runtime, one.path)
@@ -113,19 +107,19 @@ def gpu_share(config: Config, reference: Reference) -> int:
     return config.shadow.gpu_bytes * together // max(len(here), 1)
 
 
-def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
+def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
     """Load a reference with its runtime.
 
     Raises
     ------
     OperatorError
-        It cannot be loaded, is no reference, is not the one that is pinned, or PyTorch is not installed.
+        It cannot be loaded, is not full precision, is not the pinned one, or PyTorch is not installed.
     RetryError
-        The server that holds it is away, or not ready.
+        Its server is unreachable, or not ready.
     """
-    if opening.provider is Provider.TENSORRT and not opening.reference.url:
-        refuse_tf32()  # before PyTorch, which may stand beside it, loads the libraries that are told so
-    name = opening.reference.runtime
+    if request.provider is Provider.TENSORRT and not request.reference.url:
+        disable_tf32()  # before PyTorch, which another reference may use, loads the same libraries
+    name = request.reference.runtime
     try:
         module = importlib.import_module(_MODULES[name])
     except ModuleNotFoundError as error:
@@ -135,29 +129,25 @@ def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
             f"runtime `{name}` needs PyTorch, which the extra `cpu` does not install: pip install torch (on a machine without a "
             "GPU its build for the CPU), or use the extra `shadow` in place of `cpu`"
         ) from error
-    runtime: ReferenceRuntime = module.open_reference(opening)
+    runtime: ReferenceRuntime = module.open_reference(request)
     return runtime
 
 
 def check_mapping(
     model: Model, reference: Reference, runtime: ReferenceRuntime, compared: Sequence[str]
 ) -> None:
-    """Check that what the configuration says of a reference's tensors fits those it has.
+    """Check that `models.references` names tensors that the reference has.
 
     Parameters
     ----------
-    model, reference
-        As configured.
-    runtime
-        The reference.
     compared
-        The outputs that the task compares, where there are several.
+        The outputs that the task compares, if there are several.
 
     Raises
     ------
     OperatorError
-        It names an input or output that the reference does not have, dequantises into what is no floating point, or names
-        one output where the task compares several.
+        The configuration names an input or output that the reference does not have, dequantises into an input that is not
+        floating point, or names one output although the task compares several.
     """
     where = f"the reference {reference.where(model.name)}"
     inputs = {spec.name: spec for spec in runtime.inputs}
@@ -169,7 +159,7 @@ def check_mapping(
         if entry.scale and inputs[entry.name].dtype.kind != "f":
             raise OperatorError(
                 f"models.references.inputs gives a scale for `{entry.name}`, but {where} takes {inputs[entry.name]}: "
-                "what is dequantised is floating point"
+                "dequantised values are floating point; remove `scale` and `zero_point`"
             )
     if compared and (reference.output or reference.output_scale):
         raise OperatorError(

@@ -1,11 +1,11 @@
-"""A reference that notices when it is broken, so that no sample pays for a device or a server that has died."""
+"""The self-test of a reference, which tells a bad input from a device or server that has failed."""
 
 from collections.abc import Mapping
 
 import numpy as np
 
 from quantdrift.core.errors import QuarantineError, RetryError
-from quantdrift.shadow.language.scoring import without_own
+from quantdrift.shadow.language.scoring import without_free_answer
 from quantdrift.shadow.runtimes.protocol import (
     BrokenRuntimeError,
     ReferenceRuntime,
@@ -16,22 +16,20 @@ from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 
 class SelfTestedRuntime(WrappedRuntime):
-    """A reference that keeps the smallest input it could compute, and tries it again whenever another one fails.
+    """A reference that keeps the smallest input it has computed, and repeats it whenever another input fails.
 
-    Where that fails as well, the input is not to blame: a CUDA device that was lost or whose memory is taken fails
-    every exchange from then on, and each of them would be set aside. The first input to be kept is made of zeros,
-    where the reference computes that.
+    If the repeated input fails as well, the new input is not the cause: a CUDA device that was lost, or whose memory is used
+    up, fails on every exchange from then on, and each would be quarantined. The first kept input consists of zeros, if the
+    reference computes them.
 
-    A device that is broken ends the worker. A server is somebody else's, and other models go on: what failed waits until
-    the server computes again what it could. Only where that was proven just before an input, and the server fails at
-    everything after it again, is the input in doubt.
+    A broken device ends the worker. If a server fails, other models go on: the exchange waits until the server computes the
+    kept input again. Only if the self-test passed just before an input, and the server fails on everything after it, the
+    input is suspected.
 
     Parameters
     ----------
-    runtime
-        What computes.
     remote
-        Whether that is a server.
+        Whether the reference is at a server.
     """
 
     def __init__(self, runtime: ReferenceRuntime, *, remote: bool = False) -> None:
@@ -52,33 +50,33 @@ class SelfTestedRuntime(WrappedRuntime):
         Raises
         ------
         QuarantineError
-            Reason `replay`: the reference cannot compute this, though it computes others.
+            Reason `replay`: the reference cannot compute this input, but computes others.
         BrokenRuntimeError
-            It computes nothing any more, not even what it could before.
+            It no longer computes anything, not even the kept input.
         RetryError
-            What computes is away for now, or a server computes nothing at present.
+            The server is unreachable, or computes nothing at present.
         SuspectInputError
-            A server that was waited for computes nothing any more after this input.
+            The server had recovered, and computes nothing since this input.
         """
         waited = self._waits
         if waited:
-            self._prove("still")
+            self._self_test("still")
         try:
             outputs = self._runtime.run(inputs)
         except QuarantineError as error:
             if self._remote:
-                self._check_server(error, proven_before=waited)
+                self._check_server(error, passed_before=waited)
             else:
                 self._check(error)
             raise
         self._waits = False
         if self._good is None or _n_bytes(inputs) < _n_bytes(self._good):
-            # Copied: it may be a part of a batch, which would stay with it.
-            self._good = {name: array.copy() for name, array in without_own(inputs).items()}
+            # Copied: it may be a view of a batch, which would stay in memory.
+            self._good = {name: array.copy() for name, array in without_free_answer(inputs).items()}
         return outputs
 
     def close(self) -> None:
-        """Let go of what the runtime holds."""
+        """Close the wrapped runtime."""
         self._good = None
         super().close()
 
@@ -91,23 +89,23 @@ class SelfTestedRuntime(WrappedRuntime):
             where = f"{self.artefact.path} on {self.provenance.device}"
             raise BrokenRuntimeError(
                 f"the reference {where} fails on inputs that it could compute before ({error.detail}): "
-                "look at the device"
+                "check the device, its memory and its driver"
             ) from error
 
-    def _check_server(self, error: QuarantineError, *, proven_before: bool) -> None:
+    def _check_server(self, error: QuarantineError, *, passed_before: bool) -> None:
         try:
-            self._prove(error.detail)
+            self._self_test(error.detail)
         except RetryError as away:
-            if not proven_before:
+            if not passed_before:
                 raise
             self._waits = True
             raise SuspectInputError(
-                f"{self.artefact.path} was well, and fails at everything since it was given this input ({error.detail})"
+                f"{self.artefact.path} worked just before this input, and fails on every input since ({error.detail})"
             ) from away
         self._waits = False
 
-    def _prove(self, why: str) -> None:
-        """Have a server compute what it could before."""
+    def _self_test(self, why: str) -> None:
+        """Check that the server still computes the kept input."""
         if self._good is None:
             return
         try:

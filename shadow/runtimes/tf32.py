@@ -1,4 +1,4 @@
-"""TF32 switched off for the whole process, for libraries that take no other word for it: TensorRT."""
+"""The switch that turns TF32 off for the whole process; TensorRT has no other one."""
 
 import os
 from pathlib import Path
@@ -8,40 +8,40 @@ from quantdrift.core.errors import OperatorError
 
 OVERRIDE: Final = "NVIDIA_TF32_OVERRIDE"
 _OFF: Final = "0"
-# What reads the variable, once, when it is loaded.
+# The libraries that read the variable, once, when they are loaded.
 _READERS: Final = ("libcublas", "libcudnn", "libnvinfer")
 _MAPS: Final = Path("/proc/self/maps")
 
 
-def refuse_tf32(maps: Path = _MAPS) -> None:
+def disable_tf32(maps: Path = _MAPS) -> None:
     """Set `NVIDIA_TF32_OVERRIDE=0`, before NVIDIA's libraries read it.
 
     Parameters
     ----------
     maps
-        What tells which libraries are loaded.
+        The file that lists the loaded libraries.
 
     Raises
     ------
     OperatorError
-        It says otherwise, or they are loaded already and have not read it.
+        It has another value, or the libraries were loaded before it was set.
     """
-    told = os.environ.get(OVERRIDE)
-    if told == _OFF:
+    value = os.environ.get(OVERRIDE)
+    if value == _OFF:
         return
-    if told is not None:
+    if value is not None:
         raise OperatorError(
-            f"{OVERRIDE} is {told!r}: TensorRT would compute in TF32. Set it to {_OFF}, or take it away"
+            f"{OVERRIDE} is {value!r}: TensorRT would compute in TF32. Set it to {_OFF}, or unset it"
         )
-    if loaded := loaded_readers(maps):
+    if loaded := loaded_libraries(maps):
         raise OperatorError(
             f"{', '.join(loaded)} was loaded before {OVERRIDE} could be set: set {OVERRIDE}={_OFF} in the environment"
         )
     os.environ[OVERRIDE] = _OFF
 
 
-def loaded_readers(maps: Path) -> tuple[str, ...]:
-    """Return which of NVIDIA's libraries that read the variable are in this process; none where that is not told."""
+def loaded_libraries(maps: Path) -> tuple[str, ...]:
+    """Return the loaded libraries that read the variable; none if the system does not list them."""
     try:
         names = {Path(line.rpartition(" ")[2]).name for line in maps.read_text().splitlines()}
     except OSError:

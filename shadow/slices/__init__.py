@@ -1,1 +1,1 @@
-"""The slices of a replayed item: clusters, discovered slices, and their refresh."""
+"""The slices of a replayed item that are not configured: learned (clusters) and discovered ones, and their refresh."""

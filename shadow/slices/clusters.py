@@ -1,4 +1,4 @@
-"""Learned slices and novelty of a batch, and which of its vectors are kept for the next fit."""
+"""The learned slices and novelty of items, and the vectors to keep for the next fit of a clustering."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,16 +31,16 @@ _U64: Final = 2.0**64
 
 
 class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
-    """What is learned of an exchange.
+    """The learned slices of an exchange.
 
     Parameters
     ----------
     slices
         Learned and novel slices of each item.
     version
-        The clustering that says so; 0 where there is none yet.
+        Of the clustering that assigned them; 0 if there is none yet.
     vectors
-        Those that are to be stored.
+        The vectors to store.
     """
 
     slices: tuple[tuple[SliceKey, ...], ...]
@@ -49,9 +49,9 @@ class ClusterAssignment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterSlices:
-    """Puts items into learned slices. `put_in_force` may be called from another thread than the rest.
+    """Assigns items to learned slices. `use_clusterings` may be called from another thread than the rest.
 
-    Vectors are kept by a hash of exchange and item, which knows nothing of their content, and never more than
+    Vectors to keep are chosen by a hash of exchange and item, independent of their content, and at most
     `MOST_VECTORS` of a model in an hour.
 
     Parameters
@@ -64,9 +64,9 @@ class ClusterSlices:
     Attributes
     ----------
     overflow
-        Per model how many items went to the slice of the clusters without an id.
+        Per model, the items assigned to a cluster without a slice of its own.
     n_over_cap
-        Per model how many vectors were not kept because of the cap.
+        Per model, the vectors not kept because of `clusters.most_vectors`.
     """
 
     def __init__(self, config: Config, *, most_vectors: int = MOST_VECTORS) -> None:
@@ -74,17 +74,17 @@ class ClusterSlices:
         self._config = config
         self._clusters = config.clusters
         self._spaces: dict[str, tuple[str, tuple[str, ...]]] = {}
-        self._in_force: Mapping[tuple[str, str, str], Clustering] = {}
+        self._clusterings: Mapping[tuple[str, str, str], Clustering] = {}
         self._hour = 0
         self._n_kept: dict[str, int] = {}
         self.overflow: dict[str, int] = {}
         self.n_over_cap: dict[str, int] = {}
 
-    def put_in_force(self, clusterings: Iterable[Clustering]) -> None:
+    def use_clusterings(self, clusterings: Iterable[Clustering]) -> None:
         """Use these clusterings from the next batch on, and no others."""
-        self._in_force = {(one.model, one.reference_digest, one.space): one for one in clusterings}
+        self._clusterings = {(one.model, one.reference_digest, one.space): one for one in clusterings}
 
-    def learn(
+    def assign(
         self,
         *,
         model: Model,
@@ -98,18 +98,14 @@ class ClusterSlices:
 
         Parameters
         ----------
-        model
-            Its configuration.
-        exchange
-            As captured.
         digest
-            Of the reference that replayed it.
+            Of the reference that replayed the exchange.
         embedding : (items, ...)
-            The reference's, or None where it gives none.
+            The reference's embedding, or None if it has none.
         features
             Of each item, keyed by `feature_key`.
         at
-            Now: the cap is per hour.
+            The current time: the cap on vectors is per hour.
         """
         if model.name not in self._spaces:
             self._spaces[model.name] = space_of(self._config, model)
@@ -125,28 +121,32 @@ class ClusterSlices:
             return ClusterAssignment(slices=none, version=0, vectors=())
         key = (model.name, digest, space)
         kept = self._kept(key, exchange, vectors, at)
-        clustering = self._in_force.get(key)
+        clustering = self._clusterings.get(key)
         if clustering is None or clustering.width != vectors.shape[1]:
             return ClusterAssignment(slices=none, version=0, vectors=kept)
-        slices = self._assigned(model.name, exchange, clustering, vectors)
+        slices = self._slices_of(model.name, exchange, clustering, vectors)
         return ClusterAssignment(slices=slices, version=clustering.version, vectors=kept)
 
-    def _assigned(
+    def _slices_of(
         self, model: str, exchange: Exchange, clustering: Clustering, vectors: npt.NDArray[np.float32]
     ) -> tuple[tuple[SliceKey, ...], ...]:
         unseen = clustering.unseen(exchange.attributes)
         values = [novel_value(model, name, key) for key in unseen if (name := self._rule(model, key))]
         ids, novel = clustering.assign(vectors)
-        found = []
-        for one, is_novel in zip(ids.tolist(), novel.tolist(), strict=True):
-            own = [novel_input(model)] if is_novel else [cluster_slice(model, one)] if one >= 0 else []
-            found.append((*own, *values))
+        slices = []
+        for cluster_id, is_novel in zip(ids.tolist(), novel.tolist(), strict=True):
+            if is_novel:
+                slices.append((novel_input(model), *values))
+            elif cluster_id >= 0:
+                slices.append((cluster_slice(model, cluster_id), *values))
+            else:
+                slices.append((*values,))
         if n_other := int((ids == OTHER_ID).sum()):
             self.overflow[model] = self.overflow.get(model, 0) + n_other
-        return tuple(found)
+        return tuple(slices)
 
     def _rule(self, model: str, attribute: str) -> str:
-        """Return the name of the first rule that slices by `attribute`, empty where none does any more."""
+        """Return the name of the first rule that slices by `attribute`, empty if none does any more."""
         for rule in self._config.slices:
             if (
                 not (rule.feature or rule.cross)
@@ -193,13 +193,13 @@ class ClusterSlices:
 def _feature_vectors(
     columns: Sequence[str], features: Sequence[Mapping[str, float]]
 ) -> npt.NDArray[np.float32]:
-    """Return the features as vectors : (items, columns); what is absent is not a number."""
+    """Return the features as vectors : (items, columns); an absent feature is NaN."""
     rows = [[of_item.get(column, np.nan) for column in columns] for of_item in features]
-    with np.errstate(over="ignore"):  # beyond float32 it is infinite, which no clustering takes for a place
+    with np.errstate(over="ignore"):  # beyond float32 it is infinite, which no clustering assigns
         return np.array(rows, dtype=np.float64).reshape(len(rows), len(columns)).astype(np.float32)
 
 
 def _draw(exchange_id: str, item: int) -> float:
-    """Return a number in [0, 1) that is the same each time an item is replayed."""
+    """Return a number in [0, 1) that is the same for every replay of an item."""
     digest = hashlib.blake2b(f"{exchange_id}/{item}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") / _U64

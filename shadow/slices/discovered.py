@@ -1,4 +1,4 @@
-"""The discovered slices that a worker puts items into: the confirmed ones of the record, read about once a minute."""
+"""The refresh of discovered slices: the confirmed ones, read from the database about once a minute."""
 
 import logging
 from collections.abc import Callable
@@ -17,20 +17,16 @@ ByModel = dict[str, tuple[SliceKey, ...]]
 
 
 class DiscoveredSlices:
-    """Hands the confirmed slices on whenever they have changed. A record that is away leaves those there are.
+    """Passes the confirmed slices on whenever they change. While the database is unreachable the last ones stay in use.
 
     Parameters
     ----------
-    database
-        Where they are.
     hand_on
-        Called with all of them, by model, from the event loop.
-    stop
-        Ends the waiting.
+        Called with all slices, by model, from the event loop.
     most
-        Most slices of one model; the oldest stay. The monitor keeps to the same number.
+        Most slices of one model; the oldest are kept. The monitor uses the same number.
     every_s
-        Time between two looks.
+        Time between two reads.
     """
 
     def __init__(
@@ -49,17 +45,21 @@ class DiscoveredSlices:
         self._every_s = every_s
         self._now: ByModel = {}
 
-    async def turn(self) -> None:
-        """Look once, then wait."""
-        await self.look()
+    async def refresh_and_wait(self) -> None:
+        """Refresh once, then wait."""
+        await self.refresh()
         await self._stop.wait(self._every_s)
 
-    async def look(self) -> None:
-        """Hand on what has changed."""
+    async def refresh(self) -> None:
+        """Read the slices, and pass them on if they have changed."""
         try:
             active = await active_slices(self._database)
         except (RetryError, OperatorError) as error:
-            _LOG.warning("discovered slices stay as they are: %s", error)
+            _LOG.warning(
+                "could not read discovered slices, keeping the last ones and trying again in %g s: %s",
+                self._every_s,
+                error,
+            )
             return
         by_model: dict[str, list[SliceKey]] = {}
         for key in active:
@@ -69,4 +69,4 @@ class DiscoveredSlices:
             self._now = found
             self._hand_on(found)
             for model, keys in found.items():
-                _LOG.info("discovered slices of %s: %s", model, ", ".join(key.name for key in keys))
+                _LOG.info("discovered slices of model %s: %s", model, ", ".join(key.name for key in keys))

@@ -1,4 +1,4 @@
-"""The clusterings that a worker uses: the newest ones of the record, read at the start and about once a minute."""
+"""The refresh of clusterings: the newest ones, read from the database at the start and about once a minute."""
 
 import logging
 from typing import Final
@@ -15,18 +15,14 @@ _LOG = logging.getLogger(__name__)
 
 
 class SliceRefresh:
-    """Puts the newest clusterings in force. A record that is away leaves those there are, a damaged one its own.
+    """Loads the newest clusterings. While the database is unreachable, or a clustering is damaged, the last one stays in use.
 
     Parameters
     ----------
-    database
-        Where they are.
     learned
-        What uses them.
-    stop
-        Ends the waiting.
+        Uses the clusterings.
     every_s
-        Time between two looks.
+        Time between two reads.
     """
 
     def __init__(
@@ -39,28 +35,32 @@ class SliceRefresh:
         self._newest = 0
         self._now: dict[tuple[str, str, str], Clustering] = {}
 
-    async def turn(self) -> None:
-        """Look once, then wait."""
-        await self.look()
+    async def refresh_and_wait(self) -> None:
+        """Refresh once, then wait."""
+        await self.refresh()
         await self._stop.wait(self._every_s)
 
-    async def look(self) -> None:
-        """Put what is new in force."""
+    async def refresh(self) -> None:
+        """Read the clusterings, and use new ones from now on."""
         try:
             newest = await newest_id(self._database)
             if newest == self._newest:
                 return
             stored = await newest_clusterings(self._database, unreadable=_stays)
         except (RetryError, OperatorError) as error:
-            _LOG.warning("learned slices stay as they are: %s", error)
+            _LOG.warning(
+                "could not read clusterings, keeping the last ones and trying again in %g s: %s",
+                self._every_s,
+                error,
+            )
             return
         found = [one.clustering for one in stored]
         self._now |= {(one.model, one.reference_digest, one.space): one for one in found}
-        self._learned.put_in_force(self._now.values())
+        self._learned.use_clusterings(self._now.values())
         self._newest = newest
         for clustering in found:
             _LOG.info(
-                "learned slices of %s: version %d, %d clusters",
+                "learned slices of model %s: version %d, %d clusters",
                 clustering.model,
                 clustering.version,
                 len(clustering.ids),
@@ -68,4 +68,4 @@ class SliceRefresh:
 
 
 def _stays(which: str, error: OperatorError) -> None:
-    _LOG.warning("learned slices of %s stay as they are: %s", which, error)
+    _LOG.warning("the newest clustering of %s is damaged, keeping the last one: %s", which, error)

@@ -1,1 +1,1 @@
-"""Tensors of an exchange: decoding, mapping to the reference, features."""
+"""The tensors of an exchange: decoding, mapping to the reference's inputs, features."""

@@ -1,4 +1,4 @@
-"""Arrays, and what a reference says of its inputs and outputs."""
+"""The array type, and the specification of a reference's inputs and outputs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,12 +13,10 @@ Array = npt.NDArray[Any]
 
 
 class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reference says of one of its inputs or outputs.
+    """The specification of one input or output of a reference.
 
     Parameters
     ----------
-    name
-        The tensor's name in the reference.
     dtype
         Element type; `object` holds text.
     shape
@@ -38,6 +36,6 @@ class TensorSpec(msgspec.Struct, frozen=True, kw_only=True):
 Outputs = Mapping[str, Array]
 
 
-def uncomparable(detail: str) -> QuarantineError:
-    """Return the error that says that outputs cannot be compared, and why."""
+def output_error(detail: str) -> QuarantineError:
+    """Return the error for outputs that cannot be compared."""
     return QuarantineError(QuarantineReason.OUTPUT, detail)

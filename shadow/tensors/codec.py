@@ -1,4 +1,4 @@
-"""Turns wire tensors into arrays, and inputs into exactly what the reference takes."""
+"""The conversion of wire tensors to arrays, and of captured inputs to the reference's inputs."""
 
 import math
 import struct
@@ -28,7 +28,7 @@ def decode(tensor: Tensor) -> Array:
     Raises
     ------
     QuarantineError
-        Reason `schema`: an unknown datatype, or not as many bytes as datatype and shape ask for.
+        Reason `schema`: an unknown datatype, or a number of bytes that does not fit datatype and shape.
     """
     n_elements = math.prod(tensor.shape)
     if min(tensor.shape, default=0) < 0:
@@ -56,12 +56,12 @@ def decode(tensor: Tensor) -> Array:
 
 
 def encode(name: str, datatype: str, array: Array) -> Tensor:
-    """Return an array as the protocols carry it; text goes as UTF-8.
+    """Return an array as a wire tensor; text is encoded as UTF-8.
 
     Parameters
     ----------
-    name, datatype
-        Of the tensor; the datatype is that of `array`.
+    datatype
+        The protocol's name for the type of `array`.
     array
         Any shape.
     """
@@ -73,12 +73,12 @@ def encode(name: str, datatype: str, array: Array) -> Tensor:
     return Tensor(name=name, datatype=datatype, shape=array.shape, data=data)
 
 
-def specs_of(told: Sequence[ModelTensor]) -> tuple[TensorSpec, ...]:
-    """Return what the configuration, or a server, says of tensors; BF16 is given and taken as float32.
+def specs_of(tensors: Sequence[ModelTensor]) -> tuple[TensorSpec, ...]:
+    """Return the specifications of tensors that the configuration or a server declares; BF16 is exchanged as float32.
 
     Parameters
     ----------
-    told
+    tensors
         Name, datatype and shape of each, with -1 where any length will do.
     """
     return tuple(
@@ -87,7 +87,7 @@ def specs_of(told: Sequence[ModelTensor]) -> tuple[TensorSpec, ...]:
             dtype=_dtype_of(tensor.datatype),
             shape=tuple(None if size < 0 else size for size in tensor.shape),
         )
-        for tensor in told
+        for tensor in tensors
     )
 
 
@@ -106,7 +106,7 @@ def fit_inputs(
 ) -> dict[str, Array]:
     """Return the inputs of one exchange as the reference takes them, items along the first dimension.
 
-    Numbers are cast to a wider type of their kind, and to others only where `mapping` says so. Where the model is not
+    Numbers are cast to a wider type of their kind, and to other types only if `mapping` asks for it. If the model is not
     batched, a first dimension of one item is added.
 
     Parameters
@@ -118,7 +118,7 @@ def fit_inputs(
     batched
         Whether the first dimension counts items.
     mapping
-        What the configuration says of inputs that have another name or type in the exchange.
+        `models.references.inputs`: inputs that have another name or type in the exchange.
 
     Returns
     -------
@@ -135,8 +135,8 @@ def fit_inputs(
     given = [tensor.name for tensor in tensors]
     if sorted(given) != sorted(entries):
         raise _schema(
-            f"the exchange has the inputs {sorted(given)}, the reference takes {sorted(map(_told, entries.items()))}; "
-            "see `models.references.inputs`"
+            f"the exchange has the inputs {sorted(given)}, the reference takes {sorted(map(_source_text, entries.items()))}; "
+            "map them in `models.references.inputs`"
         )
     arrays = {}
     for tensor in tensors:
@@ -151,14 +151,14 @@ def fit_inputs(
     return arrays
 
 
-def _told(source: tuple[str, ReferenceInput]) -> str:
+def _source_text(source: tuple[str, ReferenceInput]) -> str:
     captured, entry = source
     return captured if captured == entry.name else f"{captured} (as {entry.name})"
 
 
 def _fit(tensor: Tensor, entry: ReferenceInput, spec: TensorSpec, *, batched: bool) -> Array:
     array = decode(tensor)
-    # A fixed number of items is the replay's business, not the exchange's.
+    # The reference may require a fixed number of items: the replay splits and pads for that.
     expected = (None, *spec.shape[1:]) if batched and spec.shape else spec.shape
     if len(array.shape) != len(expected) or (batched and not expected):
         raise _misfit(tensor, spec)
@@ -183,17 +183,17 @@ def _misfit(tensor: Tensor, spec: TensorSpec, advice: str = "") -> QuarantineErr
 
 def _advice(entry: ReferenceInput) -> str:
     if entry.scale:
-        return ", and what is dequantised is an integer"
+        return ", and `scale` in `models.references.inputs` is only for integers"
     if entry.cast:
         return ", and its values do not fit that type"
-    return "; see `models.references.inputs`, `cast` and `scale`"
+    return "; set `cast` or `scale` in `models.references.inputs`"
 
 
 def _text_array(name: str, array: Array) -> Array:
     try:
         texts = [element.decode() for element in array.ravel()]
     except UnicodeDecodeError as error:
-        raise _schema(f"`{name}` holds bytes that are no UTF-8 text") from error
+        raise _schema(f"`{name}` holds bytes that are not UTF-8 text") from error
     decoded = np.empty(len(texts), dtype=object)
     decoded[:] = texts
     return decoded.reshape(array.shape)
@@ -202,7 +202,7 @@ def _text_array(name: str, array: Array) -> Array:
 def _shaped(tensor: Tensor, elements: Array) -> Array:
     try:
         return elements.reshape(tensor.shape)
-    except (ValueError, OverflowError) as error:  # the elements are as many as they should be
+    except (ValueError, OverflowError) as error:  # although the number of elements fits
         raise _schema(f"`{tensor.name}` has a shape that no array can have") from error
 
 

@@ -1,4 +1,4 @@
-"""Input features that slices bin: numbers of an item, computed for a whole batch at once.
+"""The input features that slices bin: numbers of an item, computed for a whole batch at once.
 
 | feature | of an item with elements x_1 ... x_n |
 |---|---|
@@ -10,8 +10,8 @@
 | `contrast` | standard deviation over its elements (of the population: divided by n) |
 | `missing` | share of elements that are not a number |
 
-`norm`, `mean` and `contrast` leave out what is not a number, in float64. A feature that is undefined (text, no
-element left) or infinite is absent, and its item lies in no bin.
+`norm`, `mean` and `contrast` are computed in float64 and leave out elements that are not a number. A feature that is
+undefined (text, no element left) or infinite is absent, and its item is in no bin.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -33,9 +33,9 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
     Parameters
     ----------
     rules
-        Slices that apply to the model; those by attribute are passed over, as are inputs that are not there.
+        Slices that apply to the model; those by attribute, or of missing inputs, are ignored.
     inputs
-        Name to array : (items, ...), in the order of the request; without an input's name the first is taken.
+        Name to array : (items, ...), in the order of the request; a rule without an input's name uses the first.
     """
     first = next(iter(inputs))
     found: list[dict[str, float]] = [{} for _ in inputs[first]]
@@ -52,7 +52,7 @@ def features_of(rules: Iterable[Slice], inputs: Mapping[str, Array]) -> list[dic
 
 
 def _parts(array: Array) -> list[Array]:
-    """Return the items in parts that a processor's cache holds: large inputs are read from memory once."""
+    """Return the items in parts that fit into the processor's cache, so that large inputs are read from memory once."""
     width = max(int(np.prod(array.shape[1:])), 1)
     step = max(_PART_ELEMENTS // width, 1)
     return [array[begin : begin + step] for begin in range(0, len(array), step)]
@@ -108,7 +108,7 @@ def _elements(array: Array) -> Values:
 
 
 def _total(elements: Values) -> tuple[Values, npt.NDArray[np.int64]]:
-    """Return the sum of each item's numbers, and how many they are."""
+    """Return the sum and the count of each item's numbers."""
     with np.errstate(over="ignore", invalid="ignore"):
         total: Values = elements.sum(axis=1)
         if not np.isnan(total).any():

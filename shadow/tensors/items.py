@@ -1,4 +1,4 @@
-"""Outputs whose number of rows is not that of the items: objects, of which each item has as many as it has."""
+"""Outputs with a variable number of rows for each item, such as a detector's objects."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,14 +6,14 @@ import numpy as np
 
 from quantdrift.core.config.schema import Model
 from quantdrift.core.tasks import Task
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
-# What pads: of a score, of a class and of the number of an item it says that there is nothing.
+# Marks a row as empty, in columns of scores, of classes and of item numbers.
 PADDING = -1
 
 
 def item_columns(model: Model) -> Mapping[str, int]:
-    """Return the outputs of `model` that hold the rows of all items in one table, and the column that tells which."""
+    """Return the outputs of `model` that hold the rows of all items in one table, with the column of the item number."""
     column = model.detection.item_column
     if model.task is not Task.DETECTION or column is None or not model.batched:
         return {}
@@ -21,14 +21,14 @@ def item_columns(model: Model) -> Mapping[str, int]:
 
 
 def itemised(table: Array, column: int, n_items: int) -> Array:
-    """Return the rows of each item, in their order, behind each other, then padding.
+    """Return the rows of each item, in their order, followed by padding.
 
     Parameters
     ----------
     table
         (..., columns): one row after the other.
     column
-        Which one holds the number of the item; a negative one says that the row is padding.
+        The column with the item's number; a negative number marks a row as padding.
     n_items
         Of the batch.
 
@@ -40,17 +40,19 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
     Raises
     ------
     QuarantineError
-        Reason `output`: it is no such table, or tells of items that are not there.
+        Reason `output`: it is not such a table, or it has item numbers of `n_items` or above.
     """
     if table.ndim < 2 or table.shape[-1] <= column or table.dtype.kind not in "fi":
-        raise uncomparable(
-            f"a table of {table.dtype.name}{list(table.shape)} has no column {column} with the numbers of items"
+        raise output_error(
+            f"a table of {table.dtype.name}{list(table.shape)} has no column {column} with item numbers: check "
+            "`models.detection.item_column`"
         )
     rows = table.reshape(-1, table.shape[-1])
     numbers = rows[:, column]
-    if not np.all(numbers < n_items):  # nor are those that are no numbers
-        raise uncomparable(
-            f"column {column} of a table of objects tells of items beyond the {n_items} that there are"
+    if not np.all(numbers < n_items):  # false for NaN too
+        raise output_error(
+            f"column {column} of a table of objects has item numbers beyond the {n_items} items of the batch: check "
+            "`models.detection.item_column`"
         )
     rows = rows[numbers >= 0]
     items = rows[:, column].astype(np.int64)
@@ -63,9 +65,9 @@ def itemised(table: Array, column: int, n_items: int) -> Array:
 
 
 def joined_steps(steps: Sequence[Array], model: Model) -> Array | None:
-    """Return outputs (items, ...) of several steps as one array, None where their shapes differ.
+    """Return outputs (items, ...) of several steps as one array, None if their shapes differ.
 
-    Those of a detector are as long as the most objects of an item of the step: they get padding.
+    A detector's outputs are padded: each step is as long as the most objects of one of its items.
     """
     if model.task is Task.DETECTION and all(step.ndim > 1 for step in steps):
         most = max(step.shape[1] for step in steps)
@@ -80,7 +82,7 @@ def joined_steps(steps: Sequence[Array], model: Model) -> Array | None:
 def _padded(part: Array, most: int) -> Array:
     if part.shape[1] == most:
         return part
-    # A score may be a logit, of which -1 is a likely one.
+    # Not -1: a score may be a logit.
     padding = {"u": 0, "f": -np.inf}.get(part.dtype.kind, PADDING)
     found = np.full((len(part), most, *part.shape[2:]), padding, dtype=part.dtype)
     found[:, : part.shape[1]] = part

@@ -1,4 +1,4 @@
-"""How captured tensors become what a reference takes where names or types differ, as `models.references` says."""
+"""The mapping of captured tensors to the reference's inputs where names or types differ (`models.references.inputs`)."""
 
 from collections.abc import Mapping
 
@@ -13,25 +13,21 @@ _INTEGERS = "iu"
 def sources(
     entries: tuple[ReferenceInput, ...], specs: Mapping[str, TensorSpec]
 ) -> dict[str, ReferenceInput]:
-    """Return, per captured tensor, the input of the reference that is made of it."""
+    """Return the reference's input for each captured tensor."""
     given = {entry.name: entry for entry in entries}
     made = [given.get(name) or ReferenceInput(name=name) for name in specs]
     return {entry.captured or entry.name: entry for entry in made}
 
 
 def converted(array: Array, entry: ReferenceInput, spec: TensorSpec) -> Array | None:
-    """Return numbers as the type that the reference takes, None where they must not be cast.
+    """Return an array in the reference's type, None if it must not be cast.
 
-    Unasked, floating point becomes wider floating point, and integers become wider integers.
+    Without `cast`, floating point becomes only wider floating point, and integers only wider integers.
 
     Parameters
     ----------
     array
         As captured, any shape.
-    entry
-        What the configuration says.
-    spec
-        What the reference takes.
     """
     if entry.scale:
         if array.dtype.kind not in _INTEGERS:
@@ -49,7 +45,7 @@ def converted(array: Array, entry: ReferenceInput, spec: TensorSpec) -> Array | 
 
 
 def dequantised(array: Array, scale: float, zero_point: int) -> Array:
-    """Return what quantised integers stand for : float64, (array - zero_point) * scale."""
+    """Return the numbers that quantised integers represent : float64, (array - zero_point) * scale."""
     return (array.astype(np.float64) - zero_point) * scale
 
 
@@ -58,8 +54,8 @@ def _cast(array: Array, spec: TensorSpec) -> Array | None:
         cast = array.astype(spec.dtype)
         back = cast.astype(array.dtype)
     if array.dtype.kind == spec.dtype.kind == "f":
-        # A finite number that becomes infinite is another input.
+        # A finite number that becomes infinite would be another input.
         overflown = np.isinf(cast) & np.isfinite(array.astype(np.float64))
         return None if overflown.any() else cast
-    # An unsigned integer that was made of -1 comes back as -1, and yet is another number.
+    # The sign too: -1 cast to an unsigned integer and back is -1 again, but the reference would get another number.
     return cast if np.array_equal(back, array) and np.array_equal(cast < 0, array < 0) else None

@@ -146,7 +146,7 @@ def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -
     """Not at all where it answers what the reference gives, in any batch; by SHIFT where every number is moved by that."""
     model = Model(name="digits", task=Task.REGRESSION)
     runtime = make(tmp_path)
-    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     sizes = (1, 7, 3, 16)
     own = [runtime.run({"x": inputs_of(n_items, n_items)})["logits"] for n_items in sizes]
     for shift in (0.0, SHIFT):
@@ -155,7 +155,7 @@ def test_a_candidate_is_as_far_off_as_it_was_moved(make: Make, tmp_path: Path) -
                 stream_sequence=n_items,
                 payload=b"",
                 exchange=exchange_of(inputs_of(n_items, n_items), (given + shift).astype(np.float32)),
-                judge=judge,
+                version_reference=version_reference,
                 inputs={"x": inputs_of(n_items, n_items)},
             )
             for n_items, given in zip(sizes, own, strict=True)

@@ -138,7 +138,7 @@ def test_a_prompt_of_other_tokens_than_the_candidates_is_refused(language_folder
 def test_a_runtime_says_what_it_is(runtime: ReferenceRuntime) -> None:
     """The digest is that of the reference; what a server holds is not verified."""
     assert len(runtime.artefact.digest) == 64
-    assert [spec.name for spec in runtime.inputs] == ["prompt", "answer", "asked"]
+    assert [spec.name for spec in runtime.inputs] == ["prompt", "answer", "request"]
     assert [spec.name for spec in runtime.outputs] == ["scores"]
     verified = runtime.provenance.runtime == "transformers"
     assert runtime.artefact.precision == ("float32" if verified else "unverified")
@@ -150,7 +150,7 @@ def test_other_inputs_are_refused(runtime: ReferenceRuntime) -> None:
     with pytest.raises(QuarantineError, match="replay"):
         runtime.run({"x": np.zeros((1, 4), dtype=np.float32)})
     with pytest.raises(QuarantineError, match="replay"):
-        runtime.run({name: objects([""]) for name in ("prompt", "answer", "asked")})
+        runtime.run({name: objects([""]) for name in ("prompt", "answer", "request")})
 
 
 def test_a_closed_runtime_may_be_closed_again(runtime: ReferenceRuntime) -> None:
@@ -243,13 +243,13 @@ def test_the_reference_answers_itself_as_it_was_asked(
     model, tokenizer = loaded(language_folder)
     own = FreeAnswerRequest(max_tokens=12, is_capped=True, options={"temperature": 0}, seed=3)
     plain = scored(runtime, *asked)
-    found = scored(runtime, *(msgspec.structs.replace(one, own=own) for one in asked[:2]), *asked[2:])
+    found = scored(runtime, *(msgspec.structs.replace(one, free_answer=own) for one in asked[:2]), *asked[2:])
     for one, of, before in zip(asked, found, plain, strict=True):
         np.testing.assert_array_equal(of.logprobs, before.logprobs)
         if one not in asked[:2]:
-            assert of.own is None
+            assert of.free_answer is None
             continue
-        assert of.own is not None
+        assert of.free_answer is not None
         ids = torch.tensor([one.prompt_ids])
         with torch.inference_mode():
             whole = model.generate(
@@ -258,26 +258,34 @@ def test_the_reference_answers_itself_as_it_was_asked(
         said = whole[0, ids.shape[1] :]
         text = tokenizer.decode(said, skip_special_tokens=True)
         reason = "stop" if said[-1] == tokenizer.eos_token_id else "length"
-        assert (of.own.outcome, of.own.text, of.own.n_tokens) == (FreeAnswerOutcome.DONE, text, len(said))
-        assert (of.own.finish_reason, of.own.max_tokens, of.own.is_capped) == (reason, 12, True)
+        assert (of.free_answer.outcome, of.free_answer.text, of.free_answer.n_tokens) == (
+            FreeAnswerOutcome.DONE,
+            text,
+            len(said),
+        )
+        assert (of.free_answer.finish_reason, of.free_answer.max_tokens, of.free_answer.is_capped) == (
+            reason,
+            12,
+            True,
+        )
     runtime.close()
 
 
 def test_an_answer_that_fails_loses_no_exchange(told: RuntimeRequest, asked: list[ScoringRequest]) -> None:
     """A prompt that leaves no room, and no time at all: the scores are there."""
     own = FreeAnswerRequest(max_tokens=300, is_capped=True, options={"temperature": 0}, seed=3)
-    long = ScoringRequest(prompt_ids=(5,) * 254, served_ids=(5,), own=own)
+    long = ScoringRequest(prompt_ids=(5,) * 254, served_ids=(5,), free_answer=own)
     generation = msgspec.structs.replace(told.model.generation, own_s=1e-9)
     hurried = msgspec.structs.replace(told, model=msgspec.structs.replace(told.model, generation=generation))
-    one = msgspec.structs.replace(asked[0], own=own)
+    one = msgspec.structs.replace(asked[0], free_answer=own)
     for opening_, asked_, outcomes in (
         (told, long, {FreeAnswerOutcome.FAILED, FreeAnswerOutcome.DONE}),
         (hurried, one, {FreeAnswerOutcome.LATE}),
     ):
         runtime = open_reference(opening_)
         (scores,) = scored(runtime, asked_)
-        assert scores.own is not None
-        assert scores.own.outcome in outcomes
+        assert scores.free_answer is not None
+        assert scores.free_answer.outcome in outcomes
         assert len(scores.logprobs) == len(asked_.served_ids or ())
         runtime.close()
 

@@ -34,7 +34,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.stream.connection import Queue
 from quantdrift.monitor.discovery.clusters import ClusterFits, configured, refit
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
@@ -80,7 +80,7 @@ class Worker:
         attributes = {"header.x-scanner": scanner or SCANNERS[kind % len(SCANNERS)]}
         exchanges = [exchange_of(x, attributes=attributes) for x in inputs]
         cases = [
-            triage(
+            classify(
                 encode(exchange), sequence=place, n_delivered=1, max_deliveries=5, references=self._references
             )
             for place, exchange in enumerate(exchanges)
@@ -141,14 +141,14 @@ async def test_learned_slices_from_the_first_vector_through_a_refit(
 ) -> None:
     """Kinds of traffic become slices with ids that stay; what was never seen is a slice of its own; all is bounded."""
     worker = Worker(config, database)
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     before = [await worker.store(kind, 1) for kind in range(4)]
     assert [await worker.slices_of(ids) for ids in before] == [{}] * 4
     assert await _scalar(database, "select count(*) from embedding") == 4 * 10 * N_ITEMS
     assert await _scalar(database, "select distinct pi from embedding") == 0.5
 
     assert await _refit(config, database) == 1
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     ids = [max(shares, key=lambda name: shares[name]) for shares in await _shares(worker, 2)]
     assert sorted(ids) == ["cluster=1", "cluster=2", "cluster=3", "cluster=4"]
     for name, shares in zip(ids, await _shares(worker, 3), strict=True):
@@ -164,7 +164,7 @@ async def test_learned_slices_from_the_first_vector_through_a_refit(
     assert all(set(one["medoids"]) <= set(known) and one["medoids"] for one in described)
 
     assert await _refit(config, database) == 2
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     again = [max(shares, key=lambda name: shares[name]) for shares in await _shares(worker, 4)]
     assert again == ids
 
@@ -193,7 +193,7 @@ async def test_what_comes_after_the_last_id_shares_a_slice_and_vectors_stay_few(
         await first.store(kind, 2)
     await _refit(limited, database, most_ids=4)
     worker = Worker(limited, database)
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     found = await worker.slices_of(await worker.store(FAR, 3))
     assert found["cluster=(other)"] > 0.9
     assert worker.assessor.overflow()["digits"] > 0.9 * 10 * N_ITEMS
@@ -214,10 +214,10 @@ async def test_a_clustering_that_cannot_be_read_stops_nothing(config: Config, da
     for kind in range(4):
         await worker.store(kind, 1)
     await _refit(config, database)
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     await _refit(config, database)
     await _scalar(database, "update clustering set content = '\\x00' where version = 2 returning 1")
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     assert sum((await _shares(worker, 2))[0].values()) == 1.0
     assert await _scalar(database, "select max((detail ->> 'clustering')::int) from comparison") == 1
     with pytest.raises(OperatorError, match="--anew"):
@@ -241,7 +241,7 @@ async def test_what_cannot_be_read_of_another_reference_is_in_nobodys_way(
         "update clustering set content = '\\x00', reference_digest = 'former' where version = 1 returning 1",
     )
     await _refit(config, database)
-    await worker.in_force.look()
+    await worker.in_force.refresh()
     assert sum((await _shares(worker, 2))[0].values()) == 1.0
     assert await _scalar(database, "select max((detail ->> 'clustering')::int) from comparison") == 2
     assert await _refit(config, database) == 3

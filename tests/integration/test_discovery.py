@@ -104,8 +104,8 @@ async def test_a_confirmed_slice_without_traffic_is_retired_and_keeps_its_slice(
     slice_id = await record.fetchval("select slice_id from discovery")
     heard: list[dict[str, tuple[SliceKey, ...]]] = []
     watched = DiscoveredSlices(database, heard.append, Stop(), most=20)
-    await watched.look()
-    await watched.look()
+    await watched.refresh()
+    await watched.refresh()
     assert [[key.predicate for key in found["digits"]] for found in heard] == [[FAINT]]
     assigner = SliceAssigner(CONFIG, "digits")
     assigner.extra = heard[0]["digits"]
@@ -123,7 +123,7 @@ async def test_a_confirmed_slice_without_traffic_is_retired_and_keeps_its_slice(
     assert await record.fetchval("select reason from discovery_change order by id desc limit 1") == (
         "unseen: nothing was compared in it for 30 days"
     )
-    await watched.look()
+    await watched.refresh()
     assert heard[1:] == [{}]
     assert await record.fetchval("select slice_id from discovery") == slice_id
 

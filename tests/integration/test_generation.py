@@ -21,7 +21,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Config, Generation, Slice
 from quantdrift.core.records import Exchange
 from quantdrift.shadow.pipeline.assess import Assessor
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
@@ -36,7 +36,7 @@ from tests.support.shadow.vllm_like import VllmLike, serving
 pytestmark = pytest.mark.integration
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-ASKED = ("what is a slice?", "how does the relay forward bytes?", "what pages at night?", "größe", "x" * 60)
+REQUEST = ("what is a slice?", "how does the relay forward bytes?", "what pages at night?", "größe", "x" * 60)
 GREEDY = {"temperature": 0, "max_tokens": 24}
 LISTS = {"logprobs": True, "top_logprobs": 5}
 IDS = {"return_token_ids": True}
@@ -59,7 +59,7 @@ WAYS: dict[str, dict[str, Any]] = {
 def chats(server: VllmLike, **more: Any) -> list[Exchange]:
     """Return exchanges in which each was asked."""
     found = []
-    for text in ASKED:
+    for text in REQUEST:
         asked = {"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY, **more}
         status, answered = server.answer(CHAT, asked)
         assert status == 200
@@ -221,7 +221,7 @@ def test_a_model_answers_as_it_does_itself(reference: str, language_folder: Path
 
 def test_an_answer_that_babbles_on_is_told(language_folder: Path, fp32: VllmLike) -> None:
     """A candidate that does not take the reference's end: it is longer, and the reference had long ended on its path."""
-    (text, *_) = ASKED
+    (text, *_) = REQUEST
     prompt = fp32.answer("/tokenize", {"messages": [{"role": "user", "content": text}]})[1]["tokens"]
     asked = {"model": "digits", "messages": [{"role": "user", "content": text}], **GREEDY, **IDS}
     model, tokenizer = loaded(language_folder)
@@ -263,7 +263,7 @@ async def test_answers_are_stored_and_folded(
     config = Config(models=(model,), slices=(rule,))
     references = References(config.models, lambda *_: open_reference(told))
     cases = [
-        triage(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
+        classify(encode(one), sequence=n, n_delivered=1, max_deliveries=3, references=references)
         for n, one in enumerate(chats(int8, **LISTS, **IDS), start=1)
     ]
     batch = Assessor(config, "worker", ()).assess(cases, datetime.now(UTC))
@@ -275,24 +275,24 @@ async def test_answers_are_stored_and_folded(
     ):
         rows = await record.fetch("select * from comparison order by captured_at")
         details = [msgspec.json.decode(row["detail"]) for row in rows]
-        assert [detail["measure"] for detail in details] == ["kl"] * len(ASKED)
+        assert [detail["measure"] for detail in details] == ["kl"] * len(REQUEST)
         assert all(
             row["divergence"] == pytest.approx(detail["kl"])
             for row, detail in zip(rows, details, strict=True)
         )
         assert {detail["own"] for detail in details} == {"done"}
         (own,) = await record.fetch(LENGTHS.replace("assistant", "digits"))
-        assert own["n"] == len(ASKED)
+        assert own["n"] == len(REQUEST)
         assert own["finish_changes"] == np.mean([detail["finish_changed"] for detail in details])
         ratios = [detail["length_ratio"] for detail in details]
         assert own["length_ratio"] == pytest.approx(np.exp(np.mean(np.log(ratios))))
         lengths = [msgspec.json.decode(row["features"])["feature.length"] for row in rows]
-        assert lengths == [len(text) for text in ASKED]
+        assert lengths == [len(text) for text in REQUEST]
         await until(lambda: _is_folded(record), "folding")
         (total,) = await record.fetch(
             "select n_items, divergence from rollup_hour join slice on slice.id = slice_id where slice.name = 'all'"
         )
-    assert total["n_items"] == len(ASKED)
+    assert total["n_items"] == len(REQUEST)
     assert total["divergence"] > 0
 
 

@@ -17,11 +17,11 @@ from quantdrift.cli.main import main
 from quantdrift.core.config.schema import Copy, Generation
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.records import Exchange
-from quantdrift.shadow.replay.references import at_a_server
+from quantdrift.shadow.replay.references import is_remote
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.protocol import replayed_by
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
-from quantdrift.shadow.runtimes.text.candidate_replica import opened_with_copy
+from quantdrift.shadow.runtimes.text.candidate_replica import open_with_replica
 from quantdrift.shadow.tensors.codec import decode
 from tests.integration.test_generation import CHAT, IDS, LISTS, chats
 from tests.support.shadow.language_models import opening
@@ -64,7 +64,7 @@ def _told(
 
 
 def _outcomes(exchanges: Sequence[Exchange], told: RuntimeRequest) -> list[Outcome]:
-    runtime = opened_with_copy(told)
+    runtime = open_with_replica(told)
     try:
         batch = [prepared(one, told.model, runtime) for one in exchanges]
         return compare_batch(batch, most_items=len(exchanges))
@@ -181,14 +181,14 @@ def test_a_copy_that_is_away_is_waited_for(language_folder: Path, int8: VllmLike
     on_wire, without = chats(int8, **LISTS), chats(int8)
     with serving(int8) as address:
         told = _told(language_folder, url=address)
-        runtime = opened_with_copy(told)
+        runtime = open_with_replica(told)
         batch = [prepared(one, told.model, runtime) for one in without]
         int8.fails = [503]
         with pytest.raises(RetryError, match="503"):
             compare_batch(batch, most_items=8)
         assert all(isinstance(one, ReplayResult) for one in compare_batch(batch, most_items=8))
-    with pytest.raises(RetryError, match=r"copy of the candidate.*is away"):
-        opened_with_copy(told)
+    with pytest.raises(RetryError, match=r"candidate's replica.*is away"):
+        open_with_replica(told)
     entry = prepared(on_wire[0], told.model, runtime)
     assert isinstance(compare_batch([entry], most_items=8)[0], ReplayResult)
     runtime.close()
@@ -243,7 +243,7 @@ def test_a_check_of_references_opens_the_copy_too(
 
 def test_the_record_tells_of_the_copy(language_folder: Path, int8_folder: Path, fp32: VllmLike) -> None:
     """Its digest, its precision as it is told, and what computed it, beside the reference's own."""
-    runtime = opened_with_copy(_told(language_folder, path=str(int8_folder), precision="int8 weights"))
+    runtime = open_with_replica(_told(language_folder, path=str(int8_folder), precision="int8 weights"))
     told, own = replayed_by(runtime), open_reference(opening(language_folder)).artefact
     assert (told.digest, told.precision) == (own.digest, "float32")
     assert len(told.copy) == 64
@@ -252,8 +252,8 @@ def test_the_record_tells_of_the_copy(language_folder: Path, int8_folder: Path, 
     runtime.close()
     with serving(fp32) as address:
         remote = _told(language_folder, url=address)
-        runtime = opened_with_copy(remote)
-    assert at_a_server(remote.model)  # what waits for it holds up no other model
+        runtime = open_with_replica(remote)
+    assert is_remote(remote.model)  # what waits for it holds up no other model
     assert replayed_by(runtime).copy_precision == "unverified"
     runtime.close()
     assert b"copy" not in msgspec.json.encode(replayed_by(open_reference(opening(language_folder))))

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from quantdrift.cli.main import main
 from quantdrift.core.config.load import load
-from quantdrift.shadow.runtimes.registry import opening_of
+from quantdrift.shadow.runtimes.registry import runtime_request
 from tests.integration.test_generation import CHAT, GREEDY, LISTS, replayed
 from tests.support.shadow.language_models import loaded
 from tests.support.shadow.openai_exchanges import exchange
@@ -39,7 +39,7 @@ def test_the_example_scores_what_was_served(config_path: Path, language_folder: 
     """With its own options."""
     config = load(config_path)
     (model,) = config.models
-    opening = opening_of(config, model, model.references[0])
+    opening = runtime_request(config, model, model.references[0])
     asked = {"model": "small", "messages": [{"role": "user", "content": "what drifts?"}], **GREEDY, **LISTS}
     _, answered = VllmLike(*loaded(language_folder)).answer(CHAT, asked)
     (found,) = replayed([exchange(CHAT, asked, answered)], opening)

@@ -13,7 +13,7 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import objects
-from quantdrift.shadow.pipeline.classify import Case, triage
+from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import Outcome, ReplayResult, compare_batch
@@ -58,7 +58,7 @@ def _case(told: RuntimeRequest, runtime: ReferenceRuntime, candidate: VllmLike, 
     _, answered = candidate.answer(PATH, asked)
     references = References((told.model,), lambda *_: runtime)
     wire = encode(exchange(PATH, asked, answered))
-    return triage(wire, sequence=1, n_delivered=1, max_deliveries=3, references=references)
+    return classify(wire, sequence=1, n_delivered=1, max_deliveries=3, references=references)
 
 
 def _outcome(case: Case) -> Outcome:

@@ -136,7 +136,7 @@ def test_inputs_of_ones_own_are_recorded(tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", x=inputs_of(3).astype(np.float64))
     done = _quantdrift(tmp_path, *record)
     assert done.returncode == 2
-    assert "x: float64[3, 4], the reference takes x: float32[?, 4]" in done.stderr
+    assert "the reference takes x: float32[?, 4], but got x: float64[3, 4]" in done.stderr
     for wrong, hint in (("record", "no model `n`"), ("check", "no model `n`")):
         done = _quantdrift(tmp_path, wrong, "n", *(("--out", "c") if wrong == "record" else ()))
         assert (done.returncode, hint in done.stderr) == (2, True)

@@ -22,12 +22,12 @@ from quantdrift.core.process.run import Stop
 from quantdrift.core.records import Tensor
 from quantdrift.core.stream.backlog import read_backlog
 from quantdrift.core.stream.connection import Queue
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
-from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.worker import serve
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, tensor
 from tests.support.shadow.reference_examples import EXAMPLE, ROOT, called, commands, made, works
@@ -114,7 +114,7 @@ def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Pa
     """As `mapped.toml` says: what is compared differs by what rounding to INT8 makes of it, and no more."""
     config = load(directory / "mapped.toml", {})
     references = References(
-        config.models, lambda model, reference: open_reference(opening_of(config, model, reference))
+        config.models, lambda model, reference: open_reference(runtime_request(config, model, reference))
     )
     rng = np.random.default_rng(3)
     image = rng.integers(-128, 128, size=(40, 1, 8, 8), dtype=np.int8)
@@ -131,7 +131,7 @@ def test_integers_of_the_candidate_become_what_the_reference_takes(directory: Pa
         ),
         outputs=(Tensor(name="scores", datatype="INT8", shape=scores.shape, data=scores.tobytes()),),
     )
-    case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
+    case = classify(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
     assert isinstance(case, PreparedExchange), case
     (outcome,) = compare_batch([case], most_items=64)
     assert isinstance(outcome, ReplayResult), outcome

@@ -245,14 +245,14 @@ async def test_what_is_in_hand_is_kept_alive(config: Config) -> None:
     consumer = await queue.consumer("exchange", ack_wait_s=1.0)
     await _publish(queue, exchange_of(inputs_of(1)))
     (delivery,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=DEADLINE_S)
-    holding = InFlight()
-    holding.take(delivery)
+    in_flight = InFlight()
+    in_flight.add(delivery)
     until_s = time.monotonic() + 2.5
     while time.monotonic() < until_s:
-        await holding.beat()
+        await in_flight.keep_alive()
         assert await consumer.fetch(1, max_bytes=1 << 20, timeout_s=0.3) == []
-    holding.release([delivery])
-    await holding.beat()
+    in_flight.release([delivery])
+    await in_flight.keep_alive()
     (again,) = await consumer.fetch(1, max_bytes=1 << 20, timeout_s=DEADLINE_S)
     assert (again.sequence, again.n_delivered) == (delivery.sequence, 2)
     await queue.close()

@@ -46,13 +46,15 @@ def test_its_configuration_is_sound_and_its_reference_opens(name: str, tmp_path:
 @EVERY
 def test_it_replays_what_is_served(name: str, tmp_path: Path) -> None:
     """What the reference itself would serve does not diverge; with noise on it, items do and flip."""
-    _, judge = judge_of(made(name, tmp_path))
+    _, version_reference = judge_of(made(name, tmp_path))
     rng = np.random.default_rng(11)
     x = _items(12, 10)
-    same = answers(judge, x)
+    same = answers(version_reference, x)
     off = {key: one + rng.normal(size=one.shape).astype(np.float32) for key, one in same.items()}
     # As large a batch as the candidate's, so that a matrix product rounds as it did.
-    equal, noisy = (compare_batch([prepared(judge, x, one)], most_items=64)[0] for one in (same, off))
+    equal, noisy = (
+        compare_batch([prepared(version_reference, x, one)], most_items=64)[0] for one in (same, off)
+    )
     assert isinstance(equal, ReplayResult)
     assert isinstance(noisy, ReplayResult)
     assert not equal.divergences.flip.any()
@@ -66,12 +68,12 @@ async def test_a_drift_of_it_is_stored_and_fires(
     name: str, tmp_path: Path, postgres_dsn: str, record: asyncpg.Connection
 ) -> None:
     """Detectors, roll-ups and verdicts know `flip` and `divergence` alone, whatever the task: 400 exchanges suffice."""
-    config, judge = judge_of(made(name, tmp_path))
+    config, version_reference = judge_of(made(name, tmp_path))
     cases = []
     for number in range(400):
         x = _items(1, number)
-        wrong = {key: -2 * one for key, one in answers(judge, x).items()}
-        cases.append(prepared(judge, x, wrong, number + 1))
+        wrong = {key: -2 * one for key, one in answers(version_reference, x).items()}
+        cases.append(prepared(version_reference, x, wrong, number + 1))
     batch = Assessor(config, "w", ()).assess(cases, datetime.now(UTC))
     assert not batch.quarantined
     async with Database(postgres_dsn, Storage()) as database:

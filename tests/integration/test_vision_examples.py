@@ -25,7 +25,7 @@ from quantdrift.monitor.fold.fold import Fold
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
-from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.tensors.codec import encode as tensor_of
 from quantdrift.shadow.tensors.codec import fit_inputs
 from quantdrift.shadow.worker import serve
@@ -82,15 +82,21 @@ def test_the_candidate_diverges_from_its_reference_and_the_reference_does_not(ex
     """Fewer bits move most images a little, and few decisions."""
     config = example.config
     references = References(
-        config.models, lambda model, reference: open_reference(opening_of(config, model, reference))
+        config.models, lambda model, reference: open_reference(runtime_request(config, model, reference))
     )
-    judge = references.find(config.models[0].name, "int4-1")
-    assert judge is not None
+    version_reference = references.find(config.models[0].name, "int4-1")
+    assert version_reference is not None
 
     def prepared(model: Path, seed: int) -> PreparedExchange:
         exchange = example.exchange(seed, model)
-        inputs = fit_inputs(exchange.inputs, judge.runtime.inputs, batched=True)
-        return PreparedExchange(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs)
+        inputs = fit_inputs(exchange.inputs, version_reference.runtime.inputs, batched=True)
+        return PreparedExchange(
+            stream_sequence=1,
+            payload=b"",
+            exchange=exchange,
+            version_reference=version_reference,
+            inputs=inputs,
+        )
 
     of_itself, *of_candidate = compare_batch(
         [

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quantdrift.core.errors import QuarantineError
 from quantdrift.core.records import Exchange, Tensor
-from quantdrift.shadow.language.from_exchange import served
+from quantdrift.shadow.language.from_exchange import scoring_inputs
 from tests.support.shadow.openai_exchanges import chat, exchange
 
 pytestmark = pytest.mark.property
@@ -70,7 +70,7 @@ def test_any_tensor_may_be_spoilt(place: int, how: str, value: Any) -> None:
         WHOLE, inputs=tuple(tensors[:n_inputs]), outputs=tuple(tensors[n_inputs:])
     )
     try:
-        inputs, candidate = served(spoilt)
+        inputs, candidate = scoring_inputs(spoilt)
     except QuarantineError:
         return
     assert len({len(array) for array in (*inputs.values(), *candidate.values())}) == 1

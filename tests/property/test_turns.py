@@ -25,17 +25,17 @@ def test_replay_time_divides_as_the_shares(shares: list[float], data: st.DataObj
         name: data.draw(st.lists(st.floats(0.0005, bound), min_size=5, max_size=5))
         for name, bound in zip(names, bounds, strict=True)
     }
-    turns = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
+    fair_share = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
     spent = dict.fromkeys(names, 0.0)
     for name in names:
-        turns.put(name)
+        fair_share.put(name)
     for number in range(400):
-        turn = turns.take(0.0, among=names)
-        assert turn is not None
-        took = costs[turn.lane][number % 5]
-        spent[turn.lane] += took
-        turns.settle(turn, took)
-        turns.put(turn.lane)
+        ready = fair_share.take(0.0, among=names)
+        assert ready is not None
+        took = costs[ready.model][number % 5]
+        spent[ready.model] += took
+        fair_share.correct_charge(ready, took)
+        fair_share.put(ready.model)
     per_share = [spent[name] / share for name, share in zip(names, shares, strict=True)]
     slack = [(QUANTUM_S * share + 2 * bound) / share for share, bound in zip(shares, bounds, strict=True)]
     assert max(per_share) - min(per_share) <= 2 * max(slack)
@@ -44,17 +44,17 @@ def test_replay_time_divides_as_the_shares(shares: list[float], data: st.DataObj
 @given(ratio=st.floats(0.01, 1), costs=st.lists(COSTS, min_size=1, max_size=30))
 def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
     """Over any time a model takes its ratio of it, a second's worth and one batch at most, and loses no time either."""
-    turns = FairShare({"capped": ShareTerms(max_ratio=ratio)})
+    fair_share = FairShare({"capped": ShareTerms(max_ratio=ratio)})
     now_s, spent_s = 0.0, 0.0
     for cost in costs:
-        turns.put("capped")
-        while (turn := turns.take(now_s, among=["capped"])) is None:
-            wait_s = turns.wait_s(now_s)
+        fair_share.put("capped")
+        while (ready := fair_share.take(now_s, among=["capped"])) is None:
+            wait_s = fair_share.wait_s(now_s)
             assert wait_s is not None
             assert 0 < wait_s <= (max(costs) + 1) / ratio
             now_s += wait_s
         assert spent_s <= ratio * (now_s + 1) + 1e-6
-        turns.settle(turn, cost)
+        fair_share.correct_charge(ready, cost)
         spent_s += cost
         now_s += cost
     assert now_s <= sum(costs) / ratio + sum(costs)
@@ -64,21 +64,21 @@ def test_a_budget_is_kept(ratio: float, costs: list[float]) -> None:
 def test_who_waits_alone_is_served_at_once(shares: list[float], cost: float) -> None:
     """However much it has had: nobody else wants it."""
     names = _names(len(shares))
-    turns = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
+    fair_share = FairShare({name: ShareTerms(share=share) for name, share in zip(names, shares, strict=True)})
     for _ in range(20):
-        turns.put("m0")
-        turn = turns.take(0.0, among=names)
-        assert turn is not None
-        assert turn.lane == "m0"
-        turns.settle(turn, cost)
+        fair_share.put("m0")
+        ready = fair_share.take(0.0, among=names)
+        assert ready is not None
+        assert ready.model == "m0"
+        fair_share.correct_charge(ready, cost)
 
 
 def test_a_model_without_a_name_waits_with_the_others() -> None:
     """One that is not configured has the default share; one that may not be taken now is passed over."""
-    turns = FairShare({"known": ShareTerms(share=2.0)})
-    turns.put("unheard-of")
-    assert turns.take(0.0, among=["known"]) is None
-    turn = turns.take(0.0, among=["unheard-of"])
-    assert turn is not None
-    assert turns.take(0.0, among=["unheard-of"]) is None
-    assert turns.wait_s(0.0) is None
+    fair_share = FairShare({"known": ShareTerms(share=2.0)})
+    fair_share.put("unheard-of")
+    assert fair_share.take(0.0, among=["known"]) is None
+    ready = fair_share.take(0.0, among=["unheard-of"])
+    assert ready is not None
+    assert fair_share.take(0.0, among=["unheard-of"]) is None
+    assert fair_share.wait_s(0.0) is None

@@ -52,7 +52,7 @@ def divergence_of(answers: Logits, digits: Digits, reference: ReferenceRuntime) 
         What replays them.
     """
     model = Model(name="digits", references=(Reference(path=str(digits.path)),))
-    judge = VersionReference(model=model, runtime=reference, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=reference, comparator=comparator_of(model))
     batch = []
     for begin in range(0, len(answers), PER_EXCHANGE):
         part = slice(begin, begin + PER_EXCHANGE)
@@ -65,7 +65,7 @@ def divergence_of(answers: Logits, digits: Digits, reference: ReferenceRuntime) 
                 stream_sequence=begin,
                 payload=b"",
                 exchange=exchange,
-                judge=judge,
+                version_reference=version_reference,
                 inputs=fit_inputs(exchange.inputs, reference.inputs, batched=True),
             )
         )

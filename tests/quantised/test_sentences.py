@@ -137,7 +137,7 @@ def _compared(
 ) -> list[Divergences]:
     """Return what the shadow says of the answers, sentences of one length replayed together."""
     runtime = OnnxRuntime(path, provider=Provider.CPU)
-    judge = VersionReference(
+    version_reference = VersionReference(
         model=MODEL, runtime=runtime, comparator=comparator_of(MODEL), reference=MODEL.references[0]
     )
     by_length: dict[int, list[int]] = {}
@@ -157,7 +157,7 @@ def _compared(
                     stream_sequence=place,
                     payload=b"",
                     exchange=exchange,
-                    judge=judge,
+                    version_reference=version_reference,
                     inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
                 )
             )

@@ -127,7 +127,7 @@ def test_a_model_that_is_not_there_is_said(opening: RuntimeRequest) -> None:
 def test_tensors_that_the_server_does_not_tell_are_configured(kserve: Server, kind: Runtime) -> None:
     """KServe's models tell theirs only where their author wrote it down."""
     opening = opening_at(kserve, kind, "linear")
-    with pytest.raises(OperatorError, match=r"tells nothing of its inputs.*\[\[models.inputs\]\]"):
+    with pytest.raises(OperatorError, match=r"does not describe its inputs.*\[\[models.inputs\]\]"):
         open_reference(opening)
     model = Model(
         name="digits",

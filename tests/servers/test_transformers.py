@@ -26,7 +26,7 @@ CHAT = {
     "temperature": 0.0,
 }
 PROMPT = {"model": "small", "prompt": "the quick brown", "max_tokens": 16, "temperature": 0.0}
-ASKED: Asked = {
+REQUEST: Asked = {
     "chat": ("chat", CHAT),
     "chat-stream": ("chat", CHAT | {"stream": True, "stream_options": {"include_usage": True}}),
     "completion": ("completions", PROMPT),
@@ -46,7 +46,7 @@ def way(transformers: Server, tmp_path_factory: pytest.TempPathFactory, nats_url
 @pytest.fixture(scope="module")
 def answers(transformers: Server, way: Passage) -> Answers:
     """Return what was asked and got."""
-    return Answers(transformers, way, ASKED)
+    return Answers(transformers, way, REQUEST)
 
 
 def test_a_chat_is_captured_streamed_or_not(answers: Answers) -> None:
@@ -80,7 +80,7 @@ def test_what_was_served_is_what_the_reference_would_have_said(
     """The server tells neither tokens nor log-probabilities: their texts are enough, and the prompts have as many tokens."""
     told = opening(language_folder)
     runtime = open_reference(told)
-    held = [answers.captured(name) for name in ASKED]
+    held = [answers.captured(name) for name in REQUEST]
     assert any("usage" in one.outputs for one in held)
     batch = [prepared(one.exchange, told.model, runtime) for one in held]
     for outcome in compare_batch(batch, most_items=len(batch)):

@@ -19,16 +19,16 @@ from tests.servers.passage import Passage, passage
 from tests.servers.server import Server
 from tests.servers.tensors import texts
 from tests.servers.vllm_asked import (
-    ASKED,
     CHAT,
+    REQUEST,
     TOLD,
     TOOL,
     TOOLS,
     TWINS,
     compared,
     forced,
-    opening_of,
     parts,
+    runtime_request,
 )
 from tests.support.shadow.language_models import loaded
 from tests.support.sidecar.relay_process import wait
@@ -46,7 +46,7 @@ def way(vllm: Server, tmp_path_factory: pytest.TempPathFactory, nats_url: str) -
 @pytest.fixture(scope="module")
 def answers(vllm: Server, way: Passage, language_folder: Path) -> Answers:
     """Return what was asked and got."""
-    return Answers(vllm, way, {**ASKED, **TOOLS, **parts(language_folder), **forced(language_folder)})
+    return Answers(vllm, way, {**REQUEST, **TOOLS, **parts(language_folder), **forced(language_folder)})
 
 
 def _is_read_as_it_was_made(answers: Answers, name: str, folder: Path) -> bool:
@@ -102,15 +102,15 @@ def test_a_call_of_a_tool_is_captured(answers: Answers) -> None:
 
 
 @pytest.mark.parametrize("kind", ["transformers", "openai"])
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", REQUEST)
 def test_a_model_does_not_diverge_from_itself(
     answers: Answers, vllm: Server, language_folder: Path, name: str, kind: str
 ) -> None:
     """Whatever was asked of it, and whoever scores it."""
-    found = compared(answers.captured(name), opening_of(kind, vllm, language_folder)).divergences
+    found = compared(answers.captured(name), runtime_request(kind, vllm, language_folder)).divergences
     assert not found.flip.any()
     assert (found.detail["n_scored"] > 0).all()
-    asked = ASKED[name][1]
+    asked = REQUEST[name][1]
     is_listed = "logprobs" in asked and name != "grammar"
     if not _is_read_as_it_was_made(answers, name, language_folder):
         # Of other tokens than were served nothing is said.
@@ -131,7 +131,7 @@ def test_characters_of_several_tokens_are_measured(
 ) -> None:
     """Without ids, though vLLM spells the whole character where it ends, and a tokenizer never."""
     held = answers.captured("parts")
-    found = compared(held, opening_of(kind, vllm, language_folder)).divergences
+    found = compared(held, runtime_request(kind, vllm, language_folder)).divergences
     whole = [index for index, text in enumerate(held.heard()) if text == "ö"]
     assert whole
     assert set(found.detail["logprobs"][whole]) == {"wire"}
@@ -147,7 +147,8 @@ def test_its_own_answers_are_those_that_it_served(
 ) -> None:
     """Greedily, by a seed, as JSON, or as a call: one answer of each exchange, as long, and ended for the same reason."""
     found = compared(
-        answers.captured(name), opening_of("openai", vllm, language_folder, own_share=1.0, own_tokens=200)
+        answers.captured(name),
+        runtime_request("openai", vllm, language_folder, own_share=1.0, own_tokens=200),
     ).divergences
     detail = {column: values.tolist() for column, values in found.detail.items()}
     n_choices = len(found.divergence)
@@ -173,7 +174,7 @@ def test_an_own_answer_is_bounded(
     answers: Answers, vllm: Server, language_folder: Path, options: dict[str, Any], told: tuple[Any, ...]
 ) -> None:
     """In tokens, to which both are held, and in time: the exchange is compared all the same."""
-    opened = opening_of("openai", vllm, language_folder, own_share=1.0, **options)
+    opened = runtime_request("openai", vllm, language_folder, own_share=1.0, **options)
     found = compared(answers.captured("chat-ids"), opened).divergences
     columns = ("own", "own_finish_reason", "own_n_tokens", "length_ratio", "finish_changed")
     assert tuple(found.detail[column].tolist()[0] for column in columns) == told
@@ -188,7 +189,7 @@ def test_its_lists_enclose_how_likely_the_end_was(
     for end_ids in ((1,), (1, 5, 67)):
         exact, found = (
             compared(
-                answers.captured(name), opening_of(kind, vllm, language_folder, end_ids=end_ids)
+                answers.captured(name), runtime_request(kind, vllm, language_folder, end_ids=end_ids)
             ).divergences.detail
             for kind in ("transformers", "openai")
         )

@@ -15,15 +15,15 @@ from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.scoring import ScoringRequest as Answered
 from quantdrift.shadow.language.scoring import objects
 from quantdrift.shadow.runtimes.canaries.canaries import record, write_canaries
-from quantdrift.shadow.runtimes.canaries.check import canaries_of
-from quantdrift.shadow.runtimes.canaries.text import drawn_texts, tokens_of
+from quantdrift.shadow.runtimes.canaries.check import checked_canaries
+from quantdrift.shadow.runtimes.canaries.text import random_texts, tokenised_canaries
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.tensors.codec import decode
 from tests.servers.answers import Answers, Asked
 from tests.servers.environment import OUTSIDE_CI
 from tests.servers.passage import passage
 from tests.servers.server import Server, vllm_at
-from tests.servers.vllm_asked import ASKED, TOOL, compared, opening_of
+from tests.servers.vllm_asked import REQUEST, TOOL, compared, runtime_request
 from tests.support.shadow.language_models import loaded, opening
 from tests.support.shadow.score_streams import scored
 from tests.support.sidecar.relay_process import free_port
@@ -37,9 +37,9 @@ TEXTS = ["what drifts?", "the relay forwards bytes", "größe"]
 def canaries(vllm: Server, language_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a set that was recorded through the server in FP32."""
     path = tmp_path_factory.mktemp("canaries") / "c.safetensors"
-    with closing(open_reference(opening_of("openai", vllm, language_folder))) as runtime:
-        drawn = tokens_of(runtime, drawn_texts(n_items=4, seed=3))
-        write_canaries(record(runtime, drawn), path, {})
+    with closing(open_reference(runtime_request("openai", vllm, language_folder))) as runtime:
+        random_inputs = tokenised_canaries(runtime, random_texts(n_items=4, seed=3))
+        write_canaries(record(runtime, random_inputs), path, {})
     return path
 
 
@@ -47,13 +47,13 @@ def _held_to(canaries: Path, told: RuntimeRequest) -> None:
     """Open a reference, and hold it to a set."""
     reference = msgspec.structs.replace(told.reference, canaries=str(canaries))
     with closing(open_reference(told)) as runtime:
-        assert canaries_of(told.model, reference, runtime) is not None
+        assert checked_canaries(told.model, reference, runtime) is not None
 
 
 @pytest.mark.parametrize("kind", ["transformers", "openai"])
 def test_canaries_are_reproduced(vllm: Server, language_folder: Path, canaries: Path, kind: str) -> None:
     """By who recorded them, and by the same weights elsewhere."""
-    _held_to(canaries, opening_of(kind, vllm, language_folder))
+    _held_to(canaries, runtime_request(kind, vllm, language_folder))
 
 
 def test_scores_are_those_of_transformers(vllm: Server, language_folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_scores_are_those_of_transformers(vllm: Server, language_folder: Path) -
     ]
     with closing(open_reference(opening(language_folder))) as local:
         expected = scored(local, *asked)
-    with closing(open_reference(opening_of("openai", vllm, language_folder))) as remote:
+    with closing(open_reference(runtime_request("openai", vllm, language_folder))) as remote:
         for one, other in zip(scored(remote, *asked), expected, strict=True):
             assert one.ids == other.ids
             np.testing.assert_allclose(one.logprobs, other.logprobs, atol=2e-5)
@@ -94,7 +94,7 @@ def test_scores_are_those_of_transformers(vllm: Server, language_folder: Path) -
 
 def test_what_it_refuses_is_set_aside(vllm: Server, language_folder: Path) -> None:
     """And the next exchange is scored. What is configured wrongly is said at the start."""
-    told = opening_of("openai", vllm, language_folder)
+    told = runtime_request("openai", vllm, language_folder)
     with closing(open_reference(told)) as runtime:
         for ids in ((0, 512), (0,) * 300):
             with pytest.raises(QuarantineError):
@@ -126,15 +126,19 @@ def test_bfloat16_is_near(
     vllm: Server, language_folder: Path, tmp_path: Path, nats_url: str, canaries: Path
 ) -> None:
     """The candidate rounds to three digits, the reference does not: both are vLLM. Canaries tell them apart."""
-    asked = {name: ASKED[name] for name in ("chat-ids", "chat-choices-stream", "completion-ids", "long-ids")}
+    asked = {
+        name: REQUEST[name] for name in ("chat-ids", "chat-choices-stream", "completion-ids", "long-ids")
+    }
     with _second(vllm, tmp_path, language_folder, nats_url, asked, "--dtype", "bfloat16") as (half, answers):
         for name in asked:
-            found = compared(answers.captured(name), opening_of("openai", vllm, language_folder)).divergences
+            found = compared(
+                answers.captured(name), runtime_request("openai", vllm, language_folder)
+            ).divergences
             assert set(found.detail["measure"]) == {"kl"}
             assert (found.divergence > 1e-7).all()
             assert (found.divergence < 1e-3).all()
         with pytest.raises(OperatorError, match=r"does not reproduce its canaries .*`logprobs` is off by"):
-            _held_to(canaries, opening_of("openai", half, language_folder))
+            _held_to(canaries, runtime_request("openai", half, language_folder))
 
 
 def test_embeddings_are_those_of_transformers(

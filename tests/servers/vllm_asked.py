@@ -50,7 +50,7 @@ TOLD: Mapping[str, tuple[str, dict[str, Any]]] = {
     "completion-ids": ("completions", PROMPT | {"logprobs": 5} | IDS),
     "completion-choices": ("completions", PROMPT | IDS | FREE | {"prompt": ["A relay", "ü"], "n": 2}),
 }
-ASKED: Asked = {
+REQUEST: Asked = {
     **TOLD,
     **{f"{name}-stream": (kind, asked | STREAM) for name, (kind, asked) in TOLD.items()},
     "biased": ("chat", CHAT | LISTS | IDS | {"logit_bias": {"67": 20.0}, "frequency_penalty": 1.0}),
@@ -102,7 +102,7 @@ def forced(folder: Path) -> Asked:
     }
 
 
-def opening_of(kind: str, server: Server, folder: Path, **options: Any) -> RuntimeRequest:
+def runtime_request(kind: str, server: Server, folder: Path, **options: Any) -> RuntimeRequest:
     """Return what a reference is told: a folder that `transformers` reads, or the server."""
     url = f"http://127.0.0.1:{server.http_port}"
     return opening(folder, **options) if kind == "transformers" else remote_opening(url, **options)

@@ -82,7 +82,7 @@ def test_many_classes_of_8_bits_are_a_distribution() -> None:
     damaged = PROBABILITIES.compare(np.roll(q, 1, axis=0), p)
     assert damaged.flip.all()
     assert damaged.divergence.mean() > 1
-    with pytest.raises(QuarantineError, match="no distribution"):
+    with pytest.raises(QuarantineError, match="not a distribution"):
         PROBABILITIES.compare(np.full((1, 1000), 9e-4), p[:1])
 
 
@@ -168,7 +168,7 @@ def test_probabilities_are_checked_and_normalised() -> None:
     assert found.divergence[0] == pytest.approx(0, abs=1e-15)
     with pytest.raises(QuarantineError, match="output_kind"):
         PROBABILITIES.compare(np.array([[2.0, -1.0]]), np.array([[0.5, 0.5]]))
-    with pytest.raises(QuarantineError, match="the reference's output is no distribution"):
+    with pytest.raises(QuarantineError, match="the reference's output is not a distribution"):
         PROBABILITIES.compare(np.array([[0.5, 0.5]]), np.array([[0.5, 0.9]]))
     broken = PROBABILITIES.compare(np.array([[np.nan, 0.5]]), np.array([[0.5, 0.5]]))
     assert broken.flip.tolist() == [1]

@@ -269,7 +269,7 @@ def test_columns_may_stand_in_any_order() -> None:
     [
         ({"boxes": np.zeros((2, 3, 5))}, r"no \[items, boxes, 4\]"),
         ({"scores": np.zeros((2, 4))}, "its boxes ask for"),
-        ({"labels": np.zeros((2, 3), dtype=object)}, "no numbers"),
+        ({"labels": np.zeros((2, 3), dtype=object)}, "not numbers"),
         (
             {"scores": np.full((2, 3), 0.9), "boxes": np.zeros((2, 3, 4)), "labels": np.zeros((2, 2))},
             "ask for",

@@ -39,7 +39,7 @@ def _found(
 ) -> dict[tuple[str, str], str]:
     """Let a reference give `output`, some items an exchange; return what is doubted."""
     doubts = doubts or ConfigWarnings()
-    judge = VersionReference(
+    version_reference = VersionReference(
         model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model)
     )
     for begin in range(0, len(output), n_items):
@@ -47,9 +47,13 @@ def _found(
         x = inputs_of(len(some))
         exchange = exchange_of(x, np.zeros(some.shape, np.float32))
         entry = PreparedExchange(
-            stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x}
+            stream_sequence=1,
+            payload=b"",
+            exchange=exchange,
+            version_reference=version_reference,
+            inputs={"x": x},
         )
-        doubts.look([entry], [{"logits": some}])
+        doubts.check([entry], [{"logits": some}])
     return doubts.found
 
 
@@ -135,7 +139,7 @@ def test_a_score_that_fills_up_and_is_not_known_to_is_told(fill: float) -> None:
     scores[:, 9:] = np.where(np.arange(300)[:, np.newaxis] % 2, fill, scores[:, 9:])
     found = _found(_model(Task.RANKING), scores)
     assert (
-        f"in 128 of 256 items the reference's least score, down to {fill:g}" in found["m", "ranking.padding"]
+        f"in 128 of 256 items the reference's lowest score, down to {fill:g}" in found["m", "ranking.padding"]
     )
     filled = scores[1::2]
     turned = np.where(filled == fill, fill, -filled)  # the worst order that there is
@@ -166,7 +170,7 @@ def test_a_floor_far_below_outputs_that_go_through_zero_is_told() -> None:
     reference[:, 0] += 50  # the first output never comes near zero
     found = _found(_model(Task.REGRESSION), reference)
     told = found["m", "regression.floor"]
-    assert told.startswith("7 % of the reference's values (of output 1,")
+    assert told.startswith("7 % of the reference's values of output 1 (")
     assert told.endswith("such as 0.1")
     candidate = reference + np.random.default_rng(3).normal(scale=0.002, size=reference.shape)
     flips = [
@@ -197,16 +201,20 @@ def test_what_cannot_be_looked_at_harms_nobody() -> None:
     """Exchanges that the reference fails at, outputs of no use, and steps of a forecast that vary in number."""
     model, doubts = _model(Task.SEGMENTATION), ConfigWarnings()
     assert not _found(model, np.zeros((300, 3)), doubts=doubts)
-    judge = VersionReference(
+    version_reference = VersionReference(
         model=model, runtime=LinearRuntime(WEIGHT, BIAS), comparator=comparator_of(model)
     )
     x = inputs_of(1)
     entry = PreparedExchange(
-        stream_sequence=1, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x}
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange_of(x),
+        version_reference=version_reference,
+        inputs={"x": x},
     )
-    doubts.look([entry], [QuarantineError(QuarantineReason.REPLAY, "planted")])
+    doubts.check([entry], [QuarantineError(QuarantineReason.REPLAY, "planted")])
     without = msgspec.structs.replace(entry, exchange=msgspec.structs.replace(entry.exchange, outputs=()))
-    doubts.look([without], [{"logits": x}])
+    doubts.check([without], [{"logits": x}])
     varying = ConfigWarnings()
     regression = _model(Task.REGRESSION)
     for n in (3, 4):
@@ -231,22 +239,28 @@ def test_a_worker_looks_at_what_it_compares_and_counts_what_it_doubts() -> None:
     """Once for each model and option, however often it is told; rows are stored as ever."""
     runtime = LinearRuntime(np.zeros_like(WEIGHT), np.full_like(BIAS, 0.25))  # scores of 0.25 throughout
     model = _model(Task.MULTILABEL)
-    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     x = inputs_of(N_ITEMS)
     exchange = exchange_of(x, np.full((N_ITEMS, 3), 0.25, np.float32), model="m")
-    entry = PreparedExchange(stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs={"x": x})
+    entry = PreparedExchange(
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange,
+        version_reference=version_reference,
+        inputs={"x": x},
+    )
     assessor = Assessor(Config(models=(model,)), "w", ())
     batch = assessor.assess([entry], datetime.now(UTC))
     assert len(batch.compared[0].items) == N_ITEMS
-    assert list(assessor.doubts.found) == [("m", "output_kind")]
+    assert list(assessor.config_warnings.found) == [("m", "output_kind")]
     (told,) = batch.doubts
     assert (told.model, told.reference_digest) == ("m", runtime.artefact.digest)
-    assert (told.option, told.doubt) == ("output_kind", assessor.doubts.found["m", "output_kind"])
+    assert (told.option, told.doubt) == ("output_kind", assessor.config_warnings.found["m", "output_kind"])
     assert not assessor.assess([entry], datetime.now(UTC)).doubts  # it is in the record
     reader = InMemoryMetricReader()
     meters = ShadowMetrics(Telemetry("test", {}, [reader]), SystemClock())
     for _ in range(3):
-        meters.doubted(assessor.doubts.found)
+        meters.config_warned(assessor.config_warnings.found)
     points = [
         (metric.name, dict(point.attributes or {}), point.value)
         for resource in reader.get_metrics_data().resource_metrics  # type: ignore[union-attr]  # there is one

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import pytest
 
 from quantdrift.shadow.language.request_options import ended_itself
-from quantdrift.shadow.language.scoring import NOTHING, Scores
+from quantdrift.shadow.language.scoring import NO_SCORES, Scores
 from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit
@@ -56,7 +56,7 @@ def test_a_list_that_lacks_the_end_leaves_bounds() -> None:
     assert found["kept_share"] >= truth["kept_share"]
 
 
-@pytest.mark.parametrize("scores", [NOTHING, _scored([], math.nan), _scored([0.1, math.nan])])
+@pytest.mark.parametrize("scores", [NO_SCORES, _scored([], math.nan), _scored([0.1, math.nan])])
 def test_what_is_not_known_is_not_told(scores: Scores) -> None:
     """Of no token, of a server that names no end, and of lists without ids."""
     found = told(compared(None, scores))

@@ -12,7 +12,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores, objects
+from quantdrift.shadow.language.scoring import ANSWER, NO_SCORES, SCORES, Scores, objects
 from tests.support.shadow.score_streams import compared, scores_of, told
 
 pytestmark = pytest.mark.unit
@@ -298,14 +298,14 @@ def test_calls_of_tools(name: str, arguments: str, *, valid: bool) -> None:
     """Of a tool that was offered, with the arguments it requires."""
     tools = {"find": {"type": "object", "properties": {"where": {}}, "required": ["where"]}}
     answer = Answer(text="", calls=(ToolCall(name=name, arguments=arguments),), tools=tools)
-    found = told(compared(None, NOTHING, answer))
+    found = told(compared(None, NO_SCORES, answer))
     assert (found["tool_calls_valid"], found["flip"]) == (valid, not valid)
 
 
 def test_an_answer_of_nothing_is_an_outcome() -> None:
     """No token to be scored: it flips, and has no divergence. An end that was chosen is a token."""
     nothing = Answer(text="", is_empty=True, finish_reason="length")
-    found = compared(None, NOTHING, nothing)
+    found = compared(None, NO_SCORES, nothing)
     assert (found.flip.tolist(), found.candidate_finite.tolist()) == ([1.0], [False])
     assert math.isnan(told(found)["divergence"])
     ended = Answer(text="", is_empty=True, finish_reason="stop", is_greedy=True)
@@ -339,7 +339,7 @@ def test_a_place_that_is_not_told_is_left_out() -> None:
 def test_sides_of_another_number_of_answers_are_refused() -> None:
     """They cannot be paired."""
     one, answers = scores_of(P, SERVED), objects([GREEDY, GREEDY])
-    with pytest.raises(QuarantineError, match="2 answers, 1 were scored"):
+    with pytest.raises(QuarantineError, match="2 answers, but 1 were scored"):
         GenerationComparator(Generation()).compare(
             {SCORES: objects([one, one]), ANSWER: answers}, {SCORES: objects([one])}
         )

@@ -13,9 +13,9 @@ pytestmark = [
 
 _ARENAS = """
 import ctypes, sys, threading
-from quantdrift.shadow.runtimes.malloc import settle
+from quantdrift.shadow.runtimes.malloc import configure
 if sys.argv[1] == "settled":
-    settle()
+    configure()
 together = threading.Barrier(12)
 def work():
     together.wait()
@@ -33,9 +33,9 @@ print(open(sys.argv[2]).read().count("<heap nr="))
 """
 _FAULTS = """
 import resource, sys
-from quantdrift.shadow.runtimes.malloc import settle
+from quantdrift.shadow.runtimes.malloc import configure
 if sys.argv[1] == "settled":
-    settle()
+    configure()
 def batch():
     first, second = bytearray(9_000_000), bytearray(20_000_000)
 batch()

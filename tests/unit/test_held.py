@@ -13,13 +13,13 @@ from quantdrift.core.config.schema import Model, Reference, Runtime
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason, RetryError
 from quantdrift.shadow.runtimes.canaries.canaries import (
     deviations,
-    drawn,
+    random_inputs,
     read_canaries,
     read_inputs,
     record,
     write_canaries,
 )
-from quantdrift.shadow.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, held
+from quantdrift.shadow.runtimes.canaries.check import CanaryCheckedRuntime, CanaryOutcome, with_canary_checks
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 from tests.support.shadow.onnx_models import BIAS, WEIGHT, inputs_of, logits_of
@@ -51,7 +51,7 @@ class _Served(LinearRuntime):
 
 def _recorded(path: Path, n_items: int = 4) -> Path:
     runtime = LinearRuntime(WEIGHT, BIAS)
-    canaries = record(runtime, drawn(runtime.inputs, n_items=n_items, seed=3))
+    canaries = record(runtime, random_inputs(runtime.inputs, n_items=n_items, seed=3))
     write_canaries(canaries, path, {"runtime": "linear"})
     return path
 
@@ -71,12 +71,12 @@ class _Bench:
             ),
             **options,
         )
-        self.runtime = held(
+        self.runtime = with_canary_checks(
             MODEL,
             self.reference,
             self.served,
             clock=self.clock,
-            told=lambda _, outcome: self.told.append(outcome),
+            on_check=lambda _, outcome: self.told.append(outcome),
         )
 
     def ask(self) -> Array:
@@ -134,9 +134,9 @@ def test_what_cannot_be_compared_is_infinitely_off(
     ("content", "hint"),
     [
         (None, "cannot be read"),
-        (b"\x80\x04pickle", "no safetensors"),
-        ({"x": np.ones(2)}, "no set of canaries"),
-        (HALF, "no safetensors.*BF16"),
+        (b"\x80\x04pickle", "not a safetensors file"),
+        ({"x": np.ones(2)}, "is not a set of canaries"),
+        (HALF, "not a safetensors file.*BF16"),
     ],
 )
 def test_what_is_no_set_is_the_operators_to_mend(
@@ -188,12 +188,12 @@ def test_inputs_that_cannot_be_read_are_the_operators_to_mend(
 def test_what_holds_against_nothing_is_not_recorded() -> None:
     """Other inputs than the reference takes, outputs that are not finite, and text."""
     runtime = LinearRuntime(WEIGHT, BIAS)
-    with pytest.raises(OperatorError, match=r"\['y'\].*\['x'\]"):
+    with pytest.raises(OperatorError, match=r"\['x'\], but got \['y'\]"):
         record(runtime, {"y": inputs_of(2)})
     with pytest.raises(OperatorError, match="not finite"):
         record(runtime, {"x": np.full((2, 4), np.nan, np.float32)})
-    with pytest.raises(OperatorError, match="numbers alone"):
-        drawn((TensorSpec(name="t", dtype=np.dtype(object), shape=(None,)),), n_items=2, seed=1)
+    with pytest.raises(OperatorError, match="only numbers"):
+        random_inputs((TensorSpec(name="t", dtype=np.dtype(object), shape=(None,)),), n_items=2, seed=1)
 
 
 def test_a_reference_that_does_not_reproduce_them_is_refused(tmp_path: Path) -> None:
@@ -204,7 +204,9 @@ def test_a_reference_that_does_not_reproduce_them_is_refused(tmp_path: Path) -> 
         OperatorError,
         match=r"does not reproduce.*`logits` is off by 0\.\d+, allowed is 0\.0001: at \[\d, \d\] it gives .*, recorded is ",
     ):
-        held(MODEL, reference, other, clock=ManualClock(datetime.now(UTC)), told=lambda *_: None)
+        with_canary_checks(
+            MODEL, reference, other, clock=ManualClock(datetime.now(UTC)), on_check=lambda *_: None
+        )
 
 
 def test_a_file_is_held_to_them_once(tmp_path: Path) -> None:
@@ -212,8 +214,8 @@ def test_a_file_is_held_to_them_once(tmp_path: Path) -> None:
     served = _Served()
     clock = ManualClock(datetime(2026, 1, 1, tzinfo=UTC))
     path = _recorded(tmp_path / "c.safetensors")
-    runtime = held(
-        MODEL, Reference(path="m.onnx", canaries=str(path)), served, clock=clock, told=lambda *_: None
+    runtime = with_canary_checks(
+        MODEL, Reference(path="m.onnx", canaries=str(path)), served, clock=clock, on_check=lambda *_: None
     )
     clock.advance(1e9)
     runtime.run({"x": inputs_of(2)})

@@ -24,7 +24,7 @@ INSIDE, FAR, OTHER = [10.0, 20.0], [99.0, 99.0], [18.0, 20.0]
 def _slices(most_vectors: int = MOST_VECTORS, **clusters: float) -> ClusterSlices:
     config = Config(models=(MODEL,), slices=(SCANNER,), clusters=msgspec.convert(clusters, Clusters))
     learned = ClusterSlices(config, most_vectors=most_vectors)
-    learned.put_in_force([CLUSTERING])
+    learned.use_clusterings([CLUSTERING])
     return learned
 
 
@@ -40,7 +40,7 @@ def _learn(
 ) -> ClusterAssignment:
     features = [{}] * (0 if embedding is None else len(embedding)) if features is None else features
     exchange = exchange_of(inputs_of(1), attributes={"header.x-scanner": scanner})
-    return learned.learn(
+    return learned.assign(
         model=model, exchange=exchange, digest=digest, embedding=embedding, features=features, at=at
     )
 
@@ -96,7 +96,7 @@ def test_features_are_vectors_in_the_order_of_their_keys() -> None:
     learned = ClusterSlices(config)
     columns = ("feature.mean", "feature.norm")
     space = f"features {', '.join(columns)}"
-    learned.put_in_force([msgspec.structs.replace(CLUSTERING, space=space, columns=columns, gaps=True)])
+    learned.use_clusterings([msgspec.structs.replace(CLUSTERING, space=space, columns=columns, gaps=True)])
     features = [{"feature.norm": 20.0, "feature.mean": 10.0}, {"feature.norm": 1e300}]
     found = _learn(learned, None, model=model, features=features)
     assert _names(found) == [["cluster=4"], []]
@@ -114,7 +114,7 @@ def test_a_share_is_kept_whatever_it_holds_and_the_same_again() -> None:
     exchange = exchange_of(inputs_of(1))
     exchange = msgspec.structs.replace(exchange, id="0" * 32)
     first, second = (
-        learned.learn(
+        learned.assign(
             model=MODEL,
             exchange=exchange,
             digest=CLUSTERING.reference_digest,

@@ -130,15 +130,15 @@ def test_a_list_that_is_not_finite_is_a_flip(texts: list[str]) -> None:
 @pytest.mark.parametrize(
     ("texts", "scores", "hint"),
     [
-        (listed(["cat"]), [[0.5, 0.5]], "no list"),
-        (listed(["0.5"]), [[0.5, 0.5]], "no list"),
-        (listed(["x:1"]), [[0.5, 0.5]], "no list"),
-        (listed(["0.5:-1"]), [[0.5, 0.5]], "no list"),
-        (listed(["0.5:2"]), [[0.5, 0.5]], "2 classes do not have"),
+        (listed(["cat"]), [[0.5, 0.5]], "not a list"),
+        (listed(["0.5"]), [[0.5, 0.5]], "not a list"),
+        (listed(["x:1"]), [[0.5, 0.5]], "not a list"),
+        (listed(["0.5:-1"]), [[0.5, 0.5]], "not a list"),
+        (listed(["0.5:2"]), [[0.5, 0.5]], "not below the 2 classes"),
         (listed(["0.5:1", "0.5:1"]), [[0.5, 0.5]], "twice"),
         (listed(["0.4:0", "0.6:1"]), [[0.5, 0.5]], "does not begin"),
-        (listed(["0.4:0", "0.3:1", "0.2:2"]), [[0.5, 0.5]], "lists no classes"),
-        (listed(["0.4:0"])[0], [[0.5, 0.5]], "items|lists no classes"),
+        (listed(["0.4:0", "0.3:1", "0.2:2"]), [[0.5, 0.5]], "not a list of at most 2 classes"),
+        (listed(["0.4:0"])[0], [[0.5, 0.5]], "items|not a list"),
         (listed(["0.5:0"], ["0.5:0"]), [[0.5, 0.5]], "2 items"),
         (listed(["0.5:0"]), [0.5], "floating-point"),
         (listed(["7.5:0"]), [[0.5, 0.5]], "output_kind"),
@@ -157,7 +157,9 @@ def test_what_is_no_list_of_the_models_classes_is_set_aside(
 def test_lists_and_whole_outputs_are_replayed_together() -> None:
     """One client asks for classes, another for logits: each exchange is compared as it came."""
     runtime = LinearRuntime(WEIGHT, BIAS)
-    judge = VersionReference(model=Model(name="digits"), runtime=runtime, comparator=SingleOutput(LOGITS))
+    version_reference = VersionReference(
+        model=Model(name="digits"), runtime=runtime, comparator=SingleOutput(LOGITS)
+    )
     x = inputs_of(2)
     whole = exchange_of(x)
     lines = [
@@ -175,7 +177,7 @@ def test_lists_and_whole_outputs_are_replayed_together() -> None:
                 stream_sequence=1,
                 payload=b"",
                 exchange=exchange,
-                judge=judge,
+                version_reference=version_reference,
                 inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
             )
             for exchange in (asked, whole, asked)

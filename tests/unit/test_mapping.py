@@ -10,7 +10,7 @@ import pytest
 from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference, ReferenceInput
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.pipeline.classify import triage
+from quantdrift.shadow.pipeline.classify import classify
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.replay.replay import ReplayResult, compare_batch
@@ -72,7 +72,7 @@ def test_what_loses_nothing_is_cast_unasked(
 def test_other_casts_are_asked_for(array: npt.NDArray[Any], datatype: str, wanted: type[np.generic]) -> None:
     """Unasked they set the exchange aside, with both sides and what to do."""
     with pytest.raises(
-        QuarantineError, match=rf"{datatype}\[1, 2\].*{np.dtype(wanted).name}\[\?, 2\]; see .*cast"
+        QuarantineError, match=rf"{datatype}\[1, 2\].*{np.dtype(wanted).name}\[\?, 2\]; set .*cast"
     ):
         _fitted(array, datatype, wanted)
     found = _fitted(array, datatype, wanted, cast=True)
@@ -109,7 +109,7 @@ def test_quantised_integers_are_dequantised(dtype: type[np.generic], datatype: s
     found = _fitted(array, datatype, np.float32, scale=SCALE, zero_point=ZERO_POINT)
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, (array.astype(float) - ZERO_POINT) * SCALE, rtol=1e-7)
-    with pytest.raises(QuarantineError, match="dequantised is an integer"):
+    with pytest.raises(QuarantineError, match="only for integers"):
         _fitted(np.ones((1, 2), np.float32), "FP32", np.float32, scale=SCALE)
 
 
@@ -166,7 +166,7 @@ def test_a_quantised_candidate_is_compared_with_what_its_integers_stand_for() ->
         exchange = msgspec.structs.replace(
             exact, inputs=(tensor("image", image, "INT8"),), outputs=(tensor("scores", output, "INT8"),)
         )
-        case = triage(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
+        case = classify(encode(exchange), sequence=1, n_delivered=1, max_deliveries=5, references=references)
         assert isinstance(case, PreparedExchange)
         (outcome,) = compare_batch([case], most_items=64)
         assert isinstance(outcome, ReplayResult)

@@ -19,7 +19,7 @@ from quantdrift.core.sampling.hash_draw import draw
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.comparators.protocol import Comparator, Divergences
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.language.scoring import ASKED, PROMPT, SCORES, objects
+from quantdrift.shadow.language.scoring import PROMPT, REQUEST, SCORES, objects
 from quantdrift.shadow.replay import noise
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.noise import Noise
@@ -70,7 +70,7 @@ def prepared(n_items: int, seed: int, runtime: ReferenceRuntime) -> PreparedExch
         stream_sequence=seed,
         payload=b"x" * 100,
         exchange=exchange,
-        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
+        version_reference=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=True),
     )
 
@@ -100,7 +100,7 @@ class Worker:
         assert all(isinstance(outcome, ReplayResult) for outcome in outcomes)
         self.noise.choose(entries, outputs, outcomes)
         if self.noise.is_due(entries[0]):
-            self.noise.again(entries[0])
+            self.noise.replay_due(entries[0])
         return self.noise.take()
 
 
@@ -207,7 +207,7 @@ class _Scoring(_Watched):
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         n_items = len(inputs[PROMPT])
         self.sizes.append(n_items)
-        self.n_own += sum(one.own is not None for one in inputs[ASKED])
+        self.n_own += sum(one.free_answer is not None for one in inputs[REQUEST])
         self.clock.advance(0.1)
         first = [0.5, 0.3, 0.2] if n_items == 1 else [0.6, 0.3, 0.1]
         return {SCORES: objects([scores_of(np.log([first, [0.1, 0.2, 0.7]]), (0, 2))] * n_items)}
@@ -262,7 +262,7 @@ def test_what_is_replayed_again_is_not_shown_to_the_models_own_comparator() -> N
     for turn in range(6):
         entry = prepared(8, turn, worker.runtime)
         entry = msgspec.structs.replace(
-            entry, judge=msgspec.structs.replace(entry.judge, comparator=comparator)
+            entry, version_reference=msgspec.structs.replace(entry.version_reference, comparator=comparator)
         )
         worker.replay([entry])
     assert worker.noise.counts["digits", Side.REFERENCE, "measured"] > 0

@@ -17,7 +17,7 @@ from quantdrift.shadow.runtimes.onnx.device import cuda_devices
 from quantdrift.shadow.runtimes.onnx.runtime import OnnxRuntime
 from quantdrift.shadow.runtimes.onnx.session import CPU, CUDA, TENSORRT, Engine, providers, run_bound
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, gpu_share, open_reference
-from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_readers
+from quantdrift.shadow.runtimes.tf32 import OVERRIDE, loaded_libraries
 from tests.support.resident_memory import MB, apart, resident_bytes
 from tests.support.shadow.onnx_models import inputs_of, linear_model, model_of, saved
 
@@ -44,7 +44,7 @@ def test_what_is_asked_for_is_strict_and_bounded(tmp_path: Path) -> None:
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize(("mode", "hint"), [(0o777, "others may write"), (None, "Make the directory")])
+@pytest.mark.parametrize(("mode", "hint"), [(0o777, "others may write"), (None, "Create the directory")])
 def test_an_engine_cache_belongs_to_nobody_else(tmp_path: Path, mode: int | None, hint: str) -> None:
     """What is loaded from there is code."""
     cache = tmp_path / "engines"
@@ -62,7 +62,7 @@ def test_another_provider_will_do_where_that_is_allowed(
 ) -> None:
     """Else it is refused; the record holds what was really taken."""
     path = saved(linear_model(), tmp_path / "linear.onnx")
-    with pytest.raises(OperatorError, match=r"`cuda`.*took CPUExecutionProvider.*shadow\.allow_fallback"):
+    with pytest.raises(OperatorError, match=r"`cuda`.*uses CPUExecutionProvider.*shadow\.allow_fallback"):
         OnnxRuntime(path, provider=Provider.CUDA)
     runtime = OnnxRuntime(path, provider=Provider.CUDA, allow_fallback=True)
     assert runtime.provenance.provider == CPU
@@ -155,8 +155,8 @@ def test_libraries_that_were_loaded_too_early_are_seen(tmp_path: Path) -> None:
         "7f00-7f01 r-xp 00000000 08:01 12 /usr/lib/x86_64-linux-gnu/libcublas.so.13\n"
         "7f02-7f03 r-xp 00000000 08:01 13 /usr/lib/libc.so.6\n7f04-7f05 rw-p 00000000 00:00 0\n"
     )
-    assert loaded_readers(maps) == ("libcublas",)
-    assert loaded_readers(tmp_path / "nowhere") == ()
+    assert loaded_libraries(maps) == ("libcublas",)
+    assert loaded_libraries(tmp_path / "nowhere") == ()
 
 
 @pytest.mark.unit

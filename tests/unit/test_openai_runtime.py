@@ -21,7 +21,7 @@ from tests.support.shadow.vllm_like import VllmLike, serving
 
 pytestmark = pytest.mark.integration
 
-ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
+REQUEST = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
 SAID = ({"role": "user", "content": "what drifts?"},)
 DEADLINE_S = 30.0
 
@@ -86,7 +86,7 @@ def test_the_token_in_which_a_text_was_cut_is_not_scored(runtime: ReferenceRunti
 def test_answers_are_asked_for_together(runtime: ReferenceRuntime, server: VllmLike) -> None:
     """One request for a batch, that generates no more than it must."""
     server.asked.clear()
-    scored(runtime, ASKED, ASKED)
+    scored(runtime, REQUEST, REQUEST)
     ((path, body),) = server.asked
     assert path == "/v1/completions"
     assert body["prompt"] == [[0, 5, 7, 8], [0, 5, 7, 8]]
@@ -100,8 +100,8 @@ def test_a_server_that_is_away_is_waited_for(
     """Nothing is wrong with the exchange."""
     server.fails = [status]
     with pytest.raises(RetryError, match=str(status)):
-        scored(runtime, ASKED)
-    assert len(scored(runtime, ASKED)[0].logprobs) == 2
+        scored(runtime, REQUEST)
+    assert len(scored(runtime, REQUEST)[0].logprobs) == 2
 
 
 @pytest.mark.parametrize("statuses", [[401], [404], [500, 503]])
@@ -111,7 +111,7 @@ def test_no_access_or_no_model_is_waited_for_too(
     """They may come back."""
     server.fails = statuses
     with pytest.raises(RetryError):
-        scored(runtime, ASKED)
+        scored(runtime, REQUEST)
 
 
 @pytest.mark.parametrize("status", [400, 422, 500])
@@ -120,8 +120,8 @@ def test_an_exchange_that_is_refused_is_set_aside(
 ) -> None:
     """A failure too, where the server still has the model. What the server says may quote the text: it is not told."""
     server.fails = [status]
-    with pytest.raises(QuarantineError, match=f"HTTP {status}; the server's own log") as caught:
-        scored(runtime, ASKED)
+    with pytest.raises(QuarantineError, match=f"HTTP {status}; see the server's log") as caught:
+        scored(runtime, REQUEST)
     assert "as it was told" not in str(caught.value)
 
 
@@ -131,7 +131,7 @@ def test_a_server_that_is_gone_is_waited_for(language_folder: Path) -> None:
         runtime = open_reference(remote_opening(url))
     runtime.close()  # what is kept of a server that ends is no connection
     with pytest.raises(RetryError, match="is away"):
-        scored(runtime, ASKED)
+        scored(runtime, REQUEST)
     with pytest.raises(RetryError, match="is away"):
         open_reference(remote_opening(url))
 
@@ -147,7 +147,7 @@ def test_a_server_that_cannot_score_is_told_at_the_start(
     )
     with (
         serving(server) as url,
-        pytest.raises(OperatorError, match=r"tells no log-probabilities.*not here"),
+        pytest.raises(OperatorError, match=r"returns no log-probabilities.*not here"),
     ):
         open_reference(remote_opening(url))
     other = VllmLike(None, None, name="other")
@@ -185,8 +185,8 @@ def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntim
     server.asked.clear()
     chat, text = scored(
         runtime,
-        ScoringRequest(messages=SAID, tools=(tool,), served=" the mean", own=own),
-        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(temperature=0)),
+        ScoringRequest(messages=SAID, tools=(tool,), served=" the mean", free_answer=own),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), free_answer=_own(temperature=0)),
     )
     asked = [(path, body) for path, body in server.asked if "prompt_logprobs" not in body]
     assert asked[-2:] == [
@@ -197,8 +197,12 @@ def test_an_own_answer_is_asked_for_as_the_client_asked(runtime: ReferenceRuntim
         ("/v1/completions", {"model": "small", "max_tokens": 6, "temperature": 0, "prompt": [0, 5]}),
     ]
     for scores in (chat, text):
-        assert scores.own is not None
-        assert (scores.own.outcome, scores.own.n_tokens, scores.own.calls) == (FreeAnswerOutcome.DONE, 6, ())
+        assert scores.free_answer is not None
+        assert (scores.free_answer.outcome, scores.free_answer.n_tokens, scores.free_answer.calls) == (
+            FreeAnswerOutcome.DONE,
+            6,
+            (),
+        )
 
 
 @pytest.mark.parametrize("status", [400, 401, 500, 503])
@@ -216,12 +220,15 @@ def test_a_server_that_does_not_answer_itself_costs_no_scores(
     )
     failed, done = scored(
         runtime,
-        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=13)),
-        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), free_answer=_own(seed=13)),
+        ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), free_answer=_own()),
     )
-    assert failed.own is not None
-    assert done.own is not None
-    assert (failed.own.outcome, done.own.outcome) == (FreeAnswerOutcome.FAILED, FreeAnswerOutcome.DONE)
+    assert failed.free_answer is not None
+    assert done.free_answer is not None
+    assert (failed.free_answer.outcome, done.free_answer.outcome) == (
+        FreeAnswerOutcome.FAILED,
+        FreeAnswerOutcome.DONE,
+    )
     np.testing.assert_array_equal(failed.logprobs, done.logprobs)
 
 
@@ -261,22 +268,22 @@ def test_what_a_server_answers_itself_is_read(
         "answer",
         lambda path, asked: (200, document) if path == "/v1/chat/completions" else answer(path, asked),
     )
-    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", own=_own()))
-    assert scores.own is not None
-    assert scores.own.outcome is outcome
+    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", free_answer=_own()))
+    assert scores.free_answer is not None
+    assert scores.free_answer.outcome is outcome
     if outcome is FreeAnswerOutcome.DONE:
-        assert scores.own.calls == (ToolCall(name="f", arguments="{}"),)
-        assert (scores.own.text, scores.own.n_tokens) == ("", None)
+        assert scores.free_answer.calls == (ToolCall(name="f", arguments="{}"),)
+        assert (scores.free_answer.text, scores.free_answer.n_tokens) == ("", None)
 
 
 def test_what_proves_a_server_is_not_answered_again(runtime: ReferenceRuntime, server: VllmLike) -> None:
     """It is scored, as often as something fails."""
     proven = SelfTestedRuntime(runtime, remote=True)
-    scored(proven, ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own()))
+    scored(proven, ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), free_answer=_own()))
     server.asked.clear()
     server.fails = [400]
     with pytest.raises(QuarantineError):
-        scored(proven, ASKED)
+        scored(proven, REQUEST)
     assert all("prompt_logprobs" in body for path, body in server.asked)
     assert len(server.asked) == 2
 
@@ -297,9 +304,9 @@ def test_a_server_that_hangs_over_an_own_answer_is_not_waited_for(
     with serving(server) as url:
         runtime = open_reference(remote_opening(url, own_s=0.2))
         late, left = scored(
-            runtime, *[ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), own=_own(seed=1))] * 2
+            runtime, *[ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8), free_answer=_own(seed=1))] * 2
         )
-        assert late.own == left.own == FreeAnswer(outcome=FreeAnswerOutcome.LATE)
-        assert len(scored(runtime, ASKED)[0].logprobs) == 2
+        assert late.free_answer == left.free_answer == FreeAnswer(outcome=FreeAnswerOutcome.LATE)
+        assert len(scored(runtime, REQUEST)[0].logprobs) == 2
         ended.set()
         runtime.close()

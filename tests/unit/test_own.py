@@ -18,9 +18,9 @@ from quantdrift.shadow.language.free_running_answer import (
     FreeAnswer,
     FreeAnswerOutcome,
     FreeAnswerRequest,
-    wanted,
+    free_answer_request,
 )
-from quantdrift.shadow.language.scoring import SCORES, Row, Scores, ScoringRequest, objects
+from quantdrift.shadow.language.scoring import SCORES, Scores, ScoringRequest, TokenRow, objects
 from quantdrift.shadow.pipeline.metrics import ShadowMetrics
 from quantdrift.shadow.replay.replay import ReplayResult
 from quantdrift.shadow.runtimes.linear import LinearRuntime
@@ -38,7 +38,7 @@ ALL = Generation(own_share=1.0, own_tokens=20)
 
 
 def _beside(own: FreeAnswer, **answer: Any) -> dict[str, Any]:
-    scores = msgspec.structs.replace(scores_of(P, SERVED), own=own)
+    scores = msgspec.structs.replace(scores_of(P, SERVED), free_answer=own)
     return told(compared(None, scores, Answer(**{"text": "said", "finish_reason": "stop", **answer})))
 
 
@@ -57,11 +57,11 @@ def _own(**members: Any) -> FreeAnswer:
 def test_the_share_is_drawn_by_the_id() -> None:
     """The same on every worker; 5 % of 20,000 within five standard errors, and nothing by default."""
     few = Generation(own_share=0.05)
-    chosen = [wanted(f"{n:032x}", few, {}, Answer(text="")) for n in range(20_000)]
+    chosen = [free_answer_request(f"{n:032x}", few, {}, Answer(text="")) for n in range(20_000)]
     n_chosen = sum(one is not None for one in chosen)
     assert abs(n_chosen - 1000) < 5 * (20_000 * 0.05 * 0.95) ** 0.5
-    assert chosen[:500] == [wanted(f"{n:032x}", few, {}, Answer(text="")) for n in range(500)]
-    assert wanted("0" * 32, Generation(), {}, Answer(text="")) is None
+    assert chosen[:500] == [free_answer_request(f"{n:032x}", few, {}, Answer(text="")) for n in range(500)]
+    assert free_answer_request("0" * 32, Generation(), {}, Answer(text="")) is None
     assert len({one.seed for one in chosen if one}) == n_chosen
 
 
@@ -81,7 +81,7 @@ def test_it_may_have_as_many_tokens_as_the_candidate(
     options: dict[str, Any], answer: dict[str, Any], limit: int, *, capped: bool
 ) -> None:
     """A limit of the candidate's server shows where it cut; `own_tokens` comes on top."""
-    found = wanted("x", ALL, options, Answer(text="", **answer))
+    found = free_answer_request("x", ALL, options, Answer(text="", **answer))
     assert found is not None
     assert (found.max_tokens, found.is_capped) == (limit, capped)
 
@@ -95,14 +95,14 @@ def test_a_penalty_that_nobody_has_is_not_asked_for() -> None:
         (of_server, {"repetition_penalty": 1.05}, {"repetition_penalty": 1.05}),
         (of_server, {"repetition_penalty": 1.0}, {"repetition_penalty": 1.0}),
     ):
-        found = wanted("x", generation, options, Answer(text=""))
+        found = free_answer_request("x", generation, options, Answer(text=""))
         assert found is not None
         assert found.options == told_
 
 
 def test_one_answer_of_an_exchange_is_asked_for() -> None:
     """And of none, unless it is allowed."""
-    assert of_chat(chat("yes"))[0].own is None
+    assert of_chat(chat("yes"))[0].free_answer is None
 
 
 def test_lengths_are_compared_up_to_the_cap() -> None:
@@ -173,11 +173,11 @@ def test_own_answers_are_counted_by_what_became_of_them() -> None:
         _own(n_tokens=3),
         FreeAnswer(outcome=FreeAnswerOutcome.LATE),
     ]
-    reference = objects([msgspec.structs.replace(scores_of(P, SERVED), own=own) for own in owns])
-    everything = GenerationComparator(ALL).compare({SCORES: objects([None] * 4)}, {SCORES: reference})
+    reference = objects([msgspec.structs.replace(scores_of(P, SERVED), free_answer=own) for own in owns])
+    batch_divergences = GenerationComparator(ALL).compare({SCORES: objects([None] * 4)}, {SCORES: reference})
     outcomes = [
-        ReplayResult(everything=everything, rows=range(3), embedding=None),
-        ReplayResult(everything=everything, rows=range(3, 4), embedding=None),
+        ReplayResult(batch_divergences=batch_divergences, rows=range(3), embedding=None),
+        ReplayResult(batch_divergences=batch_divergences, rows=range(3, 4), embedding=None),
     ]
     model = Model(name="m", task=Task.GENERATION, references=(Reference(path="folder"),))
     asked = exchange("/v1/chat/completions", {"model": "m", "messages": SAID}, chat())
@@ -213,13 +213,13 @@ class _Slow:
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         return (1,)
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         return [scores_of(P[:1], row.served) for row in rows]
 
     def answer(
         self,
         asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
@@ -237,10 +237,10 @@ def test_own_answers_take_no_longer_than_they_may() -> None:
     language = _Slow(clock)
     model = Model(name="m", task=Task.GENERATION, generation=Generation(own_share=1.0, own_s=10.0))
     runtime = ScoringRuntime(RuntimeRequest(model=model, reference=Reference()), language, clock)
-    own = wanted("x", model.generation, {}, Answer(text=""))
-    asked = [ScoringRequest(prompt_ids=(1,), served_ids=(0,), own=own)] * 5
+    own = free_answer_request("x", model.generation, {}, Answer(text=""))
+    asked = [ScoringRequest(prompt_ids=(1,), served_ids=(0,), free_answer=own)] * 5
     for _ in range(2):
         found = scored(runtime, *asked)
-        outcomes = [one.own.outcome.value for one in found if one.own]
+        outcomes = [one.free_answer.outcome.value for one in found if one.free_answer]
         assert outcomes == ["done"] * 3 + ["late"] * 2
     assert language.within == [10.0, 6.0, 2.0] * 2

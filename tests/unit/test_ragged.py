@@ -97,7 +97,7 @@ def _prepared(form: str, x: Rows, candidate: list[Rows]) -> PreparedExchange:
         stream_sequence=1,
         payload=b"",
         exchange=exchange,
-        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
+        version_reference=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=model.batched),
     )
 

@@ -160,7 +160,7 @@ def test_an_item_of_fewer_things_than_places_has_all_of_them() -> None:
 
 def test_other_shapes_are_refused() -> None:
     """A list of things for each item is asked for."""
-    with pytest.raises(QuarantineError, match="things"):
+    with pytest.raises(QuarantineError, match="entries"):
         ALL.compare(np.ones(3), np.ones(3))
 
 

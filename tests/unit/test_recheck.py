@@ -86,7 +86,7 @@ def exchange(
         stream_sequence=1,
         payload=b"",
         exchange=captured,
-        judge=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
+        version_reference=VersionReference(model=model, runtime=runtime, comparator=comparator_of(model)),
         inputs=fit_inputs(captured.inputs, runtime.inputs, batched=True),
     )
     first = {one.name: decode(one) for one in captured.outputs}

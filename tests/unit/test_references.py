@@ -19,9 +19,9 @@ def _load(_model: Model, _reference: Reference) -> ReferenceRuntime:
 
 
 def _runtime(references: References, model: str, version: str) -> ReferenceRuntime:
-    judge = references.find(model, version)
-    assert judge is not None
-    return judge.runtime
+    version_reference = references.find(model, version)
+    assert version_reference is not None
+    return version_reference.runtime
 
 
 def test_models_of_one_file_share_it_but_not_across_threads() -> None:

@@ -53,12 +53,12 @@ class _Unbatched(LinearRuntime):
 
 def _prepared(exchange: Exchange, runtime: ReferenceRuntime, **options: object) -> PreparedExchange:
     model = Model(name="digits", top_k=2, **options)  # type: ignore[arg-type]  # options of the test's own
-    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     return PreparedExchange(
         stream_sequence=1,
         payload=b"",
         exchange=exchange,
-        judge=judge,
+        version_reference=version_reference,
         inputs=fit_inputs(exchange.inputs, runtime.inputs, batched=model.batched),
     )
 

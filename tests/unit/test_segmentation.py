@@ -151,7 +151,7 @@ def test_one_channel_is_a_mask() -> None:
     found = _compared(probabilities, mask, OutputKind.PROBABILITIES)
     assert found["divergence"] == 0
     assert _compared(probabilities, mask)["divergence"] > 0
-    with pytest.raises(QuarantineError, match=r"-1 to 3, which are no probabilities.*output_kind"):
+    with pytest.raises(QuarantineError, match=r"-1 to 3, which are not probabilities.*output_kind"):
         _compared(logits, mask, OutputKind.PROBABILITIES)
 
 
@@ -211,11 +211,11 @@ def test_a_map_without_pixels_is_an_outcome(shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("candidate", "reference", "message"),
     [
-        (np.zeros((2, 3, 4)), np.zeros((2, 3, 5)), "no maps of the same"),
-        (np.zeros((2, 3, 4, 4)), np.zeros((2, 2, 4, 4)), "no maps of the same"),
+        (np.zeros((2, 3, 4)), np.zeros((2, 3, 5)), "not maps of the same"),
+        (np.zeros((2, 3, 4, 4)), np.zeros((2, 2, 4, 4)), "not maps of the same"),
         (np.zeros((2, 3)), np.zeros((2, 3)), "neither scores"),
-        (np.full((1, 2, 2), b"a", dtype=object), np.zeros((1, 2, 2)), "no numbers"),
-        (np.full((1, 2, 2), 1 << 20), np.zeros((1, 2, 2), dtype=np.int64), "end at"),
+        (np.full((1, 2, 2), b"a", dtype=object), np.zeros((1, 2, 2)), "not numbers"),
+        (np.full((1, 2, 2), 1 << 20), np.zeros((1, 2, 2), dtype=np.int64), "largest allowed is 65535"),
     ],
 )
 def test_what_is_no_map_is_refused(candidate: Map, reference: Map, message: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from quantdrift.core.config.schema import Generation
 from quantdrift.core.errors import QuarantineError
 from quantdrift.shadow.language.answer import Answer, ToolCall
-from quantdrift.shadow.language.from_exchange import served
+from quantdrift.shadow.language.from_exchange import scoring_inputs
 from quantdrift.shadow.language.scoring import Scores, ScoringRequest
 from tests.support.shadow.onnx_models import exchange_of, inputs_of
 from tests.support.shadow.openai_exchanges import chat, exchange
@@ -24,8 +24,8 @@ def read(
     path: str, asked: dict[str, Any], answered: Any
 ) -> tuple[list[ScoringRequest], list[Answer], list[Scores | None]]:
     """Return what is asked of the reference, the answers, and the candidate's own scores."""
-    inputs, candidate = served(exchange(path, {"model": "m", **asked}, answered))
-    return inputs["asked"].tolist(), candidate["answer"].tolist(), candidate["scores"].tolist()
+    inputs, candidate = scoring_inputs(exchange(path, {"model": "m", **asked}, answered))
+    return inputs["request"].tolist(), candidate["answer"].tolist(), candidate["scores"].tolist()
 
 
 def of_chat(answered: Any, **asked: Any) -> tuple[ScoringRequest, Answer, Scores | None]:
@@ -49,7 +49,7 @@ def test_a_chat_is_an_item_with_its_messages_and_template() -> None:
     assert (answer.text, answer.finish_reason, answer.tools) == ("yes", "stop", {"f": {"required": ["a"]}})
     assert scores is None
     parts = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
-    inputs, _ = served(exchange(CHAT, {"model": "m", "messages": [*SAID, *parts]}, chat()))
+    inputs, _ = scoring_inputs(exchange(CHAT, {"model": "m", "messages": [*SAID, *parts]}, chat()))
     assert inputs["prompt"].tolist() == ["größe?\na\nb"]
     assert inputs["answer"].tolist() == ["yes"]
 
@@ -64,7 +64,7 @@ def test_every_choice_of_every_prompt_is_an_item() -> None:
     )
     assert [one.prompt_ids for one in ids] == [(5, 6), (7,)]
     assert not ids[0].add_special_tokens
-    with pytest.raises(QuarantineError, match="choice 2 answers none of the 2 prompts"):
+    with pytest.raises(QuarantineError, match="choice 2 does not belong to one of the 2 prompts"):
         read(COMPLETIONS, {"prompt": ["a", "b"]}, {"choices": choices})
 
 
@@ -144,8 +144,8 @@ def test_what_a_grammar_left_is_not_what_the_model_said(options: dict[str, Any])
     wire = exchange(
         CHAT, {"model": "m", "messages": SAID, **options}, chat("ab", **_logprobs("a", "b"), token_ids=[4, 5])
     )
-    (one,) = served(wire, copied=True)[0]["asked"]
-    assert (one.served_ids, one.is_copied) == ((4, 5), True)
+    (one,) = scoring_inputs(wire, has_replica=True)[0]["request"]
+    assert (one.served_ids, one.ask_replica) == ((4, 5), True)
 
 
 def test_a_list_of_what_the_client_named_is_not_that_of_the_likeliest() -> None:
@@ -224,7 +224,7 @@ def test_greedy_is_what_had_no_choice(options: dict[str, Any], *, greedy: bool) 
 def test_a_penalty_of_the_server_leaves_no_greedy_choice(options: dict[str, Any], *, greedy: bool) -> None:
     """It holds where the request names none; vLLM takes it from the model's folder."""
     asked = {"model": "m", "messages": SAID, "temperature": 0, **options}
-    _, candidate = served(exchange(CHAT, asked, chat()), Generation(repetition_penalty=1.05))
+    _, candidate = scoring_inputs(exchange(CHAT, asked, chat()), Generation(repetition_penalty=1.05))
     assert candidate["answer"].tolist()[0].is_greedy is greedy
 
 
@@ -269,10 +269,10 @@ def test_a_prompt_that_would_be_another_is_set_aside(option: str) -> None:
 
 def test_what_is_no_text_is_set_aside() -> None:
     """With what it has instead."""
-    with pytest.raises(QuarantineError, match="no exchange of text"):
-        served(exchange_of(inputs_of(2)))
+    with pytest.raises(QuarantineError, match="it is not a text exchange"):
+        scoring_inputs(exchange_of(inputs_of(2)))
     choices = {"choices": [{"index": 0, "text": "ab", "finish_reason": "stop"}]}
-    with pytest.raises(QuarantineError, match="echoed"):
+    with pytest.raises(QuarantineError, match="`echo`"):
         read(COMPLETIONS, {"prompt": "a", "echo": True}, choices)
 
 

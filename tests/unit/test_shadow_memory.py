@@ -84,7 +84,7 @@ def _growth_over_mixed_shapes(tmp_path: Path) -> float:
     resident = []
     for number in range(N_BATCHES):
         runtime = references[number // 10 % 2]
-        judge = VersionReference(model=model, runtime=runtime, comparator=comparator)
+        version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator)
         length = int(rng.choice(LENGTHS))
         batch = []
         for _ in range(int(rng.integers(1, 9))):
@@ -94,7 +94,11 @@ def _growth_over_mixed_shapes(tmp_path: Path) -> float:
             inputs = fit_inputs(exchange.inputs, runtime.inputs, batched=True)
             batch.append(
                 PreparedExchange(
-                    stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs
+                    stream_sequence=1,
+                    payload=b"",
+                    exchange=exchange,
+                    version_reference=version_reference,
+                    inputs=inputs,
                 )
             )
         stored = assessor.assess(batch, exchange.captured_at)

@@ -27,7 +27,7 @@ from quantdrift.shadow.pipeline.tracing import NoSpans
 from quantdrift.shadow.replay.exchange import Answer
 from quantdrift.shadow.replay.references import References
 from quantdrift.shadow.runtimes.protocol import BrokenRuntimeError
-from quantdrift.shadow.worker import Track
+from quantdrift.shadow.worker import Pipeline
 from quantdrift.storage.database import Database
 from quantdrift.storage.shadow.rows import Quarantined, VectorRow, Written
 from quantdrift.storage.shadow.writer import Writer
@@ -92,9 +92,9 @@ class _Failing(Assessor):
         self.counted_by.append(threading.current_thread().name)
         return super().overflow()
 
-    def replay(self, begun: BatchInProgress) -> list[Answer]:
+    def replay(self, in_progress: BatchInProgress) -> list[Answer]:
         """Work, and return nothing."""
-        del begun
+        del in_progress
         self._work()
         return []
 
@@ -110,24 +110,24 @@ class _Bench:
         beside: ThreadPoolExecutor | None = None,
         replay_limit_s: float = DEADLINE_S,
     ) -> None:
-        self.holding = InFlight()
+        self.in_flight = InFlight()
         self.said: list[str] = []
         clock = SystemClock()
         self.health = Health(clock)
         self.meters = ShadowMetrics(Telemetry("test", {}), clock)
         self.stop = Stop()
-        self.lanes: BatchQueues[list[TakenMessage]] = BatchQueues(
-            FairShare({}), clock, self.stop, most_in_hand=4
+        self.queues: BatchQueues[list[TakenMessage]] = BatchQueues(
+            FairShare({}), clock, self.stop, max_in_flight=4
         )
         self.assessor = _Failing(work)
         self.stages = Stages(
-            lanes=self.lanes,
+            queues=self.queues,
             assessor=self.assessor,
-            thread=thread,
-            beside=beside or thread,
+            replay_thread=thread,
+            compare_thread=beside or thread,
             writer=Writer(Database(NOWHERE, Config().storage), clock),
-            keep=self._keep,
-            holding=self.holding,
+            store_vectors=self._keep,
+            in_flight=self.in_flight,
             meters=self.meters,
             spans=NoSpans(),
             health=self.health,
@@ -135,7 +135,7 @@ class _Bench:
             stop=self.stop,
             store_limit_s=DEADLINE_S,
             replay_limit_s=replay_limit_s,
-            broken=self.said.append,
+            on_broken=self.said.append,
         )
 
     async def replay(self) -> None:
@@ -157,13 +157,13 @@ async def test_a_replay_that_hangs_ends_the_worker() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(hang, thread, replay_limit_s=0.05)
-        await bench.lanes.put("digits", [])
+        await bench.queues.put("digits", [])
         try:
             with pytest.raises(BrokenRuntimeError):
                 await bench.replay()
         finally:
             released.set()
-        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
+        await asyncio.wait_for(bench.queues.wait_drained(), DEADLINE_S)
     assert len(bench.said) == 1
     assert "did not end within 0.05 s" in bench.said[0]
 
@@ -181,10 +181,10 @@ async def test_the_reference_goes_on_to_the_next_batch_by_itself() -> None:
 
     with ThreadPoolExecutor(1) as thread, ThreadPoolExecutor(1) as beside:
         bench = _Bench(work, thread, beside=beside)
-        steps = [step for _, step in Track(lanes=bench.lanes, stages=bench.stages).steps]
+        steps = [step for _, step in Pipeline(queues=bench.queues, stages=bench.stages).steps]
         replaying = [asyncio.ensure_future(step()) for step in steps if step == bench.stages.replay_one]
         for _ in range(2):
-            await bench.lanes.put("digits", [])
+            await bench.queues.put("digits", [])
             await asyncio.wait_for(bench.stages.assemble_one(), DEADLINE_S)
         try:
             assert await asyncio.to_thread(begun[0].wait, DEADLINE_S)
@@ -205,10 +205,10 @@ async def test_a_broken_reference_ends_the_worker() -> None:
 
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(die, thread)
-        await bench.lanes.put("digits", [])
+        await bench.queues.put("digits", [])
         with pytest.raises(BrokenRuntimeError):
             await bench.replay()
-        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
+        await asyncio.wait_for(bench.queues.wait_drained(), DEADLINE_S)
     assert bench.said == ["CUDA is gone"]
 
 
@@ -216,7 +216,7 @@ async def test_what_is_counted_is_read_by_the_thread_that_counts() -> None:
     """Another track may be putting items of a new model into slices meanwhile."""
     with ThreadPoolExecutor(1, thread_name_prefix="beside") as thread:
         bench = _Bench(lambda: None, thread)
-        await bench.lanes.put("digits", [])
+        await bench.queues.put("digits", [])
         await bench.replay()
         await asyncio.wait_for(bench.stages.compare_one(), DEADLINE_S)
     assert bench.assessor.counted_by == ["beside_0"]
@@ -234,10 +234,10 @@ async def test_a_reference_that_is_away_is_waited_for() -> None:
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(away, thread)
         delivery = _Delivery(b"")
-        bench.holding.take(cast("Delivery", delivery))
-        await bench.lanes.put("digits", [_taken(delivery)])
+        bench.in_flight.add(cast("Delivery", delivery))
+        await bench.queues.put("digits", [_taken(delivery)])
         await bench.replay()
-        await bench.holding.beat()
+        await bench.in_flight.keep_alive()
     assert len(tries) == 3
     assert delivery.n_beats == 1  # still in hand: it is to be stored
     assert not bench.said
@@ -253,11 +253,11 @@ async def test_a_batch_whose_reference_stays_away_is_given_back_at_the_end() -> 
     with ThreadPoolExecutor(1) as thread:
         bench = _Bench(away, thread)
         delivery = _Delivery(b"")
-        bench.holding.take(cast("Delivery", delivery))
-        await bench.lanes.put("digits", [_taken(delivery)])
+        bench.in_flight.add(cast("Delivery", delivery))
+        await bench.queues.put("digits", [_taken(delivery)])
         await bench.replay()
-        await asyncio.wait_for(bench.lanes.drained(), DEADLINE_S)
-        await bench.holding.beat()
+        await asyncio.wait_for(bench.queues.wait_drained(), DEADLINE_S)
+        await bench.in_flight.keep_alive()
     assert (delivery.n_beats, delivery.n_returned) == (0, 1)
 
 
@@ -276,9 +276,9 @@ async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
             shadow=Shadow(),
             consumer=_Consumer(deliveries),  # type: ignore[arg-type]
             references=Broken((), lambda *_: pytest.fail("loads nothing")),
-            lane="digits",
-            lanes=bench.lanes,
-            holding=bench.holding,
+            model="digits",
+            queues=bench.queues,
+            in_flight=bench.in_flight,
             meters=bench.meters,
             health=bench.health,
             clock=SystemClock(),
@@ -286,7 +286,7 @@ async def test_what_the_reader_cannot_even_look_at_is_let_go() -> None:
         )
         with pytest.raises(ArithmeticError):
             await reader.read_once()
-    await bench.holding.beat()
+    await bench.in_flight.keep_alive()
     assert [delivery.n_beats for delivery in deliveries] == [0, 0]
 
 

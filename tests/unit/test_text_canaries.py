@@ -15,14 +15,14 @@ from quantdrift.core.errors import OperatorError, RetryError
 from quantdrift.shadow.language.scoring import ScoringRequest
 from quantdrift.shadow.runtimes.canaries.canaries import (
     Canaries,
+    canary_problem,
     deviations,
     read_canaries,
     record,
-    trouble,
     write_canaries,
 )
-from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, held
-from quantdrift.shadow.runtimes.canaries.text import drawn_texts, read_texts, scored, tokens_of
+from quantdrift.shadow.runtimes.canaries.check import CanaryOutcome, with_canary_checks
+from quantdrift.shadow.runtimes.canaries.text import random_texts, read_texts, scored, tokenised_canaries
 from quantdrift.shadow.runtimes.linear import LinearRuntime
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
@@ -34,7 +34,7 @@ from tests.support.shadow.vllm_like import VllmLike, serving
 pytestmark = pytest.mark.integration
 
 SAID = ({"role": "user", "content": "what drifts?"},)
-ASKED = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
+REQUEST = ScoringRequest(prompt_ids=(0, 5), served_ids=(7, 8))
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def runtime(language_folder: Path) -> Iterator[ReferenceRuntime]:
 @pytest.fixture
 def path(runtime: ReferenceRuntime, tmp_path: Path) -> Path:
     """Return a set that was written."""
-    canaries = record(runtime, tokens_of(runtime, drawn_texts(n_items=4, seed=3)))
+    canaries = record(runtime, tokenised_canaries(runtime, random_texts(n_items=4, seed=3)))
     write_canaries(canaries, tmp_path / "c.safetensors", {"runtime": "transformers"})
     return tmp_path / "c.safetensors"
 
@@ -68,9 +68,9 @@ def test_a_set_is_what_the_reference_says_of_each_token(runtime: ReferenceRuntim
     asked = (
         ScoringRequest(prompt="A relay", served=" forwards bytes"),
         ScoringRequest(messages=SAID, served="the mean"),
-        ASKED,
+        REQUEST,
     )
-    given = tokens_of(runtime, read_texts(_lines(tmp_path / "i.jsonl", *lines)))
+    given = tokenised_canaries(runtime, read_texts(_lines(tmp_path / "i.jsonl", *lines)))
     write_canaries(record(runtime, given), tmp_path / "c.safetensors", {})
     canaries = read_canaries(tmp_path / "c.safetensors")
     found = scores_of(runtime, *asked)
@@ -87,21 +87,21 @@ def test_a_set_is_what_the_reference_says_of_each_token(runtime: ReferenceRuntim
 
 def test_drawn_texts_are_the_same_again() -> None:
     """By their seed."""
-    assert drawn_texts(n_items=3, seed=1) == drawn_texts(n_items=3, seed=1)
-    assert drawn_texts(n_items=3, seed=1) != drawn_texts(n_items=3, seed=2)
-    assert len({one.prompt for one in drawn_texts(n_items=50, seed=1)}) == 50
+    assert random_texts(n_items=3, seed=1) == random_texts(n_items=3, seed=1)
+    assert random_texts(n_items=3, seed=1) != random_texts(n_items=3, seed=2)
+    assert len({one.prompt for one in random_texts(n_items=50, seed=1)}) == 50
 
 
 def test_one_token_that_is_off_is_named_with_both_numbers(runtime: ReferenceRuntime, path: Path) -> None:
     """The canary, the place in its answer, what it gives and what was recorded."""
     canaries = read_canaries(path)
-    assert trouble(runtime, canaries, 1e-6) == ""
+    assert canary_problem(runtime, canaries, 1e-6) == ""
     logprobs = canaries.outputs["logprobs"].copy()
     gives = float(logprobs[2, 3])
     logprobs[2, 3] -= 0.01
     other = msgspec.structs.replace(canaries, outputs={"logprobs": logprobs})
     ratio = 0.01 / np.abs(logprobs).max()
-    assert trouble(runtime, other, 1e-4) == (
+    assert canary_problem(runtime, other, 1e-4) == (
         f"`logprobs` is off by {ratio:.2g}, allowed is 0.0001: at [2, 3] it gives {gives:.8g}, recorded is {gives - 0.01:.8g}"
     )
 
@@ -111,7 +111,7 @@ def test_an_answer_that_is_scored_in_part_is_infinitely_off(language_folder: Pat
     short = open_reference(opening(language_folder, max_tokens=2))
     (found,) = deviations(short, read_canaries(path))
     assert found.ratio == float("inf")
-    given = tokens_of(short, drawn_texts(n_items=2, seed=3))
+    given = tokenised_canaries(short, random_texts(n_items=2, seed=3))
     assert given["answer_ids"].shape == (2, 2)
     short.close()
 
@@ -126,7 +126,7 @@ def test_a_server_is_told_from_others_in_each_way(language_folder: Path, path: P
         server = VllmLike(model, loaded(language_folder)[1], takes_prompt_logprobs=way == "prompt_logprobs")
         with serving(server) as url:
             runtime = open_reference(remote_opening(url))
-            assert (not trouble(runtime, canaries, 1e-4)) is reproduces
+            assert (not canary_problem(runtime, canaries, 1e-4)) is reproduces
             runtime.close()
 
 
@@ -138,12 +138,12 @@ class _Bench:
         reference = msgspec.structs.replace(told.reference, canaries=str(path), canary_interval_s=0.0)
         opened = open_reference(told)
         try:
-            self.runtime = held(
+            self.runtime = with_canary_checks(
                 told.model,
                 reference,
                 opened,
                 clock=ManualClock(datetime(2026, 1, 1, tzinfo=UTC)),
-                told=lambda _, outcome: self.told.append(outcome),
+                on_check=lambda _, outcome: self.told.append(outcome),
             )
         except OperatorError:
             opened.close()
@@ -156,16 +156,16 @@ def test_another_model_at_the_server_stops_comparing(language_folder: Path, path
     server = VllmLike(model, tokenizer)
     with serving(server) as url:
         bench = _Bench(remote_opening(url), path)
-        (good,) = scores_of(bench.runtime, ASKED)
+        (good,) = scores_of(bench.runtime, REQUEST)
         server.model = quantised(model)
         with pytest.raises(
             RetryError, match=r"does not reproduce its canaries .*`logprobs` is off by.*at \[\d, \d+\]"
         ):
-            scores_of(bench.runtime, ASKED)
+            scores_of(bench.runtime, REQUEST)
         with pytest.raises(OperatorError, match=r"does not reproduce its canaries .*recorded is -"):
             _Bench(remote_opening(url), path)
         server.model = model
-        (again,) = scores_of(bench.runtime, ASKED)
+        (again,) = scores_of(bench.runtime, REQUEST)
         np.testing.assert_array_equal(good.logprobs, again.logprobs)
         assert len(bench.runtime.artefact.canaries) == 64
         assert bench.told == [
@@ -201,18 +201,19 @@ def test_a_file_that_is_none_is_the_operators_to_mend(tmp_path: Path, content: s
 def test_what_holds_against_nothing_is_not_recorded(runtime: ReferenceRuntime) -> None:
     """An answer without a token, a prompt without one, tokens that are none, and tensors of another model."""
     with pytest.raises(OperatorError, match="canary 2 has an answer without a token"):
-        tokens_of(runtime, [ASKED, ScoringRequest(prompt="a", served="")])
+        tokenised_canaries(runtime, [REQUEST, ScoringRequest(prompt="a", served="")])
     with pytest.raises(OperatorError, match=r"does not take canary 1.*no token"):
-        tokens_of(runtime, [ScoringRequest(prompt="", served="b")])
+        tokenised_canaries(runtime, [ScoringRequest(prompt="", served="b")])
     ids = np.array([[9_999]])
-    with pytest.raises(OperatorError, match="does not compute these canaries: a token is none"):
+    with pytest.raises(OperatorError, match="does not compute these canaries: a token id is not below"):
         record(runtime, {"prompt_ids": ids, "answer_ids": ids})
     with pytest.raises(
-        OperatorError, match=r"given were \['x'\], the reference takes \['answer_ids', 'prompt_ids'\]"
+        OperatorError, match=r"the reference takes \['answer_ids', 'prompt_ids'\], but got \['x'\]"
     ):
         record(runtime, {"x": np.ones((2, 4), np.float32)})
     with pytest.raises(
-        OperatorError, match=r"float32\[1, 1\], the reference takes prompt_ids: int64\[\?, \?\]"
+        OperatorError,
+        match=r"the reference takes prompt_ids: int64\[\?, \?\], but got prompt_ids: float32\[1, 1\]",
     ):
         record(runtime, {"prompt_ids": ids.astype(np.float32), "answer_ids": ids})
 
@@ -221,13 +222,13 @@ def test_texts_are_none_of_a_model_of_tensors(path: Path) -> None:
     """Neither recorded, nor reproduced."""
     linear = LinearRuntime(WEIGHT, BIAS)
     with pytest.raises(OperatorError, match="takes no text"):
-        tokens_of(linear, [ASKED])
-    assert "does not compute them: given were" in trouble(linear, read_canaries(path), 1e-4)
+        tokenised_canaries(linear, [REQUEST])
+    assert "does not compute them: the reference takes" in canary_problem(linear, read_canaries(path), 1e-4)
 
 
 def test_scores_of_many_are_in_their_places(runtime: ReferenceRuntime) -> None:
     """Whatever the company."""
-    many = tokens_of(runtime, drawn_texts(n_items=6, seed=5))
+    many = tokenised_canaries(runtime, random_texts(n_items=6, seed=5))
     together = scored(runtime, many)["logprobs"]
     for n in range(6):
         alone = scored(runtime, {name: rows[n : n + 1] for name, rows in many.items()})["logprobs"]

@@ -279,11 +279,13 @@ def test_an_input_is_named_as_configured(tmp_path: Path) -> None:
 def test_a_wrong_input_is_told_from_both_sides(tmp_path: Path) -> None:
     """A type that PyTorch would cast, and a shape that it would broadcast, are the exchange's fault."""
     runtime = of_factory(tmp_path)
-    with pytest.raises(QuarantineError, match=r"x: float64\[2, 4\], the reference takes x: float32\[\?, 4\]"):
+    with pytest.raises(
+        QuarantineError, match=r"the reference takes x: float32\[\?, 4\], but got x: float64\[2, 4\]"
+    ):
         runtime.run({"x": inputs_of(2).astype(np.float64)})
-    with pytest.raises(QuarantineError, match=r"x: float32\[2, 1\], the reference takes"):
+    with pytest.raises(QuarantineError, match=r"the reference takes .*but got x: float32\[2, 1\]"):
         runtime.run({"x": inputs_of(2)[:, :1]})
-    with pytest.raises(QuarantineError, match=r"\['y'\], the reference takes \['x'\]"):
+    with pytest.raises(QuarantineError, match=r"the reference takes \['x'\], but got \['y'\]"):
         runtime.run({"y": inputs_of(2)})
 
 
@@ -311,10 +313,14 @@ def test_without_memory_smaller_batches_are_tried_and_have_room(tmp_path: Path) 
     assert [one() for one in Hungry.held] == [None] * len(Hungry.held)
     assert caught.value.__cause__ is caught.value.__context__ is None
     model = Model(name="digits", top_k=2)
-    judge = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
+    version_reference = VersionReference(model=model, runtime=runtime, comparator=comparator_of(model))
     batch = [
         PreparedExchange(
-            stream_sequence=n, payload=b"", exchange=exchange_of(x), judge=judge, inputs={"x": x}
+            stream_sequence=n,
+            payload=b"",
+            exchange=exchange_of(x),
+            version_reference=version_reference,
+            inputs={"x": x},
         )
         for n, x in enumerate([inputs_of(1), inputs_of(4), inputs_of(1) + np.float32(5000), inputs_of(1, 3)])
     ]

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from examples.generation.make import save
 from quantdrift.core.errors import OperatorError, QuarantineError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import Row, ScoringRequest
+from quantdrift.shadow.language.scoring import ScoringRequest, TokenRow
 from quantdrift.shadow.runtimes.registry import open_reference
 from quantdrift.shadow.runtimes.text.transformers import TransformersLanguage
 from tests.support.shadow.language_models import loaded, opening
@@ -82,7 +82,7 @@ def test_a_parent_in_bfloat16_must_be_named(folder: Path) -> None:
 def test_weights_that_are_missing_are_not_made_up(folder: Path) -> None:
     """`transformers` itself would go on with random ones."""
     _stored(folder, lambda stored: {k: v for k, v in stored.items() if "layers.1.mlp.up" not in k})
-    with pytest.raises(OperatorError, match="would be made up"):
+    with pytest.raises(OperatorError, match="would be random"):
         open_reference(opening(folder))
 
 
@@ -212,7 +212,7 @@ def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> 
         torch.empty(len(logits) ** 20)  # of four more than any machine has
 
     language._model.lm_head.register_forward_hook(hungry)
-    rows = [Row(prompt=(0, 5), served=(7, 8))] * 4
+    rows = [TokenRow(prompt=(0, 5), served=(7, 8))] * 4
     with pytest.raises(QuarantineError, match="memory") as caught:
         language.score(rows)
     assert [one() for one in held] == [None]
@@ -230,10 +230,10 @@ def test_without_memory_fewer_are_tried_and_have_room(language_folder: Path) -> 
 def _own(folder: Path, max_tokens: int = 16, seed: int = 3, **options: Any) -> FreeAnswer:
     runtime = open_reference(opening(folder))
     wanted = FreeAnswerRequest(max_tokens=max_tokens, is_capped=True, options=options, seed=seed)
-    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", own=wanted))
+    (scores,) = scored(runtime, ScoringRequest(messages=SAID, served="a", free_answer=wanted))
     runtime.close()
-    assert scores.own is not None
-    return scores.own
+    assert scores.free_answer is not None
+    return scores.free_answer
 
 
 def test_an_own_answer_is_sampled_as_the_client_asked(language_folder: Path) -> None:

@@ -11,7 +11,7 @@ from quantdrift.core.codec import encode
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import QuarantineReason
 from quantdrift.core.records import StratumCount, Tally
-from quantdrift.shadow.pipeline.classify import Case, triage
+from quantdrift.shadow.pipeline.classify import Case, classify
 from quantdrift.shadow.pipeline.validate import read_exchange, read_tally
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import References
@@ -43,7 +43,7 @@ REFERENCES = References(
 
 
 def _triage(payload: bytes, n_delivered: int = 1) -> Case:
-    return triage(payload, sequence=3, n_delivered=n_delivered, max_deliveries=5, references=REFERENCES)
+    return classify(payload, sequence=3, n_delivered=n_delivered, max_deliveries=5, references=REFERENCES)
 
 
 def test_a_version_finds_the_first_reference_whose_pattern_matches() -> None:

@@ -1,1 +1,1 @@
-"""Comparators of classes and labels."""
+"""The comparators for classes and labels."""

@@ -1,4 +1,4 @@
-"""Classes of interest: those whose coming and going is told apart, such as `fraud`."""
+"""The classes of interest, such as `fraud`, whose gains and losses are reported separately."""
 
 from collections.abc import Sequence
 
@@ -6,25 +6,25 @@ import numpy as np
 
 from quantdrift.core.config.tasks import Interest
 from quantdrift.shadow.comparators.protocol import Flags
-from quantdrift.shadow.tensors.arrays import uncomparable
+from quantdrift.shadow.tensors.arrays import output_error
 
 
 def numbers_of(interest: Interest, labels: Sequence[str]) -> tuple[int, ...]:
-    """Return the numbers of classes of interest, which the configuration names by number or by label."""
+    """Return the class numbers of interest; the configuration names them by number or by label."""
     return tuple(labels.index(one) if isinstance(one, str) else one for one in interest)
 
 
 def among(numbers: Sequence[int], n_classes: int) -> Flags:
-    """Return which of the classes are of interest : (n_classes,).
+    """Return whether each class is of interest : (n_classes,).
 
     Raises
     ------
     QuarantineError
-        Reason `output`: the model has no such class.
+        Reason `output`: the model does not have such a class.
     """
     if max(numbers, default=0) >= n_classes:
-        raise uncomparable(
-            f"the configuration's `interest` names class {max(numbers)}, the output has {n_classes} classes"
+        raise output_error(
+            f"the configuration's `interest` names class {max(numbers)}, but the output has {n_classes} classes"
         )
     flags = np.zeros(n_classes, dtype=np.bool_)
     flags[list(numbers)] = True

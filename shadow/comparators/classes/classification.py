@@ -3,44 +3,43 @@
 With p the reference's and q the candidate's probabilities:
 
 - `flip` = 1 where the top class differs; `topk` = 1 where the set of the k top classes differs.
-- `divergence` = KL(p || q) = sum p ln(p / q). Of logits it is infinite where the candidate rules out what the reference
-  does not. Of probabilities a zero of the candidate counts as min(p, 1/512), what fits best of all that 8 bits round to
-  zero: an infinite KL would say how many bits the probabilities have, not what they are worth.
+- `divergence` = KL(p || q) = sum p ln(p / q). For logits it is infinite where the candidate excludes a class that the
+  reference does not. For probabilities a zero of the candidate counts as min(p, 1/512), the closest to p of all values that
+  8 bits round to zero: an infinite KL would only reflect the number of bits.
 - `js` = KL(p || m) / 2 + KL(q || m) / 2 with m = (p + q) / 2 (Lin, 1991): symmetric, at most ln 2.
 - `margin` = |gap(q) - gap(p)|, the gap being that of the two largest probabilities.
 
 And in `detail`, without a unit:
 
-- `tv` = sum |p - q| / 2, total variation, in [0, 1]: the largest difference that any set of classes sees.
-- `weighted_flip` = `flip` * gap(p), in [0, 1]: flips count by how sure the reference was.
-- `topk_overlap`: share of the reference's k top classes that are among the candidate's, in [0, 1]; 1 where all are.
-- `confidence_shift` = max q - max p, in [-1, 1]: above 0 the candidate is surer of its class than the reference of its.
-- `calibration_shift` = q(c) - p(c), c the candidate's top class, in [-1, 1]: above 0 it is surer of its answer than the
-  reference would be of the same. Where its reference is calibrated, this is by how much the candidate is not.
-- `gained`, `lost`: a class of interest is the top class of the candidate alone, or of the reference alone; only where
-  the configuration names such classes. A candidate that is not finite has lost, and not gained.
+- `tv` = sum |p - q| / 2, total variation, in [0, 1]: the largest difference in the probability of any set of classes.
+- `weighted_flip` = `flip` * gap(p), in [0, 1]: flips weighted by the reference's confidence.
+- `topk_overlap`: share of the reference's k top classes that are among the candidate's, in [0, 1]; 1 if all are.
+- `confidence_shift` = max q - max p, in [-1, 1]: above 0 the candidate is more confident than the reference, each in its own
+  top class.
+- `calibration_shift` = q(c) - p(c), c the candidate's top class, in [-1, 1]: above 0 the candidate is more confident in its
+  answer than the reference in the same answer. If the reference is calibrated, this is the candidate's miscalibration.
+- `gained`, `lost`: a class of interest is the top class only of the candidate, or only of the reference; only if the
+  configuration names such classes. A candidate that is not finite has lost, and not gained.
 
 Equal values are ranked by class number on both sides, so that equal outputs never differ. A list of top classes (below)
-may rank equal values as it likes: of what the reference holds equal, any order is right.
+may rank equal values in any order: any order of classes that the reference scores equal is correct.
 
-A side is *finite* where it is a distribution. Logits may hold minus infinity (a masked class, probability zero)
-beside at least one finite value; not a number, plus infinity, nothing but minus infinity, and no value at all make it not
-finite, and so do probabilities of which each is zero.
-Where only the candidate is not finite, `flip` and `topk` are 1, since it has no top class where the reference has
-one, and all else is undefined. Where the reference is not finite, everything is undefined: nothing can be said of
-the candidate. Either is told by its flag, and nothing undefined enters an average.
+A side is *finite* if it is a distribution. Logits may contain minus infinity (a masked class, probability zero) as long as
+at least one value is finite; NaN, plus infinity, only minus infinity, and no value at all make a side not finite, and so do
+probabilities that are all zero.
+Where only the candidate is not finite, `flip` and `topk` are 1, because it has no top class and the reference has one, and
+all else is undefined. Where the reference is not finite, everything is undefined, because there is nothing to compare with.
+Flags record either case, and no undefined value enters an average.
 
-A candidate may list its top classes instead, `value:index[:label]` (Triton's classification extension). Its order is
-then the candidate's ranking, and the reference is reduced to as many classes: `flip` is exact, `topk` compares the
-sets of as many as were listed, at most k, and so does `topk_overlap`; `weighted_flip`, `gained` and `lost` are exact. Of
-the rest only what the list tells is defined:
+A candidate may list its top classes instead, `value:index[:label]` (Triton's classification extension). The list's order is
+then the candidate's ranking, and the reference is reduced to as many classes: `flip` is exact, `topk` compares the sets of
+as many as were listed, at most k, and so does `topk_overlap`; `weighted_flip`, `gained` and `lost` are exact. The other
+measures are defined as far as the list allows:
 
-- all classes listed: `js`, `tv`, `margin` and the shifts, of logits `divergence` too. Of probabilities it is undefined:
-  they come with six decimals, and what is printed as zero may be anything below 5e-7;
+- all classes listed: `js`, `tv`, `margin` and the shifts; for logits also `divergence`. For probabilities it is undefined:
+  they are printed with six decimals, and a printed zero may be anything below 5e-7;
 - two or more probabilities listed: `margin`; one or more: the shifts;
-- else nothing: fewer logits than there are classes have no known sum.
-
-The k largest values of each item.
+- else none: the sum over fewer logits than classes is unknown.
 """
 
 from collections.abc import Sequence
@@ -54,12 +53,12 @@ from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.classes.triton_labels import TopLabels, read_listed
 from quantdrift.shadow.comparators.numbers import filled, is_empty, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, flags_where_known
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 def top_set(values: Values, k: int) -> Flags:
-    """Return which values are among the k largest ones : (items, values); of equal values the first ones are.
+    """Return whether each value is among the k largest of its item : (items, values); of equal values the first ones are.
 
     Parameters
     ----------
@@ -78,7 +77,7 @@ def top_set(values: Values, k: int) -> Flags:
 
 Classes = npt.NDArray[np.int64]
 LN2 = float(np.log(2.0))
-# A softmax quantised to 8 bits is off by up to 1/512 per class, and has zeros; what is further off is no distribution.
+# A softmax quantised to 8 bits is off by up to 1/512 per class, and has zeros; sums further off are not distributions.
 SUM_TOLERANCE = 0.05
 ZERO_TOLERANCE = 1 / 512
 NEGATIVE_TOLERANCE = 1e-6
@@ -92,7 +91,7 @@ class ClassificationComparator:
     output_kind
         Whether the outputs are logits or probabilities.
     top_k
-        Size of the set of top classes; at most the number of classes counts.
+        Size of the set of top classes; limited by the number of classes.
     interest
         Numbers of the classes of interest.
     """
@@ -108,14 +107,14 @@ class ClassificationComparator:
         Parameters
         ----------
         candidate, reference
-            (items, classes), floating point, logits or probabilities; at least two classes. Of the candidate also
+            (items, classes), floating point, logits or probabilities; at least two classes. The candidate's may also be
             (items, listed classes), texts.
 
         Raises
         ------
         QuarantineError
-            Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are said
-            to be probabilities and are not.
+            Reason `output`: shapes differ or are not (items, classes), the outputs are labels, or they are configured as
+            probabilities and are not.
         """
         if is_empty(candidate) or is_empty(reference):
             least = max(2, 1 + max(self._interest, default=0))
@@ -135,7 +134,7 @@ class ClassificationComparator:
         q, p = np.exp(log_q), np.exp(log_p)
         candidate_margin, reference_margin = _gap(q), _gap(p)
         candidate_top, reference_top = _top(candidate), _top(reference)
-        # One finite side decides a flip only if it is the reference's.
+        # A flip needs a finite reference, not a finite candidate.
         flip = np.where(q_finite, candidate_top != reference_top, True)
         k = min(self._top_k, candidate.shape[1])
         strays = top_set(candidate, k) & ~top_set(reference, k)
@@ -167,23 +166,26 @@ class ClassificationComparator:
         if self._output_kind is OutputKind.PROBABILITIES:
             log_q = rounded(log_q, log_p)
         p = np.exp(log_p)
-        # A class that the reference rules out costs nothing, whatever the candidate says of it.
+        # A class with p = 0 adds nothing, whatever q is.
         with np.errstate(invalid="ignore"):
             terms = np.where(p > 0, p * (log_p - log_q), 0.0)
-        # Rounding may take the sum of nearly equal distributions below zero.
+        # Rounding may make the sum of nearly equal distributions negative.
         divergence: Values = np.maximum(terms.sum(axis=1), 0.0)
         return divergence
 
     def _turned(
         self, candidate_top: Classes, reference_top: Classes, *, found: tuple[Flags, Flags], n_classes: int
     ) -> dict[str, npt.NDArray[Any]]:
-        """Return flips into and out of the classes of interest, if there are any; `found` tells who is finite."""
+        """Return flips into and out of the classes of interest, if any; `found`: the finite items of each side."""
         if not self._interest:
             return {}
         q_finite, p_finite = found
         wanted = among(self._interest, n_classes)
         now, before = wanted[candidate_top] & q_finite, wanted[reference_top]
-        return {"gained": told(now & ~before, p_finite), "lost": told(before & ~now, p_finite)}
+        return {
+            "gained": flags_where_known(now & ~before, p_finite),
+            "lost": flags_where_known(before & ~now, p_finite),
+        }
 
     def _compare_listed(self, texts: Array, reference: Array) -> Divergences:
         _check_reference(texts, reference)
@@ -199,9 +201,9 @@ class ClassificationComparator:
         k = min(self._top_k, listed.k)
         chosen = np.zeros(reference.shape, dtype=np.bool_)
         np.put_along_axis(chosen, listed.classes[:, :k], values=True, axis=1)
-        # Triton's sort leaves equal values in any order: of those of the reference the list may begin with any.
+        # Triton's sort leaves equal values in any order: the list may begin with any class that the reference scores equal.
         least = np.partition(reference, -k, axis=1)[:, -k, np.newaxis]
-        # As many of its classes are strays as of those above the least one are missing, or more: there are k of them.
+        # The list has k classes: count wrong ones, or missing ones above the threshold, whichever are more.
         n_strays = np.maximum(
             (chosen & (reference < least)).sum(axis=1), (~chosen & (reference > least)).sum(axis=1)
         )
@@ -237,13 +239,13 @@ class ClassificationComparator:
         )
 
     def _shifts_of_list(self, listed: TopLabels, reference: Values, both: Flags) -> dict[str, Values]:
-        """Return the shifts of confidence, which the first of probabilities tells."""
+        """Return the shifts of confidence, which follow from the first listed probability."""
         p = np.exp(self._log_probabilities(reference, "reference")[0])
         known = both & (self._output_kind is OutputKind.PROBABILITIES)
         return _shifts(listed.values[:, 0], p, listed.classes[:, 0], known)
 
     def _of_list(self, listed: TopLabels) -> tuple[Flags, Values]:
-        """Return which items are finite, and the gap of the two largest probabilities where the list tells it."""
+        """Return which items are finite, and the gap of the two largest probabilities if the list has both."""
         values = listed.values
         if self._output_kind is OutputKind.LOGITS:
             finite: Flags = np.asarray(~np.isnan(values).any(axis=1) & np.isfinite(values[:, 0]))
@@ -269,30 +271,30 @@ class ClassificationComparator:
 def _check_shapes(candidate: Array, reference: Array) -> None:
     for side, array in (("candidate", candidate), ("reference", reference)):
         if array.dtype.kind != "f":
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output is {array.dtype.name}: labels cannot be compared as distributions. Have the "
-                "model return its logits or probabilities too, and name them in `models.output`; if these are quantised "
-                "ones, say so in `models.references.output_scale`"
+                "model return its logits or probabilities too, and name them in `models.output`; if they are quantised, "
+                "set `models.references.output_scale`"
             )
     if candidate.shape != reference.shape:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}"
         )
     if candidate.ndim != 2 or candidate.shape[1] < 2:
-        raise uncomparable(
-            f"outputs of shape {list(candidate.shape)} are no [items, classes] with at least two classes: name "
-            "the classification output in `models.output`; one score for each item is task `multilabel`"
+        raise output_error(
+            f"outputs of shape {list(candidate.shape)} are not [items, classes] with at least two classes: name "
+            "the classification output in `models.output`; for one score per item set task `multilabel`"
         )
 
 
 def _check_reference(texts: Array, reference: Array) -> None:
     if reference.dtype.kind != "f" or reference.ndim != 2 or reference.shape[1] < 2:
-        raise uncomparable(
+        raise output_error(
             f"the candidate's output is text, the reference's {reference.dtype.name}{list(reference.shape)}: a list of "
-            "top classes is compared with floating-point [items, classes]"
+            "top classes can only be compared with floating-point [items, classes]"
         )
     if len(texts) != len(reference):
-        raise uncomparable(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
+        raise output_error(f"the candidate's output has {len(texts)} items, the reference's {len(reference)}")
 
 
 def _check_probabilities(probabilities: Values, excess: Values, side: str) -> None:
@@ -300,14 +302,14 @@ def _check_probabilities(probabilities: Values, excess: Values, side: str) -> No
     worst = float(excess.max(initial=0.0, where=unexplained > SUM_TOLERANCE))
     lowest = float(probabilities.min(initial=0.0))
     if worst > 0 or lowest < -NEGATIVE_TOLERANCE:
-        raise uncomparable(
-            f"the {side}'s output is no distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
+        raise output_error(
+            f"the {side}'s output is not a distribution (sums differ from 1 by up to {worst:.3g}, smallest value "
             f"{lowest:.3g}): if these are logits, set `models.output_kind`"
         )
 
 
 def _log_normalised(probabilities: Values, side: str) -> Values:
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is no distribution
+    with np.errstate(over="ignore", invalid="ignore"):  # an overflow is refused below
         total = probabilities.sum(axis=1, keepdims=True)
     _check_probabilities(probabilities, np.where(total > 0, np.abs(total - 1.0), np.inf)[:, 0], side)
     clipped = np.maximum(probabilities, 0.0)
@@ -329,7 +331,7 @@ def _jensen_shannon(p: Values, q: Values) -> Values:
 
 
 def _shifts(sureness: Values, p: Values, top: Classes, known: Flags) -> dict[str, Values]:
-    """Return by how much the candidate is surer, of its own answer and than the reference of its."""
+    """Return `confidence_shift` and `calibration_shift`; `sureness` is the candidate's top probability."""
     same = np.take_along_axis(p, top[:, np.newaxis], axis=1)[:, 0]
     return {
         "confidence_shift": np.where(known, sureness - p.max(axis=1), np.nan),

@@ -1,24 +1,25 @@
-"""The comparator for multi-label classifiers: a probability for each label, any number of which may be right.
+"""The comparator for multi-label classifiers: a probability for each label, any number of which may apply.
 
-With p the reference's and q the candidate's probabilities, of logits by the logistic function, and P and Q the sets of
+With p the reference's and q the candidate's probabilities (of logits, by the logistic function), and P and Q the sets of
 labels whose probability is above the label's threshold:
 
 - `flip` = 1 where P and Q differ.
 - `divergence` = sum over labels of p ln(p / q) + (1 - p) ln((1 - p) / (1 - q)), in nats: the KL of the labels' Bernoulli
-  distributions (Kullback and Leibler, 1951), as of labels that are drawn independently. Of logits it is exact where
-  probabilities round to 0 or 1, and infinite where the candidate rules out what the reference does not. Of probabilities
-  a candidate's q = 0 counts as min(p, 1/512), what fits best of all that 8 bits round to zero, and 1 - q alike.
+  distributions (Kullback and Leibler, 1951), as if labels were drawn independently. For logits it is exact where
+  probabilities round to 0 or 1, and infinite where the candidate excludes a label that the reference does not. For
+  probabilities a candidate's q = 0 counts as min(p, 1/512), the closest to p of all values that 8 bits round to zero, and
+  likewise 1 - q.
 
 In `detail`:
 
-- `hamming` = share of labels that are in one set alone, in [0, 1].
+- `hamming` = share of labels that are in only one of the sets, in [0, 1].
 - `jaccard_distance` = 1 - |P and Q| / |P or Q|, in [0, 1] (Jaccard, 1901); 0 where both are empty.
 - `labels_gained` = |Q without P|, `labels_lost` = |P without Q|.
-- `gained`, `lost`: a label of interest is among those; only where the configuration names such labels. A candidate that
-  is not finite has lost all that the reference has.
+- `gained`, `lost`: a label of interest is among those; only if the configuration names such labels. A candidate that is not
+  finite has lost all labels of the reference.
 
-A logit may be minus infinity, a label ruled out. A side with anything else that is not finite is not finite: of the
-candidate it is a flip and all else is undefined, of the reference everything is.
+A logit may be minus infinity (an excluded label). A side with any other value that is not finite is not finite: if it is
+the candidate's, it is a flip and all else is undefined; if it is the reference's, everything is undefined.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import OutputKind
 from quantdrift.shadow.comparators.classes.classes_of_interest import among
 from quantdrift.shadow.comparators.numbers import TOLERANCE, NumberPair, filled, pair_of, rounded
-from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, told
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values, flags_where_known
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class MultilabelComparator:
@@ -42,7 +43,7 @@ class MultilabelComparator:
     output_kind
         Whether the outputs are logits or probabilities.
     thresholds
-        Probability above which a label is given: one for all labels, or one for each.
+        Probability above which a label applies: one for all labels, or one for each.
     interest
         Numbers of the labels of interest.
     """
@@ -60,13 +61,13 @@ class MultilabelComparator:
         Parameters
         ----------
         candidate, reference
-            (items, labels), or (items,) of a single label.
+            (items, labels), or (items,) for a single label.
 
         Raises
         ------
         QuarantineError
-            Reason `output`: shapes differ or are others, there are not as many labels as thresholds, or probabilities
-            are none.
+            Reason `output`: shapes differ or are not these, the numbers of labels and thresholds differ, or values are not
+            probabilities.
         """
         logits = self._output_kind is OutputKind.LOGITS
         least = max(len(self._thresholds), 1 + max(self._interest, default=0))
@@ -77,8 +78,8 @@ class MultilabelComparator:
         pair = pair_of(_columns(candidate), _columns(reference), "[items, labels]", masked=logits)
         n_labels = pair.reference.shape[1]
         if len(self._thresholds) not in (1, n_labels):
-            raise uncomparable(
-                f"the configuration has {len(self._thresholds)} thresholds, the output {n_labels} labels"
+            raise output_error(
+                f"models.multilabel.thresholds has {len(self._thresholds)} entries, but the output has {n_labels} labels"
             )
         q, *log_q = self._probabilities(pair.candidate, pair.candidate_finite, "candidate")
         p, *log_p = self._probabilities(pair.reference, pair.reference_finite, "reference")
@@ -107,21 +108,25 @@ class MultilabelComparator:
             return np.exp(log_p), log_p, log_not_p
         p = np.clip(output, 0.0, 1.0)
         if np.abs(output - p)[finite].max(initial=0.0) > TOLERANCE:
-            raise uncomparable(
-                f"the {side}'s output holds values from {output.min():.3g} to {output.max():.3g}, which are no probabilities: "
-                "if these are logits, set `models.output_kind`"
+            raise output_error(
+                f"the {side}'s output has values from {output.min():.3g} to {output.max():.3g}, which are not probabilities: "
+                "if they are logits, set `models.output_kind`"
             )
         with np.errstate(divide="ignore"):
             return p, np.log(p), np.log1p(-p)
 
     def _turned(self, now: Flags, before: Flags, pair: NumberPair) -> dict[str, npt.NDArray[Any]]:
-        """Return whether labels of interest came or went, if there are any."""
+        """Return whether labels of interest were gained or lost, if there are any."""
         if not self._interest:
             return {}
         wanted = among(self._interest, now.shape[1])
         return {
-            "gained": told(np.asarray((now & ~before & wanted).any(axis=1)), pair.reference_finite),
-            "lost": told(np.asarray((before & ~now & wanted).any(axis=1)), pair.reference_finite),
+            "gained": flags_where_known(
+                np.asarray((now & ~before & wanted).any(axis=1)), pair.reference_finite
+            ),
+            "lost": flags_where_known(
+                np.asarray((before & ~now & wanted).any(axis=1)), pair.reference_finite
+            ),
         }
 
 
@@ -130,19 +135,21 @@ def _columns(output: Array) -> Array:
     if output.ndim == 1:
         return output[:, np.newaxis]
     if output.ndim != 2:
-        raise uncomparable(f"an output of shape {list(output.shape)} is no [items, labels]")
+        raise output_error(
+            f"an output of shape {list(output.shape)} is not [items, labels]: check `models.output`"
+        )
     return output
 
 
 def _kullback_leibler(log_p: list[Values], log_q: list[Values], *, exact: bool) -> Values:
-    """Return the sum over labels, of ln of the probabilities that they are given and that they are not."""
+    """Return the sum over labels of the KL of their Bernoulli distributions; each list holds ln p and ln(1 - p)."""
     terms = np.zeros(log_p[0].shape)
     for of_p, of_q in zip(log_p, log_q, strict=True):
         found = of_q if exact else rounded(of_q, of_p)
-        # What the reference rules out costs nothing, whatever the candidate says of it.
+        # A term with p = 0 adds nothing, whatever q is.
         with np.errstate(invalid="ignore"):
             terms += np.where(np.exp(of_p) > 0, np.exp(of_p) * (of_p - found), 0.0)
-    # Rounding may take those of nearly equal probabilities below zero.
+    # Rounding may make terms of nearly equal probabilities negative.
     with np.errstate(over="ignore"):
         divergence: Values = np.maximum(terms, 0.0).sum(axis=1)
     return divergence

@@ -1,11 +1,11 @@
-"""The top classes as a list of texts, `value:index[:label]`: Triton's classification extension."""
+"""The reader of Triton's classification extension: top classes as a list of texts, `value:index[:label]`."""
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from quantdrift.shadow.comparators.protocol import Values
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
@@ -16,7 +16,7 @@ class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
     classes
         Their classes : (items, k), int64, no class twice.
     values
-        As they were printed : (items, k), float64, never rising; not a number and infinities included.
+        As printed : (items, k), float64, never rising; may include NaN and infinities.
     """
 
     classes: npt.NDArray[np.int64]
@@ -24,7 +24,7 @@ class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def k(self) -> int:
-        """How many classes were listed."""
+        """Number of listed classes."""
         return int(self.classes.shape[1])
 
     def spread(self, n_classes: int) -> Values:
@@ -35,32 +35,34 @@ class TopLabels(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_listed(texts: Array, n_classes: int) -> TopLabels:
-    """Return what `texts` list.
+    """Return the listed classes and values.
 
     Parameters
     ----------
     texts
         (items, k), bytes.
     n_classes
-        How many classes the model has.
+        Number of classes of the model.
 
     Raises
     ------
     QuarantineError
-        Reason `output`: they are no such lists, or not of this model's classes.
+        Reason `output`: they are not such lists, or list classes that the model does not have.
     """
     if texts.ndim != 2 or not 1 <= texts.shape[1] <= n_classes:
-        raise uncomparable(
-            f"the candidate's output is text{list(texts.shape)}, which lists no classes of {n_classes}"
+        raise output_error(
+            f"the candidate's output is text{list(texts.shape)}, which is not a list of at most {n_classes} classes"
         )
     pairs = [_pair(text) for text in texts.ravel().tolist()]
     values = np.array([value for value, _ in pairs]).reshape(texts.shape)
     classes = np.array([index for _, index in pairs], dtype=np.int64).reshape(texts.shape)
     ordered = np.sort(classes, axis=1)
     if classes.max(initial=0) >= n_classes or (ordered[:, 1:] == ordered[:, :-1]).any():
-        raise uncomparable(f"the candidate lists a class twice, or one that {n_classes} classes do not have")
+        raise output_error(
+            f"the candidate lists a class twice, or one not below the {n_classes} classes of the reference"
+        )
     if (values[:, 1:] > values[:, :-1]).any():
-        raise uncomparable("the candidate's list of classes does not begin with the largest value")
+        raise output_error("the candidate's list of classes does not begin with the largest value")
     return TopLabels(classes=classes, values=values)
 
 
@@ -72,7 +74,7 @@ def _pair(text: bytes) -> tuple[float, int]:
             return float(value), int(index)
         except ValueError:
             pass
-    raise uncomparable(
-        "the candidate's output is text, but no list of `value:index:label`: labels alone cannot be compared. Have the "
+    raise output_error(
+        "the candidate's output is text, but not a list of `value:index:label`: labels alone cannot be compared. Have the "
         "model return its logits or probabilities too, and name them in `models.output`"
     )

@@ -1,1 +1,1 @@
-"""Comparators of generated text."""
+"""The comparator for generated text, and its parts."""

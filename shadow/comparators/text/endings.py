@@ -1,18 +1,19 @@
-r"""Where the reference would have ended, on the path that was served, per answer, in float64.
+r"""The reference's probability of ending the answer earlier, on the served path, per answer, in float64.
 
-With e_i the reference's probability of a token that ends the answer at place i, given the prompt and all that was served
-before it, and m the number of places at which the candidate went on (all of them where a limit cut it):
+With e_i the reference's probability of a token that ends the answer at position i, given the prompt and all served tokens
+before it, and m the number of positions at which the candidate went on (all of them if a limit cut it):
 
-- `end_p` = e_m, its probability of ending where the candidate ended of itself, in [0, 1]: low where that stopped too early.
-- `early_end` = 1 - prod (1 - e_i) over i < m, in [0, 1]: the probability that it would have ended earlier, had it said the
-  same else. High where the candidate babbles on.
+- `end_p` = e_m, its probability of ending where the candidate ended itself, in [0, 1]: low if the candidate stopped too
+  early.
+- `early_end` = 1 - prod (1 - e_i) over i < m, in [0, 1]: the probability that it would have ended earlier on the same
+  tokens. High if the candidate's answer goes on for too long.
 - `kept_share` = (1 / m) sum over i = 1..m of prod (1 - e_j) over j < i, in [0, 1]: E min(L, m) / m, where L is the length at
   which it ends on that path (the restricted mean survival time: Royston and Parmar, BMC Medical Research Methodology 13:152,
   2013).
 
-All of it is at temperature 1, before filters. A server lists the likeliest tokens alone: an end that is not among them has
-at most what the least likely of the list has. `early_end` is then a lower bound, `early_end_upper` and `kept_share` are upper
-ones; of a folder they are exact, and `early_end_upper` equals `early_end`.
+All of it is at temperature 1, before filters. A server lists only the most likely tokens: an unlisted end token has at most
+the probability of the least likely listed one. `early_end` is then a lower bound, `early_end_upper` and `kept_share` are
+upper bounds; for a model in a folder they are exact, and `early_end_upper` equals `early_end`.
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from quantdrift.shadow.language.scoring import Scores
 
 
 def endings(found: Sequence[Scores]) -> dict[str, Values]:
-    """Return what is said of the end of each answer, by name : (items,); NaN where it is not known.
+    """Return the measures of each answer's end, by name : (items,); NaN where unknown.
 
     Parameters
     ----------
@@ -32,7 +33,7 @@ def endings(found: Sequence[Scores]) -> dict[str, Values]:
         The reference's scores.
     """
     end_p = np.array([one.end_p for one in found], dtype=np.float64)
-    # Without a place an answer ended at once, and could not end earlier; or nothing is known of its end.
+    # Without positions either the answer ended at once, and could not end earlier, or its end is unknown.
     known = [len(one.ends) > 0 or not np.isnan(one.end_p) for one in found]
     survived = [_survived(one.ends) for one in found]
     at_least = np.array([1 - one[-1] for one in survived])
@@ -46,5 +47,5 @@ def endings(found: Sequence[Scores]) -> dict[str, Values]:
 
 
 def _survived(ends: Values) -> Values:
-    """Return how likely it has not ended before each place, and before what comes behind the last : (places + 1,)."""
+    """Return the probability of not having ended before each position, and after the last one : (positions + 1,)."""
     return np.concatenate([[1.0], np.cumprod(1 - ends)])

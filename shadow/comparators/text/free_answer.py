@@ -1,15 +1,15 @@
-"""An answer beside the reference's own to the same prompt, where that was asked for, per answer.
+"""The comparison of an answer with the reference's free-running answer to the same prompt, if there is one, per answer.
 
-Both are looked at up to c tokens, c being the least of `own_tokens`, what the client allowed, and what the model has room
-for; a longer one counts as one that a limit cut there. Without that, what cuts the reference alone would pass for brevity.
+Both are compared up to c tokens, c being the least of `own_tokens`, the client's limit, and the room in the model's context;
+a longer answer counts as cut there by a limit. Otherwise a limit that cuts only the reference would look like brevity.
 
-- `length_ratio` = min(n, c) / min(n', c), n and n' being the tokens of the answer and of the reference's own, from 0 to
-  infinity: above 1 where the candidate says more.
-- `finish_changed`: the two end for another reason within c tokens.
-- `own_json_valid`, `own_tool_calls_valid`: as of the candidate, and undefined where `own_tokens` cut the answer.
-- `own_finish_reason`, `own_n_tokens` of the reference's own, and `own`: what became of it.
+- `length_ratio` = min(n, c) / min(n', c), n and n' being the tokens of the candidate's and of the reference's answer, from 0
+  to infinity: above 1 where the candidate's is longer.
+- `finish_changed`: the two end for different reasons within c tokens.
+- `own_json_valid`, `own_tool_calls_valid`: as for the candidate, and undefined where `own_tokens` cut the answer.
+- `own_finish_reason`, `own_n_tokens` of the reference's answer, and `own`: its outcome.
 
-Two answers that were sampled differ by chance alone: what tells of the candidate is a mean over many.
+Two sampled answers differ by chance alone: only a mean over many says something about the candidate.
 """
 
 from collections.abc import Sequence
@@ -27,22 +27,24 @@ from quantdrift.shadow.language.scoring import Scores
 _CALLED = frozenset({"tool_calls", "function_call"})
 
 
-def beside_own(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
-    """Return what is said of each answer beside the reference's own, by name : (items,); None where it is not known.
+def compare_free_answers(answers: Sequence[Answer], found: Sequence[Scores]) -> dict[str, npt.NDArray[Any]]:
+    """Return the measures of each answer against the reference's, by name : (items,); None where unknown.
 
     Parameters
     ----------
     answers, found
-        The candidate's, and the reference's scores.
+        The candidate's answers, and the reference's scores with its free-running answers.
     """
-    told = [_beside(answer, len(of.logprobs), of.own) for answer, of in zip(answers, found, strict=True)]
-    columns = {name: np.empty(len(told), dtype=object) for name in _Beside.__struct_fields__}
+    rows = [
+        _compare(answer, len(of.logprobs), of.free_answer) for answer, of in zip(answers, found, strict=True)
+    ]
+    columns = {name: np.empty(len(rows), dtype=object) for name in _Comparison.__struct_fields__}
     for name, column in columns.items():
-        column[:] = [getattr(one, name) for one in told]
+        column[:] = [getattr(one, name) for one in rows]
     return columns
 
 
-class _Beside(msgspec.Struct, frozen=True, kw_only=True):
+class _Comparison(msgspec.Struct, frozen=True, kw_only=True):
     finish_changed: bool | None = None
     length_ratio: float | None = None
     own: str | None = None
@@ -52,27 +54,29 @@ class _Beside(msgspec.Struct, frozen=True, kw_only=True):
     own_tool_calls_valid: bool | None = None
 
 
-def _beside(answer: Answer, n_scored: int, own: FreeAnswer | None) -> _Beside:
-    if own is None:
-        return _Beside()
-    if not own.is_there:
-        return _Beside(own=own.outcome.value)
-    is_whole = not (own.is_capped and own.finish_reason == "length")
-    theirs = msgspec.structs.replace(answer, text=own.text, calls=own.calls or ())
+def _compare(answer: Answer, n_scored: int, free_answer: FreeAnswer | None) -> _Comparison:
+    if free_answer is None:
+        return _Comparison()
+    if not free_answer.is_there:
+        return _Comparison(own=free_answer.outcome.value)
+    is_whole = not (free_answer.is_capped and free_answer.finish_reason == "length")
+    reference_answer = msgspec.structs.replace(answer, text=free_answer.text, calls=free_answer.calls or ())
     n_tokens = answer.n_tokens or n_scored
     reason = answer.finish_reason
-    if own.calls is None and reason in _CALLED:  # a model that calls a tool ends as one that says something
+    if (
+        free_answer.calls is None and reason in _CALLED
+    ):  # a model that calls a tool ends as one that says something
         reason = "stop"
-    if n_tokens > own.max_tokens:
+    if n_tokens > free_answer.max_tokens:
         reason = "length"
-    return _Beside(
-        finish_changed=reason != own.finish_reason if reason and own.finish_reason else None,
-        length_ratio=min(n_tokens, own.max_tokens) / min(own.n_tokens, own.max_tokens)
-        if n_tokens and own.n_tokens
+    return _Comparison(
+        finish_changed=reason != free_answer.finish_reason if reason and free_answer.finish_reason else None,
+        length_ratio=min(n_tokens, free_answer.max_tokens) / min(free_answer.n_tokens, free_answer.max_tokens)
+        if n_tokens and free_answer.n_tokens
         else None,
-        own=own.outcome.value,
-        own_finish_reason=own.finish_reason or None,
-        own_json_valid=json_valid(theirs) if is_whole else None,
-        own_n_tokens=own.n_tokens,
-        own_tool_calls_valid=calls_valid(theirs) if is_whole else None,
+        own=free_answer.outcome.value,
+        own_finish_reason=free_answer.finish_reason or None,
+        own_json_valid=json_valid(reference_answer) if is_whole else None,
+        own_n_tokens=free_answer.n_tokens,
+        own_tool_calls_valid=calls_valid(reference_answer) if is_whole else None,
     )

@@ -1,15 +1,15 @@
-r"""The comparator for generated text: what the reference says of the tokens that were served, per answer, in float64.
+r"""The comparator for generated text: the likelihood of the served tokens under the reference, per answer, in float64.
 
-The reference is given the prompt and the served tokens, and tells the log-probability of each (teacher forcing). With
-p the reference's and q the candidate's distribution at a place, t the token that was served there:
+The reference gets the prompt and the served tokens, and returns the log-probability of each (teacher forcing). With p the
+reference's and q the candidate's distribution at a position, t the token served there:
 
-- `nll` = mean of -ln p(t), nats per token; `perplexity` = exp(nll). `rank_mean`, `rank_max` of t under p, 1 is the
-  likeliest; `top1_share` of the places where p holds no token likelier than t.
-- `regret` = mean of max ln p - ln p(t), nats per token: 0 where each token is the reference's likeliest.
+- `nll` = mean of -ln p(t), nats per token; `perplexity` = exp(nll). `rank_mean`, `rank_max` of t under p, where 1 is the
+  most likely; `top1_share` = share of positions where no token has a higher p than t.
+- `regret` = mean of max ln p - ln p(t), nats per token: 0 if each token is the reference's most likely one.
 
-Where the client asked for log-probabilities, or a copy of the candidate scored the same tokens, q is known of the served
-token and of the k likeliest. Tokens of which p and q are both known are cells, all others together are one more, the tail.
-Of the two distributions over the cells, as means over the places:
+If the client asked for log-probabilities, or a replica of the candidate scored the same tokens, q is known for the served
+token and for the k most likely ones. Each token with known p and q is a cell, and all other tokens together are one more
+cell, the tail. For the two distributions over the cells, as means over the positions:
 
 - `kl` = sum p ln(p / q), nats per token. Lumping outcomes never raises a divergence (data processing inequality: Cover
   and Thomas, Elements of Information Theory, 2.8), so it is a lower bound of KL over the vocabulary, exact where the
@@ -18,19 +18,19 @@ Of the two distributions over the cells, as means over the places:
 - `tv` = sum |p - q| / 2, a lower bound in the same way, and `tv_upper`: |p - q| adds up to at most p + q over the tail.
 - `js` as of classifiers, a lower bound, and `js_upper` = js + mean of (P + Q) / 2 h(P / (P + Q)), P and Q being the
   tail's masses and h the binary entropy: by the chain rule that is the most that the tail can hide.
-- `same_top1` = share of places whose likeliest token is the same, `first_change` the first place (from 0) where it is
-  not. `perplexity_ratio` = exp of the mean of ln q(t) - ln p(t): the reference's perplexity over the candidate's.
+- `same_top1` = share of positions whose most likely token is the same, `first_change` the first position (from 0) where it
+  is not. `perplexity_ratio` = exp of the mean of ln q(t) - ln p(t): the reference's perplexity over the candidate's.
 
-Two tokens are equally likely where ln p differs by at most `tie`. `divergence` is `kl`; without log-probabilities, of an
-answer that had to be greedy, `regret`; else undefined. `flip` is 1 where
+Two tokens are equally likely if ln p differs by at most `tie`. `divergence` is `kl`; without log-probabilities it is
+`regret` for an answer that had to be greedy, else undefined. `flip` is 1 if
 
-- the candidate's likeliest token is not among the reference's likeliest at some place; without log-probabilities, of a
-  greedy answer, some served token is not;
-- JSON that was asked for, or a call of a tool, is not valid, or an answer was cut off before it said anything;
-- the candidate's log-probabilities are no probabilities, or it gave nothing at all.
+- the candidate's most likely token is not among the reference's most likely ones at some position; without
+  log-probabilities, for a greedy answer, some served token is not;
+- requested JSON, or a tool call, is not valid, or an answer was cut off while still empty;
+- the candidate's log-probabilities are above zero, or it returned nothing at all.
 
-All of it is of the first `max_tokens` tokens. What is said of the end is in `endings`, of the reference's own answers in
-`beside`.
+All of it is about the first `max_tokens` tokens. The end of answers is compared in `endings`, the reference's free-running
+answers in `free_answer`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -43,34 +43,34 @@ import numpy.typing as npt
 from quantdrift.core.config.schema import Generation
 from quantdrift.shadow.comparators.protocol import Divergences, Flags, Values
 from quantdrift.shadow.comparators.text.endings import endings
-from quantdrift.shadow.comparators.text.free_answer import beside_own
+from quantdrift.shadow.comparators.text.free_answer import compare_free_answers
 from quantdrift.shadow.comparators.text.per_answer import first_of_items, largest_of_items, mean_of_items
 from quantdrift.shadow.comparators.text.tokens import is_part, same_tokens, spelt_alike
 from quantdrift.shadow.comparators.text.validity import calls_valid, is_broken, json_valid
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, NOTHING, SCORES, Scores
-from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
+from quantdrift.shadow.language.scoring import ANSWER, NO_SCORES, SCORES, Scores
+from quantdrift.shadow.tensors.arrays import Outputs, output_error
 
 Codes = npt.NDArray[np.int64]
 
 LN2: Final = float(np.log(2.0))
 _ABOVE_ONE: Final = 1e-3  # a log-probability may be rounded to a little more than zero
 _SAME: Final = 1e-6
-_LEAST_TAIL: Final = 1e-7  # what rounding leaves of a tail; a larger q only lowers the bound
+_LEAST_TAIL: Final = 1e-7  # the size of a tail's rounding error; a larger q only lowers the bound
 _NO_TOKEN: Final = -1
 _UNKNOWN: Final = -2
-_UNTOLD: Final = Answer(text="")
+_EMPTY_ANSWER: Final = Answer(text="")
 
 
 class _Side(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's view of all places of a batch: the served token in the first row, its likeliest below.
+    """One model's scores at all positions of a batch: the served token in the first row, the most likely ones below.
 
     Parameters
     ----------
     codes
-        (1 + k, places), which token; negative where there is none, or where it cannot be told from another.
+        (1 + k, positions), the token; negative if there is none, or if it is not unambiguous.
     logprobs
-        (1 + k, places), not a number where there is none.
+        (1 + k, positions), NaN if there is none.
     """
 
     codes: Codes
@@ -83,7 +83,7 @@ class GenerationComparator:
     Parameters
     ----------
     options
-        What is configured.
+        `models.generation`.
     """
 
     outputs: tuple[str, ...] = (SCORES,)
@@ -98,9 +98,9 @@ class GenerationComparator:
         ----------
         candidate
             `scores`, a `Scores` each or None where none were served, and `answer`, an `Answer` each : (items,).
-            Without `answer` it is the scores alone that are compared, as of a reference with itself.
+            Without `answer` only the scores are compared, as for a reference with itself.
         reference
-            `scores`, a `Scores` each : (items,); what a copy of the candidate says counts where none were served.
+            `scores`, a `Scores` each : (items,); the replica's scores in them replace those that were not served.
 
         Raises
         ------
@@ -109,19 +109,19 @@ class GenerationComparator:
         """
         on_wire: list[Scores | None] = candidate[SCORES].tolist()
         answers: list[Answer] = (
-            candidate[ANSWER].tolist() if ANSWER in candidate else [_UNTOLD] * len(on_wire)
+            candidate[ANSWER].tolist() if ANSWER in candidate else [_EMPTY_ANSWER] * len(on_wire)
         )
         found: list[Scores] = reference[SCORES].tolist()
         if not len(answers) == len(on_wire) == len(found):
-            raise uncomparable(f"the candidate gave {len(on_wire)} answers, {len(found)} were scored")
-        given = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
+            raise output_error(f"the candidate returned {len(on_wire)} answers, but {len(found)} were scored")
+        candidate_scores = [of.copy if one is None else one for one, of in zip(on_wire, found, strict=True)]
         n_items = len(answers)
         owner = np.repeat(np.arange(n_items), [len(one.logprobs) for one in found])
-        used = [
+        usable = [
             one if one is not None and _is_finite(one) and _aligned(one, of) else None
-            for one, of in zip(given, found, strict=True)
+            for one, of in zip(candidate_scores, found, strict=True)
         ]
-        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], used)
+        p, q = _sides([one if _is_finite(one) else _unknown(one) for one in found], usable)
         lag = _highest(p.logprobs) - p.logprobs[0]
         likeliest = lag <= self._tie
         cells = _cells(p, q)
@@ -132,7 +132,7 @@ class GenerationComparator:
         ) & np.array(
             [
                 one is None or use is not None or one.ids[: len(of.ids)] == of.ids
-                for one, use, of in zip(given, used, found, strict=True)
+                for one, use, of in zip(candidate_scores, usable, found, strict=True)
             ]
         )
         listed = known & ~np.isnan(q.logprobs[1:]).all(axis=0)
@@ -166,13 +166,13 @@ class GenerationComparator:
             reference_finite=p_finite,
             detail={
                 "candidate_top1": mean(own_top.astype(np.float64), listed) + undefined,
-                "finish_reason": _told(one.finish_reason or None for one in answers),
+                "finish_reason": _column(one.finish_reason or None for one in answers),
                 "first_change": first_of_items(decided, owner, n_items) + undefined,
-                "json_valid": _told(json_valid(one) for one in answers),
-                "logprobs": _told(map(_source, on_wire, given, used)),
-                "measure": _told(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
+                "json_valid": _column(json_valid(one) for one in answers),
+                "logprobs": _column(map(_source, on_wire, candidate_scores, usable)),
+                "measure": _column(np.select([with_logprobs, greedy], ["kl", "regret"], "none").tolist()),
                 "n_scored": np.array([len(one.logprobs) for one in found]),
-                "n_tokens": _told(one.n_tokens for one in answers),
+                "n_tokens": _column(one.n_tokens for one in answers),
                 "nll": nll,
                 "perplexity": perplexity,
                 "perplexity_ratio": ratio,
@@ -180,24 +180,24 @@ class GenerationComparator:
                 "rank_mean": mean(ranks, ~np.isnan(ranks)) + undefined,
                 "regret": lags,
                 "same_top1": mean(same.astype(np.float64), has_top) + undefined,
-                "tool_calls_valid": _told(calls_valid(one) for one in answers),
+                "tool_calls_valid": _column(calls_valid(one) for one in answers),
                 "top1_share": mean(likeliest.astype(np.float64)) + undefined,
                 **over_cells,
                 **{name: values + undefined for name, values in endings(found).items()},
-                **beside_own(answers, found),
+                **compare_free_answers(answers, found),
             },
         )
 
     def _same_top(self, p: _Side, q: _Side, cells: "_Cells") -> tuple[Flags, Flags]:
-        """Return whether the likeliest token is the same, ties aside, and at which places that can be told."""
+        """Return whether the most likely token is the same, up to ties, and at which positions that is known."""
         tops = q.logprobs >= _highest(q.logprobs) - self._tie
-        # What the reference does not list is at most as likely as the last that it lists.
+        # A token that the reference does not list is at most as likely as the last listed one.
         least = np.min(np.where(np.isnan(p.logprobs), np.inf, p.logprobs), axis=0)
         highest = _highest(p.logprobs)
         fits = highest - np.where(np.isnan(cells.p), least, cells.p) <= self._tie
         unclear = (tops & (q.codes == _UNKNOWN)).any(axis=0)
         unclear |= ((p.logprobs == highest) & (p.codes == _UNKNOWN)).any(axis=0)
-        # vLLM puts the served token into the list of a chat and cuts the list behind it: alone it need not be the likeliest.
+        # vLLM adds the served token to a chat's list and cuts the list after it: alone it need not be the most likely one.
         listed = ~np.isnan(q.logprobs[1:])
         other = (q.codes[1:] != q.codes[0]) | (np.abs(q.logprobs[1:] - q.logprobs[0]) > _SAME)
         shows_top = (listed & other).any(axis=0) | (listed.any(axis=0) & (q.logprobs[0] >= -LN2))
@@ -206,14 +206,14 @@ class GenerationComparator:
 
 
 class _Cells(msgspec.Struct, frozen=True, kw_only=True):
-    """What both sides say of the tokens that the candidate lists.
+    """The comparison of both sides over the tokens that the candidate lists.
 
     Parameters
     ----------
     p
-        (1 + k, places), the reference's ln p of them; not a number where it does not tell.
+        (1 + k, positions), the reference's ln p of them; NaN where unknown.
     figures
-        By name : (places,).
+        By name : (positions,).
     """
 
     p: Values
@@ -256,48 +256,49 @@ def _cells(p: _Side, q: _Side) -> _Cells:
     return _Cells(p=of_q, figures=figures)
 
 
-def _sides(found: Sequence[Scores], used: Sequence[Scores | None]) -> tuple[_Side, _Side]:
-    """Return both views of all places. Each token has a code: its id, or a number of its own for what is spelt."""
-    book: dict[bytes, int] = {}
+def _sides(found: Sequence[Scores], usable: Sequence[Scores | None]) -> tuple[_Side, _Side]:
+    """Return both sides at all positions. Each token has a code: its id, or a number for its spelling."""
+    codes_by_spelling: dict[bytes, int] = {}
     sides: tuple[list[_Side], list[_Side]] = ([], [])
-    for of_p, of_q in zip(found, used, strict=True):
+    for of_p, of_q in zip(found, usable, strict=True):
         n_places = len(of_p.logprobs)
         by_id = of_q is None or not of_q.tokens
         one, other = (
-            _unambiguous(_side(side or NOTHING, n_places, None if by_id else book)) for side in (of_p, of_q)
+            _unambiguous(_side(side or NO_SCORES, n_places, None if by_id else codes_by_spelling))
+            for side in (of_p, of_q)
         )
-        if (one.codes[1:] < 0).all():  # a reference that tells spellings alone, a candidate that tells ids
+        if (one.codes[1:] < 0).all():  # the reference has only spellings, the candidate ids
             other = _Side(codes=other.codes[:1], logprobs=other.logprobs[:1])
         sides[0].append(one)
         sides[1].append(other)
     return _joined(sides[0]), _joined(sides[1])
 
 
-def _side(scores: Scores, n_places: int, book: dict[bytes, int] | None) -> _Side:
-    """Return the view of one answer : (1 + k, `n_places`)."""
-    n_told = min(len(scores.logprobs), n_places)
+def _side(scores: Scores, n_places: int, codes_by_spelling: dict[bytes, int] | None) -> _Side:
+    """Return the scores of one answer : (1 + k, `n_places`)."""
+    n_known = min(len(scores.logprobs), n_places)
     width = scores.top_logprobs.shape[1]
     codes = np.full((1 + width, n_places), _NO_TOKEN, dtype=np.int64)
     logprobs = np.full((1 + width, n_places), np.nan)
-    logprobs[0, :n_told] = scores.logprobs[:n_told]
-    logprobs[1:, :n_told] = scores.top_logprobs[:n_told].T
-    if n_told and book is None:
-        codes[0, :n_told] = scores.ids[:n_told]
-        codes[1:, :n_told] = scores.top_ids[:n_told].T
-    elif n_told and book is not None:
-        codes[0, :n_told] = [_code(one, book) for one in scores.tokens[:n_told]]
-        rows = [[_code(one, book) for one in row] for row in scores.top_tokens[:n_told]]
-        codes[1:, :n_told] = np.array(rows, dtype=np.int64).reshape(n_told, width).T
+    logprobs[0, :n_known] = scores.logprobs[:n_known]
+    logprobs[1:, :n_known] = scores.top_logprobs[:n_known].T
+    if n_known and codes_by_spelling is None:
+        codes[0, :n_known] = scores.ids[:n_known]
+        codes[1:, :n_known] = scores.top_ids[:n_known].T
+    elif n_known and codes_by_spelling is not None:
+        codes[0, :n_known] = [_code(one, codes_by_spelling) for one in scores.tokens[:n_known]]
+        rows = [[_code(one, codes_by_spelling) for one in row] for row in scores.top_tokens[:n_known]]
+        codes[1:, :n_known] = np.array(rows, dtype=np.int64).reshape(n_known, width).T
     codes[np.isnan(logprobs)] = _NO_TOKEN
     return _Side(codes=codes, logprobs=logprobs)
 
 
-def _code(token: bytes, book: dict[bytes, int]) -> int:
-    return _UNKNOWN if is_part(token) else book.setdefault(token, len(book))
+def _code(token: bytes, codes_by_spelling: dict[bytes, int]) -> int:
+    return _UNKNOWN if is_part(token) else codes_by_spelling.setdefault(token, len(codes_by_spelling))
 
 
 def _unambiguous(side: _Side) -> _Side:
-    """Take the code from tokens that are spelt as another one is, and differ from it."""
+    """Remove the codes of different tokens with the same spelling."""
     codes = side.codes.copy()
     for row in range(len(codes)):
         for other in range(row):
@@ -320,22 +321,22 @@ def _filled(rows: npt.NDArray[Any], width: int, filler: float) -> npt.NDArray[An
     return np.pad(rows, ((0, width - len(rows)), (0, 0)), constant_values=filler)
 
 
-def _aligned(given: Scores, found: Scores) -> bool:
-    """Return whether both speak of the same tokens. A candidate may tell of the end too, which texts do not hold."""
+def _aligned(candidate_scores: Scores, found: Scores) -> bool:
+    """Return whether both scored the same tokens. The candidate may also have the end token, which texts do not contain."""
     n_found = len(found.logprobs)
-    if len(given.logprobs) < n_found:
+    if len(candidate_scores.logprobs) < n_found:
         return False
-    if given.ids:
-        return given.ids[:n_found] == found.ids and (
-            not given.tokens or spelt_alike(given.tokens[:n_found], found.tokens)
+    if candidate_scores.ids:
+        return candidate_scores.ids[:n_found] == found.ids and (
+            not candidate_scores.tokens or spelt_alike(candidate_scores.tokens[:n_found], found.tokens)
         )
-    return same_tokens(given.tokens[:n_found], found.tokens)
+    return same_tokens(candidate_scores.tokens[:n_found], found.tokens)
 
 
 def _is_of(answer: Answer, n_scored: int) -> bool:
-    """Return whether so many tokens can be those that were served, and not others that the text was made into anew.
+    """Return whether `n_scored` tokens can be the served ones, and not another tokenisation of the text.
 
-    An end that the model chose is a token that texts do not hold; a stop of the client's takes any number of them.
+    An end token is not part of the text, and a client's stop sequence removes any number of tokens.
     """
     if answer.n_tokens is None:
         return True
@@ -361,10 +362,10 @@ def _unknown(scores: Scores) -> Scores:
     )
 
 
-def _source(on_wire: Scores | None, given: Scores | None, used: Scores | None) -> str:
-    if given is None:
+def _source(on_wire: Scores | None, candidate_scores: Scores | None, usable: Scores | None) -> str:
+    if candidate_scores is None:
         return "unavailable"
-    if used is None:
+    if usable is None:
         return "misaligned"
     return "copy" if on_wire is None else "wire"
 
@@ -374,8 +375,8 @@ def _highest(logprobs: Values) -> Values:
     return highest
 
 
-def _told(values: Iterable[Any]) -> npt.NDArray[Any]:
-    told = list(values)
-    column = np.empty(len(told), dtype=object)
-    column[:] = told
+def _column(values: Iterable[Any]) -> npt.NDArray[Any]:
+    column_values = list(values)
+    column = np.empty(len(column_values), dtype=object)
+    column[:] = column_values
     return column

@@ -1,4 +1,4 @@
-"""What places of answers come to for each answer: `owner` : (places,) tells whose they are, in order."""
+"""Aggregates per answer of values per position; `owner` : (positions,) is the answer of each position, in order."""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,7 +9,7 @@ Codes = npt.NDArray[np.int64]
 
 
 def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | None = None) -> Values:
-    """Return the mean of each item's places, added up in their order; NaN where there is none."""
+    """Return the mean over each item's positions, added up in their order; NaN if it has none."""
     if where is not None:
         values, owner = values[where], owner[where]
     counts = np.bincount(owner, minlength=n_items)
@@ -20,7 +20,7 @@ def mean_of_items(values: Values, owner: Codes, n_items: int, where: Flags | Non
 
 
 def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
-    """Return the first place of each item that is flagged, from 0; NaN where none is."""
+    """Return the first flagged position of each item, from 0; NaN if none is flagged."""
     starts = np.searchsorted(owner, np.arange(n_items))
     places = np.flatnonzero(flags)
     first = np.full(n_items, np.nan)
@@ -30,7 +30,7 @@ def first_of_items(flags: Flags, owner: Codes, n_items: int) -> Values:
 
 
 def largest_of_items(values: Values, owner: Codes, n_items: int) -> Values:
-    """Return the largest of each item's values; NaN where none is a number."""
+    """Return the largest of each item's values; NaN if all are NaN."""
     largest = np.full(n_items, -np.inf)
     present = ~np.isnan(values)
     np.maximum.at(largest, owner[present], values[present])

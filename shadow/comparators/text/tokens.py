@@ -1,4 +1,4 @@
-"""How servers spell tokens, parts of characters above all: each in its own way."""
+"""The comparison of token spellings, in which servers differ, above all for parts of characters."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -12,14 +12,14 @@ def is_part(token: bytes) -> bool:
 
 
 def spelt_alike(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """Return whether tokens of the same ids are spelt alike; else nothing in the lists can be found by its spelling."""
+    """Return whether tokens of the same ids are spelt alike; if not, lists cannot be matched by spelling."""
     return all(a == b or is_part(a) or is_part(b) for a, b in zip(one, other, strict=True))
 
 
 def same_tokens(one: Sequence[bytes], other: Sequence[bytes]) -> bool:
-    """Return whether tokens of which one side tells no ids are the same, as far as their spelling shows.
+    """Return whether tokens are the same by their spelling, for sides without ids.
 
-    vLLM spells a character whole where its last part comes, and nothing at those before; a tokenizer marks each of them.
+    vLLM spells a character completely at its last part, and its earlier parts as nothing; a tokenizer marks each part.
     """
     after = (False, False)  # whether a part came before, on either side
     for a, b in zip(one, other, strict=True):

@@ -1,7 +1,7 @@
-"""Whether an answer is what was asked for: JSON that can be read, and calls of tools that were offered.
+"""The validity of an answer: JSON that can be parsed, and calls of tools that were offered.
 
-Of a JSON schema only `type: object`, `properties` and `required` are looked at, at every depth: what is missing breaks
-whoever reads the answer. Types of values, enumerations and formats are not checked.
+Of a JSON schema only `type: object`, `properties` and `required` are checked, at every depth: a missing property breaks the
+client. Types of values, enumerations and formats are not checked.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,21 @@ _DEEPEST: Final = 32
 
 
 def json_valid(answer: Answer) -> bool | None:
-    """Return whether the JSON that was asked for is there; None where none was, or a tool is called instead."""
+    """Return whether the requested JSON is valid; None if none was requested, or a tool is called instead."""
     if not answer.wants_json or answer.calls:
         return None
     return _fits(answer.schema, _read(answer.text))
 
 
 def calls_valid(answer: Answer) -> bool | None:
-    """Return whether each call names a tool that was offered and has the arguments it requires; None without a call."""
+    """Return whether each call names an offered tool and has its required arguments; None without a call."""
     if not answer.calls:
         return None
     return all(_is_valid(call, answer.tools) for call in answer.calls)
 
 
 def is_broken(answer: Answer) -> bool:
-    """Return whether an answer is of no use: not what was asked for, or cut off before it said anything."""
+    """Return whether an answer is unusable: invalid JSON or tool calls, or cut off while still empty."""
     cut_off = answer.is_empty and answer.finish_reason == "length"
     return json_valid(answer) is False or calls_valid(answer) is False or cut_off
 

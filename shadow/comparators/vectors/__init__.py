@@ -1,1 +1,1 @@
-"""Comparators of embedding vectors."""
+"""The comparator for embedding vectors."""

@@ -7,20 +7,20 @@ With p the reference's and q the candidate's vector:
 
 In `detail`:
 
-- `norm_ratio` = |q| / |p|, above 0: 1 where the length is kept, which no angle tells.
-- `neighbour_overlap`: of the k vectors nearest to p (by cosine to five decimals, exactly searched) among the last different vectors that the
-  reference gave, the share that is also among the k nearest to q, in [0, 1]; 1 where a search would find the same. The
-  local measure of how well an embedding is kept (Venna et al., Information retrieval perspective to nonlinear
+- `norm_ratio` = |q| / |p|, above 0: 1 if the length is kept, which the angle does not show.
+- `neighbour_overlap`: of the k vectors nearest to p (by cosine to five decimals, exact search) among the reference's last
+  different vectors, the share that is also among the k nearest to q, in [0, 1]; 1 if a search would find the same ones. It
+  measures how well an embedding is kept locally (Venna et al., Information retrieval perspective to nonlinear
   dimensionality reduction, Journal of Machine Learning Research, 2010, on neighbourhood recall and precision, which are
-  equal for sets of one size). It is undefined until ten times k vectors are there.
+  equal for sets of one size). It is undefined until there are ten times k vectors.
 
-All items of a batch are looked up among the vectors that were there before it, and then added: neither their order nor
-who else is in the batch matters to them. Each shadow process begins with none, and has its own.
+All items of a batch are looked up among the vectors from before the batch, and added afterwards, so neither their order nor
+the other items of the batch matter. Each shadow process has its own vectors and starts with none.
 
-A vector with a value that is not finite, without a length, or without values has no direction: it is not finite. Of the
-candidate it is a flip and all else is undefined, of the reference everything is.
+A vector with a value that is not finite, of length 0, or without values has no direction: it is not finite. If it is the
+candidate's, it is a flip and all else is undefined; if it is the reference's, everything is undefined.
 
-Lengths and directions of vectors, so scaled that nothing overflows on the way.
+Lengths and directions are computed with scaling, so that nothing overflows.
 """
 
 import numpy as np
@@ -29,11 +29,11 @@ from quantdrift.core.config.tasks import Vectors
 from quantdrift.shadow.comparators.numbers import pair_of
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vectors.neighbours import ROWS, Reservoir
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 
 def length(vectors: Values) -> Values:
-    """Return the Euclidean length of each vector of (items, dimensions); infinite where float64 does not hold it."""
+    """Return the Euclidean length of each vector of (items, dimensions); infinite if it overflows float64."""
     largest = np.abs(vectors).max(axis=1, initial=0.0)
     scale = np.where(largest > 0, largest, 1.0)
     with np.errstate(over="ignore"):
@@ -42,7 +42,7 @@ def length(vectors: Values) -> Values:
 
 
 def direction(vectors: Values) -> Values:
-    """Return vectors of (items, dimensions) at length 1; those without a direction stay zero."""
+    """Return vectors of (items, dimensions) scaled to length 1; zero vectors stay zero."""
     largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
     scaled = vectors / np.where(largest > 0, largest, 1.0)
     size = np.sqrt((scaled**2).sum(axis=1, keepdims=True))
@@ -53,14 +53,14 @@ def direction(vectors: Values) -> Values:
 def distance(candidate: Values, reference: Values) -> Values:
     """Return 1 - cos of the angle between directions : (items,), in [0, 2].
 
-    It is taken as |u - v|^2 / 2, which is the same for vectors of length 1, exactly 0 for equal ones, and does not lose
-    small angles to rounding.
+    It is computed as |u - v|^2 / 2, which is the same for vectors of length 1, is exactly 0 for equal ones, and does not
+    lose small angles to rounding.
     """
     found: Values = np.minimum(((candidate - reference) ** 2).sum(axis=1) / 2, 2.0)
     return found
 
 
-ENOUGH = 10  # times k: with fewer the nearest are not near
+ENOUGH = 10  # times k: with fewer vectors the nearest ones are not near
 
 
 RESERVOIR = 1024
@@ -68,14 +68,14 @@ RESERVOIR = 1024
 
 
 class EmbeddingComparator:
-    """Compares vectors. One thread at a time may use it: it remembers the reference's.
+    """Compares vectors. Not thread-safe: it keeps the reference's last vectors.
 
     Parameters
     ----------
     options
-        Tolerance, and how many neighbours are looked up.
+        `models.vectors`: tolerance, and the search for neighbours.
     reservoir
-        How many of the reference's last vectors neighbours are looked up in.
+        Number of the reference's latest vectors among which neighbours are searched.
     """
 
     def __init__(self, options: Vectors, *, reservoir: int = RESERVOIR) -> None:
@@ -93,13 +93,13 @@ class EmbeddingComparator:
         Raises
         ------
         QuarantineError
-            Reason `output`: they are no such vectors, or their shapes differ.
+            Reason `output`: they are not such vectors, or their shapes differ.
         """
         for array in (candidate, reference):
             if array.ndim != 2:
-                raise uncomparable(
-                    f"an output of shape {list(array.shape)} is no [items, dimensions]: an embedding is one vector for "
-                    "each item. Have the model pool its tokens, or compare it as task `tensor`"
+                raise output_error(
+                    f"an output of shape {list(array.shape)} is not [items, dimensions]: an embedding is one vector for "
+                    "each item. Have the model pool its tokens, or set task `tensor`"
                 )
         pair = pair_of(candidate, reference, "[items, dimensions]")
         q_length, p_length = length(pair.candidate), length(pair.reference)
@@ -124,7 +124,7 @@ class EmbeddingComparator:
         return found
 
     def _overlap(self, q: Values, p: Values) -> Values:
-        """Return the share of neighbours that directions of both sides have in common : (items,)."""
+        """Return the share of neighbours that both sides have in common : (items,)."""
         k = self._options.neighbours
         if not self._reservoir.fits(p) or len(self._reservoir) < ENOUGH * k:
             return np.full(len(p), np.nan)

@@ -1,1 +1,1 @@
-"""Comparators of detected objects and of masks."""
+"""The comparators for detected objects and for segmentation masks."""

@@ -1,13 +1,13 @@
-r"""How well the boundaries of classes are found again.
+r"""The boundary score of classes in a segmentation.
 
-The boundary of a class is its pixels beside one of another class, of which there are up to four; the border of the image
-is none. With P the share of the candidate's boundary of a class that is at most r pixels (Euclidean) from the reference's
-boundary of that class, and R the share of the reference's at most r from the candidate's:
+The boundary of a class is its pixels with a pixel of another class among their four neighbours; the border of the image is
+not a boundary. With P the share of the candidate's boundary of a class that is at most r pixels (Euclidean) from the
+reference's boundary of that class, and R the share of the reference's at most r from the candidate's:
 
     F = 2 P R / (P + R)
 
-(the BF score: Csurka, Larlus, Perronnin, 2013), in [0, 1]. Where a class has a boundary on one side alone, F is 0; where
-it has none on either, it is 1 if both have the class (which then fills the image) and 0 else.
+(the BF score: Csurka, Larlus, Perronnin, 2013), in [0, 1]. If a class has a boundary on one side only, F is 0; if it has none
+on either, F is 1 if both have the class (which then fills the image) and 0 otherwise.
 """
 
 import numpy as np
@@ -20,7 +20,7 @@ Counts = npt.NDArray[np.int64]
 
 
 def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_classes: int) -> Values:
-    """Return F of each class : (classes,), float64; of a class on neither side 0.
+    """Return F of each class : (classes,), float64; 0 for a class on neither side.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def boundary_scores(candidate: ClassMap, reference: ClassMap, *, radius: int, n_
 
 
 def edges(classes: ClassMap) -> ClassMap:
-    """Return the class of each pixel that is on the boundary of its class, -1 of all others : (rows, columns)."""
+    """Return the class of each pixel on the boundary of its class, -1 for all others : (rows, columns)."""
     edge: Flags = np.zeros(classes.shape, dtype=np.bool_)
     for here, there in ((np.s_[1:], np.s_[:-1]), (np.s_[:, 1:], np.s_[:, :-1])):
         differs = classes[here] != classes[there]
@@ -55,14 +55,14 @@ def edges(classes: ClassMap) -> ClassMap:
 
 
 def _found(these: ClassMap, those: ClassMap, radius: int, n_classes: int) -> tuple[Counts, Counts]:
-    """Return, per class, how many pixels of a boundary are near the other boundary, and how many there are."""
+    """Return, per class, the number of boundary pixels near the other boundary, and the number of boundary pixels."""
     width = those.shape[1] + 2 * radius
     padded = np.pad(those, radius, constant_values=IGNORED).ravel()
     rows, columns = np.nonzero(these >= 0)
     labels = these[rows, columns]
     total = np.bincount(labels, minlength=n_classes)
     places = (rows + radius) * width + columns + radius
-    # The nearest first: nearly all are found there, and only the others are looked for further away.
+    # The nearest first: nearly all are found there, and only the others are searched further away.
     for dy, dx in _disk(radius):
         missing = padded[places + (dy * width + dx)] != labels
         places, labels = places[missing], labels[missing]

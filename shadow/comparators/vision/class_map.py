@@ -1,4 +1,4 @@
-"""Which class each pixel has, whichever way a model says it."""
+"""The reader of segmentation outputs: the class of each pixel, from scores or class numbers."""
 
 import numpy as np
 import numpy.typing as npt
@@ -6,7 +6,7 @@ import numpy.typing as npt
 from quantdrift.core.config.models import OutputKind
 from quantdrift.core.config.vision import Segmentation
 from quantdrift.shadow.comparators.numbers import TOLERANCE
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 ClassMap = npt.NDArray[np.int32]
 
@@ -20,7 +20,7 @@ class MapReader:
     Parameters
     ----------
     options
-        Where the classes are.
+        `models.segmentation`.
     output_kind
         Whether a score for one class is a logit or a probability.
     """
@@ -31,22 +31,24 @@ class MapReader:
         self._threshold = 0.0 if output_kind is OutputKind.LOGITS else 0.5
 
     def layout(self, output: Array, side: str) -> tuple[int, tuple[int, ...]]:
-        """Return how many classes have scores, 0 where the output holds class numbers, and (rows, columns).
+        """Return the number of classes with scores, 0 if the output holds class numbers, and (rows, columns).
 
         Parameters
         ----------
         output
             (items, ...).
         side
-            Whose it is, for messages.
+            `candidate` or `reference`, for messages.
 
         Raises
         ------
         QuarantineError
-            Reason `output`: it is no map of classes.
+            Reason `output`: it is not a map of classes.
         """
         if output.dtype.kind not in "fiub":
-            raise uncomparable(f"the {side}'s output is {output.dtype.name}: no numbers")
+            raise output_error(
+                f"the {side}'s output is {output.dtype.name}, not numbers: check `models.output`"
+            )
         shape = output.shape[1:]
         if output.ndim == 4 and self._options.classes_axis:
             axis = self._axis()
@@ -58,18 +60,18 @@ class MapReader:
         elif output.ndim == 3:
             n_classes = 1
         else:
-            raise uncomparable(
+            raise output_error(
                 f"the {side}'s output is {list(output.shape)}: neither scores [items, classes, rows, columns] nor classes "
-                "[items, rows, columns]; see `models.segmentation.classes_axis`"
+                "[items, rows, columns]; set `models.segmentation.classes_axis`"
             )
         if n_classes == 1 and (output.dtype.kind in "iub" or not self._options.classes_axis):
             n_classes = 0
         return n_classes, shape
 
     def read(self, item: Array, n_classes: int, shape: tuple[int, ...], side: str) -> ClassMap | None:
-        """Return the class of each pixel : (rows, columns), -1 where it is ignored; None where it is not finite.
+        """Return the class of each pixel : (rows, columns), -1 where it is ignored; None if the item is not finite.
 
-        Of equal scores the first class has the pixel. A score of minus infinity rules a class out.
+        Of equal scores the first class wins the pixel. A score of minus infinity excludes a class.
 
         Parameters
         ----------
@@ -78,12 +80,12 @@ class MapReader:
         n_classes, shape
             Its layout.
         side
-            Whose it is, for messages.
+            `candidate` or `reference`, for messages.
 
         Raises
         ------
         QuarantineError
-            Reason `output`: a class number above 65535, or what is said to be probabilities is not.
+            Reason `output`: a class number above 65535, or values configured as probabilities are not.
         """
         if n_classes > 1:
             axis = self._axis()
@@ -102,16 +104,16 @@ class MapReader:
         return labels
 
     def _check(self, scores: Array, side: str) -> None:
-        """Refuse what is said to be probabilities and is not."""
+        """Refuse scores that are configured as probabilities and are not."""
         low, high = float(scores.min()), float(scores.max())
         if self._kind is OutputKind.PROBABILITIES and (low < -TOLERANCE or high > 1 + TOLERANCE):
-            raise uncomparable(
-                f"the {side}'s output holds values from {low:.3g} to {high:.3g}, which are no probabilities: if these are "
-                "logits, set `models.output_kind`; if they are class numbers, `models.segmentation.classes_axis = 0`"
+            raise output_error(
+                f"the {side}'s output has values from {low:.3g} to {high:.3g}, which are not probabilities: if they are "
+                "logits, set `models.output_kind`; if they are class numbers, set `models.segmentation.classes_axis = 0`"
             )
 
     def _axis(self) -> int:
-        """Return which dimension of an item counts the classes."""
+        """Return the dimension of an item that counts the classes."""
         axis = self._options.classes_axis
         return 2 if axis < 0 else axis - 1
 
@@ -119,33 +121,34 @@ class MapReader:
 def _first(scores: Array) -> ClassMap | None:
     """Return the class with the largest score : (rows, columns), of scores (classes, rows, columns).
 
-    Plane by plane: `argmax` would copy all scores to bring the classes together.
+    Plane by plane: `argmax` would copy all scores to make the classes contiguous.
     """
     labels = np.zeros(scores.shape[1:], dtype=np.uint8 if len(scores) <= 256 else np.int32)
     best = _exact(scores[0]).copy()
     for number in range(1, len(scores)):
         plane = _exact(scores[number])
         np.putmask(labels, plane > best, number)
-        np.maximum(best, plane, out=best)  # what is no number stays
+        np.maximum(best, plane, out=best)  # NaN stays
     return labels.astype(np.int32) if np.isfinite(best).all() else None
 
 
 def _last(scores: Array) -> ClassMap | None:
-    """Return the same of scores (rows, columns, classes)."""
+    """Return the class with the largest score : (rows, columns), of scores (rows, columns, classes)."""
     labels = scores.argmax(axis=2)
     best = np.take_along_axis(scores, labels[:, :, np.newaxis], axis=2)
     return labels.astype(np.int32) if np.isfinite(best).all() else None
 
 
 def _exact(plane: Array) -> Array:
-    """Return the same numbers in a type that compares fast."""
+    """Return the numbers in a type that compares fast: float32 for float16."""
     return plane.astype(np.float32) if plane.dtype == np.float16 else plane
 
 
 def _numbers(numbers: Array, side: str) -> ClassMap:
     if numbers.max(initial=0).item() >= MOST_CLASSES:  # FP16 does not hold the bound
-        raise uncomparable(
-            f"the {side}'s output holds the class {numbers.max()}: class numbers end at {MOST_CLASSES - 1}"
+        raise output_error(
+            f"the {side}'s output has the class number {numbers.max()}, the largest allowed is {MOST_CLASSES - 1}: check "
+            "`models.output` and `models.segmentation.classes_axis`"
         )
     whole = np.rint(numbers) if numbers.dtype.kind == "f" else numbers
     return np.maximum(whole, IGNORED).astype(np.int32) if whole.dtype.kind in "fi" else whole.astype(np.int32)

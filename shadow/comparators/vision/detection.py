@@ -1,25 +1,25 @@
 r"""The comparator for detectors: the objects of both sides, matched one to one, per item, in float64.
 
-Which objects are the same says `shadow.comparators.matching`. With the pairs of one class, TP of them, and the objects
-that count and have no partner of their class, FP of the candidate and FN of the reference:
+`vision.matching` defines which objects match. With TP the number of pairs of one class, and FP and FN the numbers of the
+candidate's and the reference's objects that count and have no partner of their class:
 
 - `divergence` = 1 - PQ, PQ = (sum of IoU over the pairs) / (TP + FP / 2 + FN / 2): panoptic quality (Kirillov et al.,
-  2019) of the candidate's boxes by the reference's, all classes together. In [0, 1], 0 where the boxes are equal and
-  where neither side has an object.
-- `flip` = 1 where an object was missed or invented, or is of another class.
+  2019) of the candidate's boxes against the reference's, all classes together. In [0, 1], 0 if the boxes are equal or
+  neither side has an object.
+- `flip` = 1 if an object was missed or invented, or has another class.
 
 In `detail`:
 
-- `missed`, `invented`, `class_changed`: how many objects. `n_candidate`, `n_reference`: how many count.
-  `borderline`: how many pairs have an object just below the threshold.
+- `missed`, `invented`, `class_changed`: numbers of objects. `n_candidate`, `n_reference`: numbers of objects that count.
+  `borderline`: number of pairs with an object just below the threshold.
 - `box_shift` = mean of 1 - IoU over the pairs, in [0, 1]; `centre_shift` = mean distance of the centres, in units of the
   size of the reference's box, the root of its area, >= 0.
 - `score_shift` = mean of the candidate's score minus the reference's over the pairs, in [-1, 1] for probabilities;
-  `score_change` = mean of its absolute value. Undefined, as the shifts are, where there is no pair.
+  `score_change` = mean of its absolute value. Like the other shifts undefined if there is no pair.
 
-All but the signs and the scale of `centre_shift` are symmetric. A side is *finite* where no box that is no padding has a
-number that is none or is infinite. Where only the candidate is not finite, `flip` is 1 and all else is undefined; where
-the reference is not, all is. No objects at all is an answer like any other.
+All measures are symmetric, except for the signs and the scale of `centre_shift`. A side is *finite* if no box, padding
+aside, has a NaN or infinite number. Where only the candidate is not finite, `flip` is 1 and all else is undefined; where the
+reference is not finite, everything is undefined. An item without objects is a valid output.
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ from quantdrift.core.config.vision import Detection
 from quantdrift.shadow.comparators.protocol import Divergences, Values
 from quantdrift.shadow.comparators.vision.matching import Matching, match
 from quantdrift.shadow.comparators.vision.objects import ObjectReader, Objects
-from quantdrift.shadow.tensors.arrays import Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Outputs, output_error
 
-# An assignment of more takes seconds, and what gives so many is hardly a detector's last word.
+# An assignment of more takes seconds, and so many objects are hardly a detector's final output.
 MOST_OBJECTS = 1_000
 _COUNTS = ("missed", "invented", "class_changed", "n_candidate", "n_reference", "borderline")
 _SHIFTS = ("box_shift", "centre_shift", "score_shift", "score_change")
@@ -44,7 +44,7 @@ class DetectionComparator:
     Parameters
     ----------
     options
-        Where the objects are, and which count.
+        `models.detection`.
     """
 
     def __init__(self, options: Detection) -> None:
@@ -53,7 +53,7 @@ class DetectionComparator:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return which outputs it needs of both sides; empty: the one that the model's configuration tells."""
+        """The outputs to compare; empty: the one that `models.output` selects."""
         return self._reader.outputs
 
     def compare(self, candidate: Outputs, reference: Outputs) -> Divergences:
@@ -68,8 +68,7 @@ class DetectionComparator:
         Raises
         ------
         QuarantineError
-            Reason `output`: they hold no objects, are of different numbers of items, or an item has more than 1000
-            objects.
+            Reason `output`: they are not objects, have different numbers of items, or an item has more than 1000 objects.
         """
         ours, theirs = (
             self._reader.read(outputs, side)
@@ -100,14 +99,14 @@ class DetectionComparator:
 
 def _check_numbers(candidate: Sequence[Objects | None], reference: Sequence[Objects | None]) -> None:
     if len(candidate) != len(reference):
-        raise uncomparable(
+        raise output_error(
             f"the candidate's outputs have {len(candidate)} items, the reference's {len(reference)}"
         )
     most = max((len(one.scores) for one in (*candidate, *reference) if one is not None), default=0)
     if most > MOST_OBJECTS:
-        raise uncomparable(
+        raise output_error(
             f"an item has {most} objects with at least half of `models.detection.score_threshold`, and at most "
-            f"{MOST_OBJECTS} are matched: raise it, or name outputs behind the suppression of double boxes"
+            f"{MOST_OBJECTS} are matched: raise it, or name outputs after non-maximum suppression"
         )
 
 
@@ -131,5 +130,5 @@ def _centre_shifts(candidate: Objects, reference: Objects, found: Matching) -> V
     with np.errstate(over="ignore", invalid="ignore"):  # of boxes larger than float64 holds: undefined
         apart = np.hypot(*((ours[:, :2] + ours[:, 2:] - theirs[:, :2] - theirs[:, 2:]) / 2).T)
         sizes = np.sqrt(np.abs((theirs[:, 2:] - theirs[:, :2]).prod(axis=1)))
-        # Pairs without a size are equal boxes.
+        # A box without a size is only paired with an equal box.
         return np.where(apart > 0, apart / np.where(sizes > 0, sizes, 1.0), 0.0)

@@ -1,20 +1,20 @@
-r"""Which objects of two sides are the same.
+r"""The matching of the objects of two sides.
 
-The intersection over union of two boxes, IoU = |A and B| / |A or B|, in [0, 1], says how far they are one; two equal
-boxes without area have 1.
+The intersection over union of two boxes, IoU = |A and B| / |A or B|, in [0, 1], measures how far they agree; two equal boxes
+without area have 1.
 
-An object *counts* from the score threshold on. It may be paired with an object that has at least half that score: where
-rounding takes a score across the threshold, nothing was missed and nothing invented. Two objects of which neither counts
-are no pair.
+An object *counts* if its score reaches the threshold. It may be paired with an object that has at least half that score: if
+rounding takes a score across the threshold, the object is neither missed nor invented. Two objects of which neither counts
+are not paired.
 
-Pairs are one to one and have at least the asked IoU. Of all ways to make them that one is taken (an optimal assignment:
-Kuhn, 1955; solved as by Crouse, 2016, in SciPy) which has
+Pairs are one to one and have at least the configured IoU. Of all matchings the one is used (an optimal assignment: Kuhn,
+1955; solved as by Crouse, 2016, in SciPy) that has
 
-1. in pairs of one class as many objects that count as can be,
-2. of those fewest of these pairs with an object that does not count,
-3. of those the largest sum of IoU over these pairs,
-4. of those most pairs of two classes, both objects of which count: what is there is of another class now,
-5. of those the nearest scores, so that equal boxes go to equal scores.
+1. the most counting objects in pairs of one class,
+2. among those, the fewest of these pairs with an object that does not count,
+3. among those, the largest sum of IoU over these pairs,
+4. among those, the most pairs of two classes in which both objects count: the class has changed,
+5. among those, the nearest scores, so that of equal boxes those with equal scores are paired.
 """
 
 import msgspec
@@ -25,12 +25,12 @@ from scipy.optimize import linear_sum_assignment
 from quantdrift.shadow.comparators.protocol import Flags, Values
 from quantdrift.shadow.comparators.vision.objects import Objects
 
-# Far below what a difference of IoU says, far above what rounding takes.
+# Far below a meaningful difference of IoU, far above rounding errors.
 TIE = 1e-9
 
 
 class Matching(msgspec.Struct, frozen=True, kw_only=True):
-    """The objects of one item that are the same.
+    """The matched objects of one item.
 
     Parameters
     ----------
@@ -39,11 +39,11 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
     iou
         Of each such pair : (pairs,), float64.
     n_candidate, n_reference
-        Objects that count by themselves.
+        Number of objects that count.
     missed, invented, class_changed
-        Objects that count and have no partner, of the reference and of the candidate; pairs of another class.
+        Number of the reference's and of the candidate's objects that count and have no partner; pairs of two classes.
     borderline
-        Pairs of one class of which one object does not count.
+        Number of pairs of one class in which one object does not count.
     """
 
     candidate: npt.NDArray[np.int64]
@@ -58,14 +58,14 @@ class Matching(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def quality(self) -> float:
-        """Panoptic quality, in [0, 1]; 1 where neither side has an object that counts."""
+        """Panoptic quality, in [0, 1]; 1 if neither side has an object that counts."""
         n_pairs = len(self.iou)
         alone = self.missed + self.invented + 2 * self.class_changed
         return float(self.iou.sum()) / (n_pairs + alone / 2) if n_pairs + alone else 1.0
 
 
 def match(candidate: Objects, reference: Objects, *, iou: float, score_threshold: float) -> Matching:
-    """Return which objects of an item are the same.
+    """Return the matching of an item's objects.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def match(candidate: Objects, reference: Objects, *, iou: float, score_threshold
     iou
         Smallest IoU of a pair.
     score_threshold
-        From it on an object counts.
+        Smallest score of an object that counts.
     """
     q_counts, p_counts = candidate.scores >= score_threshold, reference.scores >= score_threshold
     ious = overlaps(candidate.boxes, reference.boxes)
@@ -82,7 +82,7 @@ def match(candidate: Objects, reference: Objects, *, iou: float, score_threshold
     n_counting = np.add.outer(q_counts.astype(np.int64), p_counts.astype(np.int64))
     same = np.equal.outer(candidate.classes, reference.classes)
     allowed = (ious >= iou) & (n_counting > np.where(same, 0, 1))
-    # Each is worth more than all that there can be of the next.
+    # One unit of each criterion outweighs the maximum of all later ones.
     most = 2.0 + min(ious.shape)
     of_class = n_counting * most**2 + (n_counting == 2) * most + ious
     apart = np.minimum(np.abs(np.subtract.outer(candidate.scores, reference.scores)), 1.0)
@@ -118,14 +118,14 @@ def overlaps(first: Values, second: Values) -> Values:
 
 
 def _shared(first: Values, second: Values, axis: int) -> Values:
-    """Return how much of an axis every pair has in common : (n, m)."""
+    """Return the length of the overlap of every pair along an axis : (n, m)."""
     begin = np.maximum.outer(first[:, axis], second[:, axis])
     shared: Values = np.maximum(np.minimum.outer(first[:, 2 + axis], second[:, 2 + axis]) - begin, 0.0)
     return shared
 
 
 def _assigned(worth: Values, allowed: Flags) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the rows and columns of the pairs, of those allowed, that have the largest sum of worth."""
+    """Return the rows and columns of the allowed pairs with the largest sum of worth."""
     rows, columns = np.flatnonzero(allowed.any(axis=1)), np.flatnonzero(allowed.any(axis=0))
     part = np.ix_(rows, columns)
     at_rows, at_columns = linear_sum_assignment(np.where(allowed[part], worth[part], 0.0), maximize=True)

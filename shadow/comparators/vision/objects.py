@@ -1,4 +1,4 @@
-"""The objects that a detector's outputs hold, whichever way they are laid out."""
+"""The reader of a detector's outputs: objects with boxes, scores and classes, from the supported layouts."""
 
 import msgspec
 import numpy as np
@@ -7,13 +7,13 @@ import numpy.typing as npt
 from quantdrift.core.config.vision import Activation, BoxFormat, Column, Detection
 from quantdrift.shadow.comparators.numbers import is_empty
 from quantdrift.shadow.comparators.protocol import Flags, Values
-from quantdrift.shadow.tensors.arrays import Array, Outputs, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, Outputs, output_error
 
-_MOST_CLASSES = 2**53  # whole numbers end there; what is above is no class that anybody named
+_MOST_CLASSES = 2**53  # the largest range of exact integers in float64
 
 
 class Objects(msgspec.Struct, frozen=True, kw_only=True):
-    """Objects of one item.
+    """The objects of one item.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True):
     scores
         (objects,), float64.
     classes
-        (objects,), int64; 0 where the detector has one class.
+        (objects,), int64; 0 if the detector has one class.
     """
 
     boxes: Values
@@ -31,7 +31,7 @@ class Objects(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Padded(msgspec.Struct, frozen=True, kw_only=True):
-    """What stands in the outputs: boxes (items, boxes, 4), all else (items, boxes)."""
+    """The outputs with padding: boxes (items, boxes, 4), scores and classes (items, boxes)."""
 
     boxes: Values
     scores: Values
@@ -39,12 +39,12 @@ class _Padded(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ObjectReader:
-    """Reads outputs.
+    """Reads a detector's outputs.
 
     Parameters
     ----------
     options
-        Where what is.
+        `models.detection`: the layout of the outputs.
     """
 
     def __init__(self, options: Detection) -> None:
@@ -52,35 +52,37 @@ class ObjectReader:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Return which outputs are read; empty: the one that the model's configuration tells."""
+        """The outputs to read; empty: the one that `models.output` selects."""
         options = self._options
         named = (options.detections, options.boxes, options.scores, options.classes, options.count)
         return tuple(name for name in named if name)
 
     def read(self, outputs: Outputs, side: str) -> list[Objects | None]:
-        """Return the objects of each item with at least half the score that counts, None where one is not finite.
+        """Return the objects of each item with at least half the score threshold, None if an item is not finite.
 
-        Boxes of no score or less, of a negative class, of the background and beyond the count are padding. Outputs
-        without anything in them hold no objects.
+        Boxes with a score of 0 or less, a negative class or the background class, and boxes beyond the count are padding.
+        Empty outputs hold no objects.
 
         Parameters
         ----------
         outputs
             By name : (items, ...) each.
         side
-            Whose they are, for messages.
+            `candidate` or `reference`, for messages.
 
         Raises
         ------
         QuarantineError
-            Reason `output`: they hold no such objects.
+            Reason `output`: they do not have the configured layout.
         """
         for name, array in outputs.items():
             if array.dtype.kind not in "fiu":
-                raise uncomparable(f"the {side}'s `{name}` is {array.dtype.name}: no numbers")
+                raise output_error(
+                    f"the {side}'s `{name}` is {array.dtype.name}, not numbers: check `models.detection`"
+                )
         options = self._options
         found = self._separate(outputs, side) if options.boxes else self._table(outputs, side)
-        there = ~(found.scores <= 0) & ~(found.classes < 0)  # not a number is no padding
+        there = ~(found.scores <= 0) & ~(found.classes < 0)  # NaN is not padding
         if options.background >= 0:
             there &= found.classes != options.background
         finite = np.isfinite(found.boxes).all(axis=2) & np.isfinite(found.scores) & np.isfinite(found.classes)
@@ -104,9 +106,9 @@ class ObjectReader:
         if is_empty(table):
             table = np.empty((len(table), 0, len(columns)))
         if table.ndim < 2 or table.shape[-1] != len(columns):
-            raise uncomparable(
-                f"the {side}'s `{name}` is {list(table.shape)}: no [items, objects, {len(columns)}], as "
-                "`models.detection.columns` says"
+            raise output_error(
+                f"the {side}'s `{name}` is {list(table.shape)}, not [items, objects, {len(columns)}] as configured in "
+                "`models.detection.columns`"
             )
         rows = table.reshape(len(table), -1, len(columns)).astype(np.float64)
         kinds = np.array(columns)
@@ -127,7 +129,7 @@ class ObjectReader:
         if is_empty(boxes):
             boxes = np.empty((len(boxes), 0, 4))
         if boxes.ndim < 2 or boxes.shape[-1] != 4:
-            raise uncomparable(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
+            raise output_error(f"the {side}'s `{options.boxes}` is {list(boxes.shape)}: no [items, boxes, 4]")
         boxes = boxes.reshape(len(boxes), -1, 4).astype(np.float64)
         shape = boxes.shape[:2]
         scores, classes = self._scored(outputs[options.scores], shape, side)
@@ -136,8 +138,8 @@ class ObjectReader:
         if options.count:
             counts = _shaped(outputs[options.count], shape[:1], options.count, side)
             if np.any((counts < 0) | (counts > shape[1])):
-                raise uncomparable(f"the {side}'s `{options.count}` counts more objects than there are boxes")
-            # Where the count is not a number nothing is padding, and the item is not finite.
+                raise output_error(f"the {side}'s `{options.count}` counts more objects than there are boxes")
+            # If the count is NaN nothing is padding, and the item is not finite.
             beyond = np.arange(shape[1]) >= counts[:, np.newaxis]
             scores = np.where(beyond, 0.0, np.where(np.isnan(counts)[:, np.newaxis], np.nan, scores))
         return _Padded(boxes=boxes, scores=scores, classes=classes)
@@ -149,14 +151,14 @@ class ObjectReader:
         each = scores.size // n_boxes if n_boxes else 1
         if options.classes or each == 1:
             if options.activation is Activation.SOFTMAX and n_boxes:
-                raise uncomparable(f"the {side}'s `{options.scores}` has one class: no softmax can be taken")
+                raise output_error(f"the {side}'s `{options.scores}` has one class: no softmax can be taken")
             single = _shaped(scores, shape, options.scores, side).astype(np.float64)
             return _activated(single, options.activation), np.zeros(shape)
         of_classes = _shaped(scores, (*shape, each), options.scores, side)
         chosen = of_classes
         if 0 <= options.background < each:
             chosen = np.delete(of_classes, options.background, axis=2)
-        # What is not a number is the largest to numpy, so that it is not lost.
+        # numpy treats NaN as the largest, so it is not lost.
         classes = chosen.argmax(axis=2)
         best = np.take_along_axis(chosen, classes[:, :, np.newaxis], axis=2)[:, :, 0].astype(np.float64)
         if 0 <= options.background < each:
@@ -167,9 +169,9 @@ class ObjectReader:
 
 
 def _shaped(array: Array, shape: tuple[int, ...], name: str, side: str) -> Array:
-    """Return an output in the shape that the boxes ask for; dimensions of one may be missing or too many."""
+    """Return an output in the shape given by the boxes; dimensions of length 1 may be missing or added."""
     if array.size != np.prod(shape) or len(array) != shape[0]:
-        raise uncomparable(f"the {side}'s `{name}` is {list(array.shape)}, its boxes ask for {list(shape)}")
+        raise output_error(f"the {side}'s `{name}` is {list(array.shape)}, its boxes ask for {list(shape)}")
     return array.reshape(shape)
 
 
@@ -178,11 +180,13 @@ def _activated(scores: Values, activation: Activation) -> Values:
         return scores
     with np.errstate(over="ignore"):
         sigmoid = 1.0 / (1.0 + np.exp(-scores))
-    return np.where(scores == np.inf, np.inf, sigmoid)  # no score, and told as such
+    return np.where(
+        scores == np.inf, np.inf, sigmoid
+    )  # an infinite score stays infinite: the item is not finite
 
 
 def _share(best: Values, logits: Values) -> Values:
-    """Return the softmax of the best of the logits (..., classes); not a number where they overflow, 0 of padding."""
+    """Return the softmax of the best of the logits (..., classes); NaN where they overflow, 0 for padding."""
     with np.errstate(invalid="ignore"):
         largest = logits.max(axis=-1)
         total = np.exp(logits - largest[..., np.newaxis]).sum(axis=-1)

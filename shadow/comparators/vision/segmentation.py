@@ -1,24 +1,24 @@
-r"""The comparator for segmentation: a class of each pixel on both sides, per item, in float64.
+r"""The comparator for segmentation: the class of each pixel on both sides, per item, in float64.
 
-With the pixels A of a class at the candidate and B at the reference, IoU = |A and B| / |A or B|, over the classes that at
-least one side has:
+With A the candidate's pixels of a class and B the reference's, IoU = |A and B| / |A or B|, over the classes that at least one
+side has:
 
 - `divergence` = 1 - mean of IoU: the loss of mIoU (Jaccard, 1901; as `jaccard_score` of scikit-learn with `macro`), in
-  [0, 1], 0 where the maps are equal and where every pixel is ignored by both.
-- `flip` = 1 where the share of changed pixels is above the tolerance.
+  [0, 1], 0 if the maps are equal or both sides ignore every pixel.
+- `flip` = 1 if the share of changed pixels is above the tolerance.
 
 In `detail`:
 
 - `changed`: share of the pixels whose class differs, in [0, 1], of those that at least one side does not ignore.
-- `worst_iou`, `worst_class`: the class with the smallest IoU, of equals the first.
-- `boundary_loss` = 1 - mean of F over the same classes, in [0, 1]; `shadow.comparators.boundary` says what F is.
-- `gained`, `lost`: the classes that the candidate alone, the reference alone has, at most 16 of them.
+- `worst_iou`, `worst_class`: the class with the smallest IoU; of equal ones the first.
+- `boundary_loss` = 1 - mean of F over the same classes, in [0, 1]; `vision.boundary` defines F.
+- `gained`, `lost`: the classes that only the candidate, or only the reference has, at most 16 of them.
 
-All of it is symmetric, but that `gained` and `lost` change places. A pixel that one side alone ignores is changed, and
-makes the union of the other's class larger: what is ignored hides nothing.
+All measures are symmetric, except that `gained` and `lost` change places. A pixel that only one side ignores is changed, and
+enlarges the union of the other side's class, so ignoring pixels cannot hide differences.
 
-A side is *finite* where the largest score of every pixel is, and there are pixels. Where only the candidate is not, `flip`
-is 1 and all else undefined; where the reference is not, all is.
+A side is *finite* if it has pixels and the largest score of every pixel is finite. Where only the candidate is not finite,
+`flip` is 1 and all else is undefined; where the reference is not finite, everything is undefined.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,13 @@ from quantdrift.shadow.comparators.numbers import is_empty
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.vision.boundary import boundary_scores
 from quantdrift.shadow.comparators.vision.class_map import ClassMap, MapReader
-from quantdrift.shadow.tensors.arrays import Array, uncomparable
+from quantdrift.shadow.tensors.arrays import Array, output_error
 
 MOST_LISTED = 16
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is said of one item; None where it is undefined."""
+    """The measures of one item; None where undefined."""
 
     divergence: float
     changed: float
@@ -56,9 +56,9 @@ class SegmentationComparator:
     Parameters
     ----------
     options
-        How they are read and compared.
+        `models.segmentation`.
     output_kind
-        Whether a score for one class is a logit, above 0 where a pixel has it, or a probability, above 0.5.
+        Whether a score for one class is a logit (a pixel has the class above 0) or a probability (above 0.5).
     """
 
     def __init__(self, options: Segmentation, output_kind: OutputKind) -> None:
@@ -66,7 +66,7 @@ class SegmentationComparator:
         self._reader = MapReader(options, output_kind)
 
     def compare(self, candidate: Array, reference: Array) -> Divergences:
-        """Return the divergence of each item. Items are gone through one by one: maps are large.
+        """Return the divergence of each item. Items are compared one by one, because maps are large.
 
         Parameters
         ----------
@@ -77,7 +77,7 @@ class SegmentationComparator:
         Raises
         ------
         QuarantineError
-            Reason `output`: one is none of these, or their items, rows, columns or classes are not as many.
+            Reason `output`: one is none of these, or the numbers of items, rows, columns or classes differ.
         """
         read = [
             self._readable(array, side)
@@ -88,9 +88,9 @@ class SegmentationComparator:
         )
         differ = n_ours > 1 and n_theirs > 1 and n_ours != n_theirs
         if len(candidate) != len(reference) or shape != other_shape or differ:
-            raise uncomparable(
-                f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: these are "
-                "no maps of the same pixels and classes"
+            raise output_error(
+                f"the candidate's output is {list(candidate.shape)}, the reference's {list(reference.shape)}: they are not "
+                "maps of the same pixels and classes"
             )
         n_items = len(candidate)
         q_finite, p_finite = np.ones(n_items, dtype=np.bool_), np.ones(n_items, dtype=np.bool_)
@@ -111,7 +111,7 @@ class SegmentationComparator:
         )
 
     def _readable(self, output: Array, side: str) -> tuple[int, tuple[int, ...]] | None:
-        """Return the layout of a side, None where it holds nothing."""
+        """Return the layout of a side, None if it is empty."""
         return None if is_empty(output) else self._reader.layout(output, side)
 
     def _figures(self, candidate: ClassMap, reference: ClassMap) -> _Figures:
@@ -148,7 +148,7 @@ class SegmentationComparator:
 
 
 def _detail(found: list[_Figures | None]) -> Mapping[str, Any]:
-    """Return what else is known by name : (items,) each, objects; None where it is undefined."""
+    """Return the further measures by name : (items,) each, objects; None where undefined."""
     names = ("changed", "boundary_loss", "worst_iou", "worst_class", "gained", "lost")
     columns = {name: np.full(len(found), None, dtype=object) for name in names}
     for item, one in enumerate(found):

@@ -1,1 +1,1 @@
-"""Canaries: fixed inputs whose answers show whether a reference still answers as it did."""
+"""The canaries: fixed inputs with recorded outputs, which show whether a reference is still the recorded one."""

@@ -1,7 +1,7 @@
-"""Canaries: inputs whose outputs were recorded, which a reference must reproduce to be taken for what it says.
+"""Canaries: inputs with recorded outputs, which a reference must reproduce.
 
-A set is a safetensors file, so reading one runs nothing. It holds `input.NAME` and `output.NAME` by the reference's names,
-exactly as one call takes and gives them; of a language model what `text_canaries` makes of them.
+A set is a safetensors file, so reading one runs no code. It holds `input.NAME` and `output.NAME` by the reference's names,
+exactly as one call takes and returns them; for a language model the tensors of `canaries.text`.
 """
 
 import hashlib
@@ -17,19 +17,19 @@ from safetensors.numpy import load, save
 
 from quantdrift.core.errors import OperatorError, QuarantineError, RetryError
 from quantdrift.shadow.runtimes.canaries.text import is_of_text, scored
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, SuspectInputError, check_given
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, SuspectInputError, check_inputs
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 _INPUT: Final = "input."
 _OUTPUT: Final = "output."
 _TEXT: Final = np.dtype(object)
-_VARYING: Final = 8  # what a dimension that varies is drawn with, beside that of items
-# Types that numpy has not, an archive that was cut off, an empty file, and a `.npy` that is called `.npz`.
+_VARYING: Final = 8  # length of random inputs along a dimension that varies, other than that of items
+# Types that numpy does not have, a truncated archive, an empty file, and a `.npy` file named `.npz`.
 _UNREADABLE: Final = (OSError, ValueError, KeyError, EOFError, TypeError, BadZipFile, SafetensorError)
 
 
 class Canaries(msgspec.Struct, frozen=True, kw_only=True):
-    """A set.
+    """A set of canaries.
 
     Parameters
     ----------
@@ -45,17 +45,15 @@ class Canaries(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Deviation(msgspec.Struct, frozen=True, kw_only=True):
-    """How far an output is from what was recorded.
+    """The deviation of an output from the recorded one.
 
     Parameters
     ----------
-    output
-        Its name.
     ratio
-        Largest absolute difference over the largest recorded magnitude, in [0, inf]; infinite where the shape is another
-        one or a number is not finite.
+        Largest absolute difference over the largest recorded magnitude, in [0, inf]; infinite if the shapes differ or a
+        number is not finite.
     worst
-        Where that is, the first place being that of the canary, and both numbers, in words; empty where nothing differs.
+        The position of that difference (its first index is the canary) and both numbers, in words; empty if they are equal.
     """
 
     output: str
@@ -64,22 +62,19 @@ class Deviation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
-    """Return inputs with what a reference gives for them.
+    """Return a set of the inputs and the reference's outputs for them.
 
     Parameters
     ----------
-    runtime
-        The reference.
     inputs
-        By name, as `ReferenceRuntime.run` takes them; of a language model as `tokens_of` gives them.
+        By name, as `ReferenceRuntime.run` takes them; for a language model as `tokenised_canaries` returns them.
 
     Raises
     ------
     OperatorError
-        It does not take these inputs, or gives no numbers or none that are finite: those could not be held against
-        anything.
+        The reference does not take these inputs, or its outputs are not finite numbers, which cannot be compared.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
     try:
         found = _run(runtime, inputs)
@@ -89,24 +84,24 @@ def record(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> Canaries:
         name: np.ascontiguousarray(array) for name, array in found.items() if array.dtype.kind in "biuf"
     }
     if not outputs:
-        raise OperatorError(f"the reference gives no numbers for these canaries: {sorted(found)}")
+        raise OperatorError(f"the reference returns no numeric outputs for these canaries: {sorted(found)}")
     for name, array in outputs.items():
         if not np.isfinite(array).all():
             raise OperatorError(
-                f"the reference's `{name}` is not finite for these canaries: take other inputs"
+                f"the reference's `{name}` is not finite for these canaries: use other inputs"
             )
     return Canaries(inputs=inputs, outputs=outputs)
 
 
 def deviations(runtime: ReferenceRuntime, canaries: Canaries) -> list[Deviation]:
-    """Return how far a reference is from each recorded output, in their order.
+    """Return the deviation from each recorded output, in their order.
 
     Raises
     ------
     QuarantineError
-        It does not compute them.
+        The reference does not compute the canaries.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
     found = _run(runtime, canaries.inputs)
     return [
@@ -117,43 +112,39 @@ def deviations(runtime: ReferenceRuntime, canaries: Canaries) -> list[Deviation]
     ]
 
 
-def trouble(runtime: ReferenceRuntime, canaries: Canaries, tolerance: float) -> str:
-    """Return how a reference fails to reproduce its canaries, in words; empty where it does.
+def canary_problem(runtime: ReferenceRuntime, canaries: Canaries, tolerance: float) -> str:
+    """Return how a reference fails to reproduce its canaries, in words; empty if it reproduces them.
 
     Parameters
     ----------
-    runtime, canaries
-        As for `deviations`.
     tolerance
-        Largest `Deviation.ratio` that is accepted.
+        Largest accepted `Deviation.ratio`.
 
     Raises
     ------
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
     try:
         off = [one for one in deviations(runtime, canaries) if not one.ratio <= tolerance]
     except QuarantineError as error:
         return f"it does not compute them: {error.detail}"
-    except SuspectInputError as error:  # no exchange is to blame
+    except SuspectInputError as error:  # not caused by an exchange
         raise RetryError(str(error)) from error
     return "; ".join(
         f"`{one.output}` is off by {one.ratio:.2g}, allowed is {tolerance:g}: {one.worst}" for one in off
     )
 
 
-def drawn(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> dict[str, Array]:
-    """Return random inputs: standard normal numbers, and integers that are 0 or 1, which are ids as well as masks.
+def random_inputs(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> dict[str, Array]:
+    """Return random inputs: standard normal numbers, and integers that are 0 or 1, which are valid ids and masks.
 
     Parameters
     ----------
-    specs
-        The reference's inputs.
     n_items
         Length of a first dimension that varies; other dimensions that vary are 8 long.
     seed
-        Gives the same again.
+        The same seed returns the same inputs.
 
     Raises
     ------
@@ -164,7 +155,7 @@ def drawn(specs: tuple[TensorSpec, ...], *, n_items: int, seed: int) -> dict[str
     found: dict[str, Array] = {}
     for spec in specs:
         if spec.dtype == _TEXT:
-            raise OperatorError(f"the reference takes `{spec.name}` as text: canaries hold numbers alone")
+            raise OperatorError(f"the reference takes `{spec.name}` as text: canaries hold only numbers")
         shape = [
             (n_items if place == 0 else _VARYING) if dim is None else dim
             for place, dim in enumerate(spec.shape)
@@ -224,7 +215,7 @@ def read_canaries(path: Path) -> Canaries:
     Raises
     ------
     OperatorError
-        It cannot be read, or is no such set.
+        It cannot be read, or is not a set of canaries.
     """
     try:
         content = path.read_bytes()
@@ -232,14 +223,16 @@ def read_canaries(path: Path) -> Canaries:
     except OSError as error:
         raise OperatorError(f"models.references.canaries {path} cannot be read: {error.strerror}") from error
     except _UNREADABLE as error:
-        raise OperatorError(f"models.references.canaries {path} is no safetensors file: {error}") from error
+        raise OperatorError(
+            f"models.references.canaries {path} is not a safetensors file: {error}"
+        ) from error
     inputs, outputs = (
         {name.removeprefix(kind): array for name, array in arrays.items() if name.startswith(kind)}
         for kind in (_INPUT, _OUTPUT)
     )
     if not outputs or len(inputs) + len(outputs) < len(arrays):
         raise OperatorError(
-            f"models.references.canaries {path} is no set of canaries: make one with `quantdrift reference record`"
+            f"models.references.canaries {path} is not a set of canaries: make one with `quantdrift reference record`"
         )
     return Canaries(inputs=inputs, outputs=outputs, digest=hashlib.sha256(content).hexdigest())
 
@@ -247,7 +240,7 @@ def read_canaries(path: Path) -> Canaries:
 def _run(runtime: ReferenceRuntime, inputs: dict[str, Array]) -> dict[str, Array]:
     if is_of_text(runtime):
         return scored(runtime, inputs)
-    check_given(inputs, runtime.inputs)
+    check_inputs(inputs, runtime.inputs)
     return runtime.run(inputs)
 
 
@@ -259,7 +252,7 @@ def _worst(found: Array | None, recorded: Array) -> str:
     difference = np.abs(found.astype(np.float64) - recorded.astype(np.float64))
     if not difference.any():
         return ""
-    # What is not a number is as far as can be.
+    # NaN counts as an infinite difference.
     place = np.unravel_index(np.argmax(np.where(np.isnan(difference), np.inf, difference)), difference.shape)
     at = ", ".join(map(str, map(int, place)))
     return f"at [{at}] it gives {float(found[place]):.8g}, recorded is {float(recorded[place]):.8g}"
@@ -276,4 +269,4 @@ def _ratio(found: Array | None, recorded: Array) -> float:
     if worst == 0:
         return 0.0
     ratio = worst / largest if largest else float("inf")
-    return ratio if ratio == ratio else float("inf")  # noqa: PLR0124 - not a number is as far as can be
+    return ratio if ratio == ratio else float("inf")  # noqa: PLR0124 - NaN counts as an infinite difference

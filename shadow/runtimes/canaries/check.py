@@ -1,4 +1,4 @@
-"""A reference that is held to its canaries: once when it is opened, and again and again where nobody can see what it is."""
+"""The check of a reference against its canaries: when it is opened, and at intervals if it is at a server."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import msgspec
 from quantdrift.core.clock import Clock
 from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.runtimes.canaries.canaries import Canaries, read_canaries, trouble
+from quantdrift.shadow.runtimes.canaries.canaries import Canaries, canary_problem, read_canaries
 from quantdrift.shadow.runtimes.protocol import Artefact, ReferenceRuntime, WrappedRuntime
 from quantdrift.shadow.tensors.arrays import Array
 
@@ -18,57 +18,51 @@ _LOG = logging.getLogger(__name__)
 
 
 class CanaryOutcome(StrEnum):
-    """What a check came to."""
+    """The outcome of a check; the values are labels of a metric."""
 
     REPRODUCED = "reproduced"
     FAILED = "failed"
 
 
-Told = Callable[[str, CanaryOutcome], None]
+OnCheck = Callable[[str, CanaryOutcome], None]
 
 
-def canaries_of(model: Model, reference: Reference, runtime: ReferenceRuntime) -> Canaries | None:
-    """Return the canaries of a reference, which it has reproduced; None where it has none.
+def checked_canaries(model: Model, reference: Reference, runtime: ReferenceRuntime) -> Canaries | None:
+    """Return the canaries of a reference, after checking that it reproduces them; None if it has none.
 
     Raises
     ------
     OperatorError
-        They cannot be read, or it does not reproduce them.
+        They cannot be read, or the reference does not reproduce them.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
     if not reference.canaries:
         return None
     canaries = read_canaries(Path(reference.canaries))
-    if problem := trouble(runtime, canaries, reference.canary_tolerance):
+    if problem := canary_problem(runtime, canaries, reference.canary_tolerance):
         raise OperatorError(
             f"the reference {reference.where(model.name)} does not reproduce its canaries {reference.canaries}: {problem}. "
-            "It is another model than they were recorded with, or computes otherwise: give the right one, or record "
-            "them anew with `quantdrift reference record`"
+            "It is another model than the recorded one, or computes differently: configure the right reference, or record "
+            "new canaries with `quantdrift reference record`"
         )
     return canaries
 
 
 class CanaryCheckedRuntime(WrappedRuntime):
-    """A reference at a server, held to its canaries while it works.
+    """A reference at a server that is checked against its canaries at intervals.
 
-    A check follows a replay, at most every `interval_s`. Where it fails, what was just replayed is not given out,
-    and nothing is until the canaries are reproduced again: exchanges wait, as they do for a server that is away. What was
-    given out since the last check that held may be another model's; the log says between when and when.
+    A check follows a replay, at most every `interval_s`. If it fails, the outputs of that replay are dropped, and none are
+    returned until the canaries are reproduced again: exchanges wait, as they do for an unreachable server. Outputs returned
+    since the last passed check may be another model's; the log gives the time range.
 
     Parameters
     ----------
-    model, reference
-        As configured.
     runtime
-        What computes; it has reproduced them.
-    canaries
-        The set.
+        The reference; it has reproduced its canaries.
     interval_s
-        As described; infinite for a file, which stays what it was when it was loaded.
-    clock
-        When a check is due.
-    told
+        As described; infinite for a file, which cannot change after it was loaded.
+    on_check
         Called after each check, with the model's name.
     """
 
@@ -81,7 +75,7 @@ class CanaryCheckedRuntime(WrappedRuntime):
         canaries: Canaries,
         interval_s: float,
         clock: Clock,
-        told: Told,
+        on_check: OnCheck,
     ) -> None:
         self._model = model.name
         self._where = reference.where(model.name)
@@ -90,42 +84,42 @@ class CanaryCheckedRuntime(WrappedRuntime):
         super().__init__(runtime)
         self._canaries = canaries
         self._clock = clock
-        self._told = told
-        self._held_s = clock.monotonic_s()
-        self._held = clock.now()
+        self._on_check = on_check
+        self._passed_s = clock.monotonic_s()
+        self._passed_at = clock.now()
         self._failing = False
 
     @property
     def artefact(self) -> Artefact:
-        """What was loaded, with the digest of its canaries."""
+        """The files that it was loaded from, with the digest of its canaries."""
         return msgspec.structs.replace(self._runtime.artefact, canaries=self._canaries.digest)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return every output by name; errors as of the runtime that computes.
+        """Return every output by name; errors as of the wrapped runtime.
 
         Raises
         ------
         RetryError
-            It does not reproduce its canaries now, or what computes is away.
+            It does not reproduce its canaries at present, or its server is unreachable.
         """
         if self._failing:
             self._check()
         outputs = self._runtime.run(inputs)
-        if self._clock.monotonic_s() - self._held_s >= self._interval_s:
+        if self._clock.monotonic_s() - self._passed_s >= self._interval_s:
             self._check()
         return outputs
 
     def _check(self) -> None:
-        problem = trouble(self._runtime, self._canaries, self._tolerance)
-        self._told(self._model, CanaryOutcome.FAILED if problem else CanaryOutcome.REPRODUCED)
+        problem = canary_problem(self._runtime, self._canaries, self._tolerance)
+        self._on_check(self._model, CanaryOutcome.FAILED if problem else CanaryOutcome.REPRODUCED)
         if problem:
             if not self._failing:
                 _LOG.error(
-                    "the reference %s no longer reproduces its canaries: %s. Exchanges wait until it does. What was compared "
-                    "between %s and %s may have been compared with another model",
+                    "the reference %s no longer reproduces its canaries: %s. Check which model its server serves; exchanges wait "
+                    "until it reproduces them. Comparisons between %s and %s may have used another model",
                     self._where,
                     problem,
-                    self._held.isoformat(timespec="seconds"),
+                    self._passed_at.isoformat(timespec="seconds"),
                     self._clock.now().isoformat(timespec="seconds"),
                 )
             self._failing = True
@@ -133,25 +127,25 @@ class CanaryCheckedRuntime(WrappedRuntime):
         if self._failing:
             _LOG.warning("the reference %s reproduces its canaries again", self._where)
         self._failing = False
-        self._held_s, self._held = self._clock.monotonic_s(), self._clock.now()
+        self._passed_s, self._passed_at = self._clock.monotonic_s(), self._clock.now()
 
 
-def held(
-    model: Model, reference: Reference, runtime: ReferenceRuntime, *, clock: Clock, told: Told
+def with_canary_checks(
+    model: Model, reference: Reference, runtime: ReferenceRuntime, *, clock: Clock, on_check: OnCheck
 ) -> ReferenceRuntime:
-    """Return a reference that has reproduced its canaries, and is held to them on if it is at a server.
+    """Return the reference, checked against its canaries now, and at intervals if it is at a server.
 
     Raises
     ------
     OperatorError
         It does not reproduce them.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
-    canaries = canaries_of(model, reference, runtime)
+    canaries = checked_canaries(model, reference, runtime)
     if canaries is None:
         return runtime
-    told(model.name, CanaryOutcome.REPRODUCED)
+    on_check(model.name, CanaryOutcome.REPRODUCED)
     return CanaryCheckedRuntime(
         model=model,
         reference=reference,
@@ -159,5 +153,5 @@ def held(
         canaries=canaries,
         interval_s=reference.canary_interval_s if reference.url else float("inf"),
         clock=clock,
-        told=told,
+        on_check=on_check,
     )

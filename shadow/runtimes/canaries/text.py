@@ -1,7 +1,7 @@
-"""Canaries of language models: prompts with answers, as tokens, and the log-probability of each token of the answers.
+"""Canaries of language models: prompts and answers as tokens, with the log-probability of each token of the answers.
 
-They are held as tokens, so that no date that a chat template puts into a prompt, and no tokenizer that a server has not,
-comes into it. Of a set : (canaries, longest), filled up with -1; log-probabilities are filled up with 0.
+They are stored as tokens, so that they depend neither on a date in a chat template nor on a server's tokenizer. The arrays
+of a set are (canaries, longest), padded with -1; log-probabilities are padded with 0.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 
 from quantdrift.core.errors import OperatorError, QuarantineError
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, ScoringRequest, objects
-from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, check_given
+from quantdrift.shadow.language.scoring import ANSWER, PROMPT, REQUEST, SCORES, ScoringRequest, objects
+from quantdrift.shadow.runtimes.protocol import ReferenceRuntime, check_inputs
 from quantdrift.shadow.runtimes.text.scoring_runtime import ScoringRuntime
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
@@ -24,7 +24,7 @@ _SPECS: Final = tuple(
     TensorSpec(name=name, dtype=np.dtype(np.int64), shape=(None, None)) for name in (_PROMPTS, _ANSWERS)
 )
 _NO_TOKEN: Final = -1
-_SHORTEST, _LONGEST = 6, 16  # words of a text that is drawn
+_SHORTEST, _LONGEST = 6, 16  # words of a random text
 _WORDS: Final = tuple(
     """
     the a of to and in is that it for on was with as by at from which not are this be have an or but one all had
@@ -48,11 +48,11 @@ class _Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def is_of_text(runtime: ReferenceRuntime) -> bool:
     """Return whether a reference scores served tokens."""
-    return any(spec.name == ASKED for spec in runtime.inputs)
+    return any(spec.name == REQUEST for spec in runtime.inputs)
 
 
-def drawn_texts(*, n_items: int, seed: int) -> list[ScoringRequest]:
-    """Return prompts and answers of random words; `seed` gives the same again."""
+def random_texts(*, n_items: int, seed: int) -> list[ScoringRequest]:
+    """Return prompts and answers of random words; the same `seed` returns the same texts."""
     rng = np.random.default_rng(seed)
 
     def text() -> str:
@@ -67,7 +67,7 @@ def read_texts(path: Path) -> list[ScoringRequest]:
     Raises
     ------
     OperatorError
-        It cannot be read, or a line is no prompt with its answer.
+        It cannot be read, or a line is not a prompt with its answer.
     """
     try:
         lines = msgspec.json.Decoder(_Line).decode_lines(path.read_bytes())
@@ -80,15 +80,15 @@ def read_texts(path: Path) -> list[ScoringRequest]:
     return [_asked(path, number, line) for number, line in enumerate(lines, start=1)]
 
 
-def tokens_of(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest]) -> dict[str, Array]:
-    """Return prompts and answers as a set holds them, by the tokens that the reference makes of them.
+def tokenised_canaries(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest]) -> dict[str, Array]:
+    """Return the inputs of a set: prompts and answers as the reference tokenises them.
 
     Raises
     ------
     OperatorError
-        It makes none of one of them.
+        The reference does not take text, or a canary has no tokens.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
     if not isinstance(runtime, ScoringRuntime):
         raise OperatorError("the reference takes no text")
@@ -108,23 +108,23 @@ def tokens_of(runtime: ReferenceRuntime, asked: Sequence[ScoringRequest]) -> dic
 
 
 def scored(runtime: ReferenceRuntime, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Return `logprobs` : (canaries, longest answer), float64, not a number where the reference scores a token no more.
+    """Return `logprobs` : (canaries, longest answer), float64, NaN where the reference no longer scores a token.
 
     Raises
     ------
     QuarantineError
-        Reason `replay`: these are no prompts and answers, or it does not compute them.
+        Reason `replay`: the inputs are not prompts and answers, or the reference does not compute them.
     RetryError
-        What computes is away for now.
+        Its server is unreachable.
     """
-    check_given(inputs, _SPECS)
+    check_inputs(inputs, _SPECS)
     prompts, answers = inputs[_PROMPTS], inputs[_ANSWERS]
     asked = [
         ScoringRequest(prompt_ids=_tokens(prompt), served_ids=_tokens(answer))
         for prompt, answer in zip(prompts, answers, strict=True)
     ]
     nothing = objects([""] * len(asked))
-    found = runtime.run({PROMPT: nothing, ANSWER: nothing, ASKED: objects(asked)})[SCORES].tolist()
+    found = runtime.run({PROMPT: nothing, ANSWER: nothing, REQUEST: objects(asked)})[SCORES].tolist()
     logprobs = np.where(answers == _NO_TOKEN, 0.0, np.nan)
     for row, scores in zip(logprobs, found, strict=True):
         row[: len(scores.logprobs)] = scores.logprobs
@@ -149,7 +149,7 @@ def _asked(path: Path, number: int, line: _Line) -> ScoringRequest:
 
 
 def _filled(rows: Sequence[tuple[int, ...]]) -> Array:
-    """Return rows of tokens side by side : (rows, longest)."""
+    """Return rows of tokens as an array, padded : (rows, longest)."""
     filled = np.full((len(rows), max(map(len, rows))), _NO_TOKEN, dtype=np.int64)
     for index, row in enumerate(rows):
         filled[index, : len(row)] = row

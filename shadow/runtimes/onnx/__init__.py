@@ -1,1 +1,1 @@
-"""References in ONNX Runtime."""
+"""The runtime of references in ONNX Runtime."""

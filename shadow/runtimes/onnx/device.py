@@ -1,4 +1,4 @@
-"""Which CUDA devices this machine really has: ONNX Runtime's own answers describe its build, not the machine."""
+"""The CUDA devices of this machine, as its driver reports them; ONNX Runtime's own list describes its build."""
 
 import ctypes
 
@@ -23,11 +23,11 @@ def cuda_devices() -> tuple[str, ...]:
 
 
 def driver_version() -> str:
-    """Return the version of NVIDIA's driver, as its management library tells it; empty without one."""
+    """Return the version of NVIDIA's driver, from its management library; empty without one."""
     try:
         management = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return ""
     version = ctypes.create_string_buffer(_NAME_BYTES)
-    told = management.nvmlInit_v2() == 0 and management.nvmlSystemGetDriverVersion(version, _NAME_BYTES) == 0
-    return version.value.decode(errors="replace") if told else ""
+    known = management.nvmlInit_v2() == 0 and management.nvmlSystemGetDriverVersion(version, _NAME_BYTES) == 0
+    return version.value.decode(errors="replace") if known else ""

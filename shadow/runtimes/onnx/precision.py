@@ -1,4 +1,4 @@
-"""Whether an ONNX graph is what a reference must be: free of quantisation and of reduced precision."""
+"""The precision check of an ONNX graph: a reference must be free of quantisation and of reduced precision."""
 
 from collections.abc import Iterable, Iterator
 
@@ -61,7 +61,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def findings(model: ModelProto, allowed: tuple[str, ...] = ()) -> list[Finding]:
-    """Return what makes `model` unfit as a reference, subgraphs and local functions included.
+    """Return the places that make `model` unfit as a reference, subgraphs and local functions included.
 
     Quantising operators, stored tensors, constants and casts of a reduced element type, and inputs, outputs or
     recorded intermediate values of reduced floating point count. Inputs of small integers do not: images and
@@ -157,7 +157,7 @@ def _subgraphs(attribute: AttributeProto) -> Iterator[GraphProto]:
 
 
 def _element_type(kind: TypeProto) -> int:
-    """Return the element type inside `kind`, 0 (undefined) where it is no tensor."""
+    """Return the element type inside `kind`, 0 (undefined) if it is not a tensor."""
     return int(kind.tensor_type.elem_type) if kind.HasField("tensor_type") else 0
 
 

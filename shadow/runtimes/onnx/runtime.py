@@ -1,4 +1,4 @@
-"""References on ONNX Runtime: strictly FP32, on the device that was asked for, or not at all."""
+"""References in ONNX Runtime: strict FP32, on the configured device or not at all."""
 
 import logging
 from pathlib import Path
@@ -15,7 +15,7 @@ from quantdrift.shadow.runtimes.embedding import check_spec, tensor_name, with_o
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices, driver_version
 from quantdrift.shadow.runtimes.onnx.precision import external_files, findings
 from quantdrift.shadow.runtimes.onnx.session import ERRORS, ON_GPU, Engine, open_session, run_bound
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, said_by
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_pin, digest_of, error_text
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
@@ -44,24 +44,24 @@ class OnnxRuntime:
     Parameters
     ----------
     path
-        The file; external data lies beside it.
+        The file; external data lies next to it.
     provider
-        `cuda` and `tensorrt` refuse to start without, `auto` says in the log what it got.
+        `cuda` and `tensorrt` refuse to start without the device; `auto` logs the device in use.
     threads
         CPU threads, 0 for one per core.
     allow_reduced_precision
         Element types accepted in the graph by name.
     embedding
-        Output or layer whose vectors make learned slices; an inner tensor becomes a further output. Then the
-        graph cannot be fused across it, and other outputs may change in their last bit. Empty: none.
+        Output or layer whose vectors make learned slices; an inner tensor becomes a further output. The graph can then
+        not be fused across it, and other outputs may change in their last bit. Empty: none.
     gpu_bytes, engine_cache, allow_fallback
         As of `Engine`.
 
     Raises
     ------
     OperatorError
-        The file is missing or no valid graph, is itself quantised or of reduced precision, has types that
-        cannot be fed, has no such embedding, or the device is not there.
+        The file is missing or not a valid graph, is itself quantised or of reduced precision, has unsupported types, has
+        no such embedding; or the device is missing.
     """
 
     def __init__(
@@ -122,38 +122,37 @@ class OnnxRuntime:
             else:
                 results = self._session.run(names, inputs)
         except ERRORS as error:
-            said = said_by(error)
+            said = error_text(error)
         else:
             return {name: np.asarray(result) for name, result in zip(names, results, strict=True)}
-        # Only now, and not as its cause: with the error goes what was bound on the device, and what is tried next has its
-        # room.
+        # Raised here, and not with the error as its cause: the error keeps device memory bound, which the next try needs.
         raise QuarantineError(QuarantineReason.REPLAY, said)
 
     def close(self) -> None:
-        """Let go of the session."""
+        """Free the session."""
         self._session = None
 
 
-def open_reference(opening: RuntimeRequest) -> OnnxRuntime:
-    """Return the reference of an ONNX file; errors as of `OnnxRuntime`, and where it is not the pinned one."""
-    reference = opening.reference
+def open_reference(request: RuntimeRequest) -> OnnxRuntime:
+    """Return the reference in an ONNX file; errors as of `OnnxRuntime`, and if it is not the pinned one."""
+    reference = request.reference
     path = Path(reference.path)
     if reference.digest:
         check_pin(path, inspect(path, reference.allow_reduced_precision).digest, reference.digest)
     return OnnxRuntime(
         path,
-        provider=opening.provider,
-        threads=opening.threads,
+        provider=request.provider,
+        threads=request.threads,
         allow_reduced_precision=reference.allow_reduced_precision,
-        embedding=opening.embedding,
-        gpu_bytes=opening.gpu_bytes,
-        engine_cache=opening.engine_cache,
-        allow_fallback=opening.allow_fallback,
+        embedding=request.embedding,
+        gpu_bytes=request.gpu_bytes,
+        engine_cache=request.engine_cache,
+        allow_fallback=request.allow_fallback,
     )
 
 
 def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
-    """Return what an ONNX file is, having checked that it may be a reference.
+    """Return the description of an ONNX file, after checking that it may be a reference.
 
     Raises
     ------
@@ -164,7 +163,7 @@ def inspect(path: Path, allowed: tuple[str, ...] = ()) -> Artefact:
 
 
 def _read(path: Path) -> onnx.ModelProto:
-    """Return a graph without the data that lies beside it."""
+    """Return the graph without its external data."""
     try:
         return onnx.load(path, load_external_data=False)
     except DecodeError as error:
@@ -204,7 +203,7 @@ def _artefact(path: Path, model: onnx.ModelProto, allowed: tuple[str, ...]) -> A
 
 
 def _has_few_shapes(model: onnx.ModelProto) -> bool:
-    """Return whether nothing but the number of items differs from batch to batch."""
+    """Return whether only the number of items differs from batch to batch."""
     weights = {tensor.name for tensor in model.graph.initializer}
     inputs = [node for node in model.graph.input if node.name not in weights]
     return all(
@@ -213,7 +212,7 @@ def _has_few_shapes(model: onnx.ModelProto) -> bool:
 
 
 def _embedding(path: Path, model: onnx.ModelProto, wanted: str) -> tuple[str, bytes | None]:
-    """Return the tensor that `wanted` names, and the graph that has it as an output; None where the file's own has."""
+    """Return the tensor that `wanted` names, and a graph with it as an output; None if the file's own graph has it."""
     if not wanted:
         return "", None
     try:
@@ -227,8 +226,8 @@ def _embedding(path: Path, model: onnx.ModelProto, wanted: str) -> tuple[str, by
 def _spec(path: Path, node: Any) -> TensorSpec:
     if node.type not in _DTYPES:
         raise OperatorError(
-            f"the reference {path} has `{node.name}` of type {node.type}, which cannot be exchanged with "
-            "it: export it with float32 inputs and outputs"
+            f"the reference {path} has `{node.name}` of type {node.type}, which is not supported: export it with float32 "
+            "inputs and outputs"
         )
     return TensorSpec(
         name=node.name,

@@ -1,4 +1,4 @@
-"""Sessions of ONNX Runtime: strict FP32 on the provider that was asked for, within the memory that was given."""
+"""Sessions of ONNX Runtime: strict FP32, on the configured provider, within the memory limit."""
 
 import contextlib
 import io
@@ -17,11 +17,13 @@ from onnxruntime.capi import onnxruntime_pybind11_state as ort_errors
 from quantdrift.core.config.schema import Provider
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.runtimes.onnx.device import cuda_devices
-from quantdrift.shadow.runtimes.tf32 import refuse_tf32
+from quantdrift.shadow.runtimes.tf32 import disable_tf32
 from quantdrift.shadow.tensors.arrays import Array
 
 _LOG = logging.getLogger(__name__)
-_FATAL = 4  # ONNX Runtime writes to the console itself; what matters comes as an exception and is logged here
+_FATAL = (
+    4  # ONNX Runtime writes to the console itself; its errors also come as exceptions, and are logged here
+)
 TENSORRT: Final = "TensorrtExecutionProvider"
 CUDA: Final = "CUDAExecutionProvider"
 CPU: Final = "CPUExecutionProvider"
@@ -49,12 +51,12 @@ ERRORS: tuple[type[Exception], ...] = (
 
 
 class Engine(msgspec.Struct, frozen=True, kw_only=True):
-    """On what a session runs.
+    """The provider and the limits of a session.
 
     Parameters
     ----------
     provider
-        Which one is asked for.
+        The configured provider.
     threads
         CPU threads, 0 for one per core.
     gpu_bytes
@@ -62,7 +64,7 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
     engine_cache
         Directory for TensorRT's engines; empty: they are built at each start.
     allow_fallback
-        Whether another provider than the one that is asked for will do.
+        Whether another provider may be used if the configured one is missing.
     """
 
     provider: Provider = Provider.AUTO
@@ -73,28 +75,26 @@ class Engine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes: bool) -> Any:
-    """Load the file, or `graph` with the external data that lies beside the file.
+    """Load the file, or `graph` with the external data next to the file.
 
     Parameters
     ----------
     path, graph
-        The file, and what is loaded in its place.
-    engine
-        On what it runs.
+        The file, and the graph to load in its place.
     few_shapes
-        Whether its inputs come in so few shapes that a plan of memory may be kept for each.
+        Whether the inputs have so few shapes that a memory plan may be kept for each.
 
     Raises
     ------
     OperatorError
-        It cannot be loaded, or the provider that is asked for is not there.
+        It cannot be loaded, or the configured provider is missing.
     """
     onnxruntime.set_default_logger_severity(_FATAL)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = engine.threads
     options.log_severity_level = _FATAL
     options.use_deterministic_compute = True
-    # It is kept for good for each combination of lengths that ever came.
+    # A memory plan is kept for ever, for each combination of lengths.
     options.enable_mem_pattern = few_shapes
     # The worker shares its host: threads that wait must sleep.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
@@ -103,7 +103,7 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
     wanted: list[Any] = [CPU]
     if engine.provider in _ASKED or (engine.provider is Provider.AUTO and cuda_devices()):
         if engine.provider is Provider.TENSORRT:
-            refuse_tf32()
+            disable_tf32()
         _preload()
         wanted = providers(engine)
     session = _loaded(path, graph, options, wanted, engine)
@@ -112,14 +112,14 @@ def open_session(path: Path, graph: bytes | None, engine: Engine, *, few_shapes:
 
 
 def providers(engine: Engine) -> list[Any]:
-    """Return what is asked of ONNX Runtime, the first choice first: TF32 off in each, and its memory bounded.
+    """Return the providers with their options, the first choice first: TF32 off in each, and memory bounded.
 
     Raises
     ------
     OperatorError
-        Others may write to the engine cache: an engine is code.
+        Other users may write to the engine cache: an engine is code.
     """
-    # Without a search by timing, which would choose another algorithm on another day.
+    # Without the search by timing, which is not reproducible.
     cuda = {"use_tf32": "0", "cudnn_conv_algo_search": "HEURISTIC"}
     if engine.gpu_bytes:
         cuda |= {"gpu_mem_limit": str(engine.gpu_bytes), "arena_extend_strategy": "kSameAsRequested"}
@@ -137,19 +137,17 @@ def providers(engine: Engine) -> list[Any]:
 def run_bound(
     session: Any, inputs: Mapping[str, Array], outputs: Mapping[str, np.dtype[Any]], device: str
 ) -> list[Array]:
-    """Run with inputs and outputs bound to where they are needed: each is copied once, and nothing in between.
+    """Run with inputs and outputs bound to their devices, so that each is copied only once.
 
     Parameters
     ----------
-    session
-        Of ONNX Runtime.
     inputs
-        By name; numbers alone. They go to the device on which the graph takes them, in the session's own memory: an `OrtValue`
-        that is made on a device lies in an arena of the process, which no limit bounds and nothing ever gives back.
+        By name; only numbers. They are copied to the device where the graph needs them, in the session's own memory: an
+        `OrtValue` made on a device lies in an arena of the process, which has no limit and is never freed.
     outputs
         Names and types; text stays on the CPU.
     device
-        `cuda` or `cpu`: where outputs are made.
+        `cuda` or `cpu`: where outputs are computed.
 
     Returns
     -------
@@ -166,7 +164,7 @@ def run_bound(
 
 
 def _loaded(path: Path, graph: bytes | None, options: Any, wanted: list[Any], engine: Engine) -> Any:
-    # Where TensorRT's libraries are missing it raises, and does not take the next one as it does for CUDA's.
+    # Unlike for CUDA, ONNX Runtime does not use the next provider if TensorRT's libraries are missing, but raises.
     failed: Exception | None = None
     further = engine.provider is Provider.TENSORRT and engine.allow_fallback
     for choice in (wanted, wanted[1:]) if further else (wanted,):
@@ -186,17 +184,20 @@ def _check_taken(taken: str, wanted: list[Any], engine: Engine) -> None:
     asked = _ASKED.get(engine.provider, taken)
     if taken != asked:
         missing = (
-            f"shadow.provider is `{engine.provider}`, but ONNX Runtime took {taken}: no CUDA device, or no fitting driver or "
-            f"library (found: {', '.join(cuda_devices()) or 'none'})"
+            f"shadow.provider is `{engine.provider}`, but ONNX Runtime uses {taken}: there is no CUDA device, or no fitting "
+            f"driver or library (devices: {', '.join(cuda_devices()) or 'none'})"
         )
         if not engine.allow_fallback:
             raise OperatorError(
-                f"{missing}. onnxruntime-gpu {onnxruntime.__version__} needs a driver for CUDA 13; set `auto` or `cpu` to do "
-                "without, or `shadow.allow_fallback`"
+                f"{missing}. onnxruntime-gpu {onnxruntime.__version__} needs a driver for CUDA 13; to run without, set "
+                "shadow.provider to `auto` or `cpu`, or set shadow.allow_fallback"
             )
-        _LOG.warning("%s: replaying there, as shadow.allow_fallback says", missing)
+        _LOG.warning("%s: replaying there, because shadow.allow_fallback is set", missing)
     if engine.provider is Provider.AUTO and taken != CUDA and wanted != [CPU]:
-        _LOG.warning("there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU")
+        _LOG.warning(
+            "there is a CUDA device, but ONNX Runtime could not use it: replaying on the CPU. Check driver and libraries, "
+            "or set shadow.provider"
+        )
 
 
 def _own(directory: str) -> str:
@@ -204,7 +205,7 @@ def _own(directory: str) -> str:
         status = Path(directory).stat()
     except OSError as error:
         raise OperatorError(
-            f"shadow.engine_cache {directory} cannot be used: {error.strerror}. Make the directory"
+            f"shadow.engine_cache {directory} cannot be used: {error.strerror}. Create the directory"
         ) from error
     if status.st_uid not in {0, os.geteuid()} or status.st_mode & _OTHERS_MAY_WRITE:
         raise OperatorError(
@@ -214,7 +215,7 @@ def _own(directory: str) -> str:
 
 
 def _preload() -> None:
-    """Load CUDA and cuDNN from their wheels; what is missing shows in the provider that is taken."""
+    """Load CUDA and cuDNN from their wheels. A missing library shows in the provider that is used."""
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.suppress(OSError, RuntimeError):
         onnxruntime.preload_dlls()

@@ -1,1 +1,1 @@
-"""References in PyTorch."""
+"""The runtime of references in PyTorch."""

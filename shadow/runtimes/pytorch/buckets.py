@@ -1,4 +1,4 @@
-"""Batches in few sizes: what is compiled, or captured as a CUDA graph, for one size does for all batches of it."""
+"""Buckets: batches are padded to a few sizes, for which the module is compiled or captured as a CUDA graph."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -10,14 +10,14 @@ from quantdrift.shadow.tensors.arrays import Array, TensorSpec
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """Some items of a batch that are computed together.
+    """Items of a batch that are computed together.
 
     Parameters
     ----------
     begin, n_items
-        Which ones.
+        The first item, and their number.
     size
-        How many are computed: the last item stands in for those that are missing.
+        Number of computed items: copies of the last item pad the step.
     """
 
     begin: int
@@ -26,17 +26,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
-    """Yield steps that hold every item once, in order.
+    """Yield steps that cover every item once, in order.
 
-    Each is the smallest bucket that holds what is left, unless more than half of it would be computed for nothing and a
-    smaller one can be filled first.
+    Each step uses the smallest bucket that holds all remaining items, unless more than half of it would be padding and a
+    smaller bucket can be filled first.
 
     Parameters
     ----------
     n_items
         At least 1.
     buckets
-        Sizes, rising.
+        Sizes, in rising order.
     """
     begin = 0
     while begin < n_items:
@@ -51,7 +51,7 @@ def steps_of(n_items: int, buckets: Sequence[int]) -> Iterator[Step]:
 
 
 def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
-    """Return the inputs of a step : (size, ...)."""
+    """Return the inputs of a step, padded : (size, ...)."""
     rows = np.minimum(np.arange(step.size), step.n_items - 1) + step.begin
     if step.size == step.n_items:
         return {name: array[step.begin : step.begin + step.size] for name, array in inputs.items()}
@@ -59,12 +59,12 @@ def filled(inputs: Mapping[str, Array], step: Step) -> dict[str, Array]:
 
 
 def joined(steps: Sequence[Step], found: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
-    """Return the outputs of all steps, items along the first dimension; one that does not hold items as the first gave it.
+    """Return the outputs of all steps without padding; an output without a dimension of items is that of the first step.
 
     Parameters
     ----------
     steps, found
-        Each step with what came of it.
+        The steps, and the outputs of each.
     """
     whole: dict[str, Array] = {}
     for name, first in found[0].items():
@@ -81,12 +81,8 @@ def check_buckets(path: str, inputs: Sequence[TensorSpec], *, graphs: bool) -> N
 
     Parameters
     ----------
-    path
-        Of the reference.
-    inputs
-        What it takes.
     graphs
-        Whether CUDA graphs are captured, for which nothing else may vary.
+        Whether CUDA graphs are captured, for which no other dimension may vary.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""What PyTorch does in the whole process: strict FP32, deterministic where it can, on the device that was asked for."""
+"""The process-wide settings of PyTorch: strict FP32, deterministic algorithms if they exist, device, memory limit."""
 
 import importlib
 import logging
@@ -29,11 +29,11 @@ _BACK_ENDS: Final = (
 _WORKSPACE: Final = ("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def settle(threads: int) -> None:
-    """Set what holds for every reference in this process.
+def configure_torch(threads: int) -> None:
+    """Set PyTorch's options for every reference in this process.
 
-    TF32 and BF16 inside of float32 products are switched off in all back ends, cuDNN chooses no algorithm by timing,
-    and where a deterministic algorithm exists it is taken.
+    TF32 and BF16 inside of float32 products are switched off in all back ends, cuDNN chooses no algorithm by timing, and
+    deterministic algorithms are used if they exist.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ def settle(threads: int) -> None:
     Raises
     ------
     OperatorError
-        This PyTorch keeps another precision.
+        This version of PyTorch does not keep the setting.
     """
     os.environ.setdefault(*_WORKSPACE)
     if threads:
@@ -58,7 +58,7 @@ def settle(threads: int) -> None:
         setattr(back_end, _PRECISION, _IEEE)
         if getattr(back_end, _PRECISION) != _IEEE:
             raise OperatorError(
-                f"PyTorch {torch.__version__} does not let go of TF32 in {name}: replay with another version"
+                f"PyTorch {torch.__version__} does not switch TF32 off in {name}: install another version"
             )
     torch.backends.cudnn.benchmark = False
     # Where there is no deterministic algorithm it warns and goes on.
@@ -66,12 +66,12 @@ def settle(threads: int) -> None:
     attrgetter("deterministic")(torch.utils).fill_uninitialized_memory = False
 
 
-def settle_compiler() -> None:
-    """Have what is compiled for a module do only for modules with the same hooks, and be compiled for each that differs.
+def configure_compiler() -> None:
+    """Let compiled code be reused only for modules with the same hooks, and raise the limit of recompilations.
 
-    PyTorch leaves hooks out of what it compares, and would run a second module of a class without its own: an embedding
-    is taken by one. And after eight times it gives a function up, and runs it uncompiled without an error: references of one
-    factory share theirs, with all of their buckets.
+    By default PyTorch ignores hooks when it looks for compiled code, and would run a second module of a class without its own
+    hooks, which read the embedding. And after eight compilations of a function it runs it uncompiled, without an error;
+    references of one factory share a function, with all of their buckets.
     """
     compiler = importlib.import_module("torch._dynamo.config")  # only where it is needed: it takes a second
     setattr(compiler, _SKIPS_HOOKS, False)
@@ -82,19 +82,19 @@ def settle_compiler() -> None:
 
 
 def limit_memory(device: torch.device, gpu_bytes: int) -> None:
-    """Bound what PyTorch takes of a GPU in this process; beyond it, it runs out of memory. 0 for no limit."""
+    """Limit PyTorch's GPU memory in this process; above it, PyTorch raises an out-of-memory error. 0 for no limit."""
     if device.type == "cuda" and gpu_bytes:
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(gpu_bytes / total, 1.0), device)
 
 
 def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.device:
-    """Return where references run; TensorRT is none of PyTorch's, CUDA stands for it.
+    """Return the device of references; for TensorRT, which PyTorch does not have, CUDA.
 
     Raises
     ------
     OperatorError
-        CUDA was asked for, PyTorch has no such device, and no other will do.
+        CUDA is configured, PyTorch has no CUDA device, and no fallback is allowed.
     """
     if provider is Provider.CPU:
         return torch.device("cpu")
@@ -108,5 +108,8 @@ def device_for(provider: Provider, *, allow_fallback: bool = False) -> torch.dev
             "`shadow.allow_fallback`"
         )
     if found or provider is not Provider.AUTO:
-        _LOG.warning("PyTorch could use no CUDA device: replaying on the CPU")
+        _LOG.warning(
+            "PyTorch could not use a CUDA device: replaying on the CPU. Install a PyTorch for CUDA and a fitting driver, "
+            "or set shadow.provider to `cpu`"
+        )
     return torch.device("cpu")

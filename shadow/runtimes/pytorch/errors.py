@@ -1,4 +1,4 @@
-"""What PyTorch fails at, made into the error of one exchange."""
+"""The conversion of PyTorch's errors to the quarantine error of an exchange."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -7,9 +7,9 @@ from typing import Final, TypeVar
 import torch
 
 from quantdrift.core.errors import QuarantineError, QuarantineReason
-from quantdrift.shadow.runtimes.protocol import said_by
+from quantdrift.shadow.runtimes.protocol import error_text
 
-# What a module, which may be anybody's code, and PyTorch under it raise on inputs they cannot compute.
+# Raised by a module, which may be a user's code, or by PyTorch on inputs that cannot be computed.
 ERRORS: Final = (
     ArithmeticError,
     AssertionError,
@@ -25,7 +25,7 @@ Found = TypeVar("Found")
 
 
 def computed(compute: Callable[[], Found]) -> Found:
-    """Return what `compute` does; of one that fails nothing is kept.
+    """Return the result of `compute`. If it fails, its tensors are freed.
 
     Raises
     ------
@@ -35,9 +35,8 @@ def computed(compute: Callable[[], Found]) -> Found:
     try:
         return compute()
     except ERRORS as error:
-        said, no_memory = said_by(error), isinstance(error, torch.OutOfMemoryError)
-    # Only now, and not as its cause: with the error go the tensors of all the calls that it came through, and what is
-    # tried next has their room.
+        said, no_memory = error_text(error), isinstance(error, torch.OutOfMemoryError)
+    # Raised here, and not with the error as its cause: its traceback keeps tensors alive, whose memory the next try needs.
     if no_memory:
         with suppress(RuntimeError):  # a device that is lost will say so again
             torch.cuda.empty_cache()

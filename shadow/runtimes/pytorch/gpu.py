@@ -1,4 +1,4 @@
-"""Computing on a CUDA device: copies beside the computing, and graphs in place of launches."""
+"""Computation on a CUDA device: copies that overlap with computation, and CUDA graphs."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
@@ -11,9 +11,9 @@ _WARM_UPS: Final = 3  # before a capture, for what libraries set up when they ar
 
 
 class Staging:
-    """Copies inputs and outputs on streams of their own, by way of pinned memory, while other steps are computed.
+    """Copies inputs and outputs on separate streams, through pinned memory, while other steps are computed.
 
-    PyTorch's allocator for pinned memory keeps its blocks, and gives none out anew before the copies from it are done.
+    PyTorch's allocator for pinned memory does not reuse a block before the copies from it are done.
 
     Parameters
     ----------
@@ -26,8 +26,8 @@ class Staging:
     def __init__(self, device: torch.device, compute: Compute) -> None:
         self._device = device
         self._compute = compute
-        self._inwards = stream_of(device)
-        self._outwards = stream_of(device)
+        self._upload_stream = stream_of(device)
+        self._download_stream = stream_of(device)
 
     def run(self, steps: Iterable[Sequence[torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         """Return the outputs of each step, on the CPU.
@@ -35,30 +35,30 @@ class Staging:
         Parameters
         ----------
         steps
-            Per step its inputs, on the CPU.
+            The inputs of each step, on the CPU.
         """
         computing = torch.cuda.current_stream(self._device)
         found: list[dict[str, torch.Tensor]] = []
         for inputs in steps:
             pinned = [tensor.pin_memory() for tensor in inputs]
-            with torch.cuda.stream(self._inwards):
-                there = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
-            computing.wait_stream(self._inwards)
-            for tensor in there:
+            with torch.cuda.stream(self._upload_stream):
+                on_device = [tensor.to(self._device, non_blocking=True) for tensor in pinned]
+            computing.wait_stream(self._upload_stream)
+            for tensor in on_device:
                 tensor.record_stream(computing)
-            outputs = self._compute(there)
-            self._outwards.wait_stream(computing)
-            with torch.cuda.stream(self._outwards):
+            outputs = self._compute(on_device)
+            self._download_stream.wait_stream(computing)
+            with torch.cuda.stream(self._download_stream):
                 found.append({name: self._back(tensor) for name, tensor in outputs.items()})
-        self._outwards.synchronize()
+        self._download_stream.synchronize()
         return found
 
     def _back(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.device.type == "cpu":
             return tensor
-        tensor.record_stream(self._outwards)
-        here = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return here.copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._download_stream)
+        on_cpu = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return on_cpu.copy_(tensor, non_blocking=True)
 
 
 class Graphs:
@@ -82,19 +82,19 @@ class Graphs:
     def capture(self, inputs: Sequence[torch.Tensor]) -> None:
         """Capture the computation for inputs of these shapes, which are on the device."""
         static = [tensor.clone() for tensor in inputs]
-        beside = stream_of(self._device)
-        beside.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(beside):
+        side_stream = stream_of(self._device)
+        side_stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(side_stream):
             for _ in range(_WARM_UPS):
                 self._compute(static)
-        torch.cuda.current_stream(self._device).wait_stream(beside)
+        torch.cuda.current_stream(self._device).wait_stream(side_stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = self._compute(static)
         self._captured[_shapes(inputs)] = (graph, static, outputs)
 
     def run(self, inputs: list[torch.Tensor]) -> Tensors:
-        """Return what the computation gives, by its graph where one was captured for these shapes."""
+        """Return the outputs, from the graph captured for these shapes if there is one."""
         captured = self._captured.get(_shapes(inputs))
         if captured is None:
             return self._compute(inputs)

@@ -1,4 +1,4 @@
-"""A layer of a PyTorch module whose output makes learned slices."""
+"""The layer of a PyTorch module whose output is the embedding."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -6,35 +6,31 @@ from typing import Any, Final
 import torch
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.embedding import unknown
+from quantdrift.shadow.runtimes.embedding import unknown_embedding
 
 _TAP: Final = "quantdrift_layer"
 
 
 class Layer:
-    """Keeps what a layer gave in the last call.
-
-    Parameters
-    ----------
-    module
-        The layer.
-    """
+    """A layer with the output of its last call."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._taken: torch.Tensor | None = None
         module.register_forward_hook(self._take)
 
     def taken(self) -> torch.Tensor:
-        """Return what the layer gave, and keep it no longer.
+        """Return the output of the last call, and forget it.
 
         Raises
         ------
         OperatorError
-            It was not called, or gave no tensor.
+            The layer was not called, or returned no tensor.
         """
         taken, self._taken = self._taken, None
         if taken is None:
-            raise OperatorError("the layer that `models.embedding` names gives no tensor in a replay")
+            raise OperatorError(
+                "the layer that `models.embedding` names returns no tensor in a replay: name another layer"
+            )
         return taken
 
     def _take(self, _module: torch.nn.Module, _args: Any, output: Any) -> None:
@@ -43,27 +39,27 @@ class Layer:
 
 
 def layer_of(module: torch.nn.Module, wanted: str, outputs: Sequence[str]) -> Layer:
-    """Return the layer `wanted`: a submodule by its path; of an exported program also a node of its graph.
+    """Return the layer `wanted`: a submodule by its path; in an exported program also a node of its graph.
 
     Raises
     ------
     OperatorError
-        There is no such layer, or the module is TorchScript, which shows its outputs alone.
+        There is no such layer, or the module is TorchScript, which gives access only to its outputs.
     """
     if isinstance(module, torch.jit.ScriptModule):
         raise OperatorError(
-            f"{unknown(wanted, list(outputs))}. TorchScript shows no layers: export the model"
+            f"{unknown_embedding(wanted, list(outputs))}. TorchScript shows no layers: export the model"
         )
     if isinstance(module, torch.fx.GraphModule):
         return Layer(_tapped(module, wanted, outputs))
     layers = {name: one for name, one in module.named_modules() if name}
     if wanted not in layers:
-        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
     return Layer(layers[wanted])
 
 
 def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -> torch.nn.Module:
-    """Return a further module in the graph, which is called with what the layer gives."""
+    """Insert a module into the graph that is called with the layer's output, and return it."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function"]
     # The last node of a submodule gives its output.
     layers = {
@@ -71,7 +67,7 @@ def _tapped(module: torch.fx.GraphModule, wanted: str, outputs: Sequence[str]) -
     }
     layers |= {node.name: node for node in nodes}
     if wanted not in layers:
-        raise OperatorError(unknown(wanted, [*outputs, *layers]))
+        raise OperatorError(unknown_embedding(wanted, [*outputs, *layers]))
     tap = torch.nn.Identity()
     module.add_submodule(_TAP, tap)
     with module.graph.inserting_after(layers[wanted]):

@@ -1,7 +1,7 @@
-"""Whether a PyTorch module is what a reference must be: free of quantisation and of reduced precision.
+"""The precision check of a PyTorch module: a reference must be free of quantisation and of reduced precision.
 
-Stored tensors are looked at one by one. What is computed with is seen by watching a replay: each operator that really
-ran, with the element types it gave. A branch that this replay does not take is not seen.
+Stored tensors are checked one by one. The precision of the computation is recorded during a replay: each operator that ran,
+with the element types of its results. A branch that this replay does not take is not checked.
 """
 
 import re
@@ -32,7 +32,7 @@ def stored_findings(tensors: Mapping[str, torch.Tensor]) -> Iterator[Finding]:
 
 
 class PrecisionRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes, inside its `with` block, each operator that quantises or gives a reduced element type."""
+    """Records, inside its `with` block, each operator that quantises or returns a reduced element type."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -40,7 +40,7 @@ class PrecisionRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def findings(self) -> list[Finding]:
-        """What was seen, each once, in the order of its appearance."""
+        """The findings, each once, in the order of appearance."""
         return list(self._found)
 
     def __torch_dispatch__(
@@ -57,21 +57,21 @@ class PrecisionRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def precision_of(path: object, findings: Iterable[Finding], allowed: tuple[str, ...]) -> str:
-    """Return the precision of a reference: `float32`, and what was found beside it.
+    """Return the precision of a reference: `float32`, followed by the reduced precisions that were found.
 
     Parameters
     ----------
     path
-        The reference, as the message names it.
+        The reference, for the message.
     findings
-        Where it is not full precision.
+        The places that are not full precision.
     allowed
         Element types accepted by name. Any small integer type among them accepts quantising operators too.
 
     Raises
     ------
     OperatorError
-        There is more than what is allowed.
+        A finding is not allowed.
     """
     found = list(findings)
     accepted = {*allowed, *((_QUANTISED,) if _SMALL_INTEGERS & set(allowed) else ())}
@@ -86,7 +86,7 @@ def precision_of(path: object, findings: Iterable[Finding], allowed: tuple[str, 
 
 
 def _reduced(dtype: torch.dtype) -> bool:
-    """Return whether it is a float of less than 32 bits, or a complex number of such."""
+    """Return whether the type is a float of less than 32 bits, or a complex number of such floats."""
     return (dtype.is_floating_point and dtype.itemsize < 4) or (dtype.is_complex and dtype.itemsize < 8)
 
 

@@ -1,8 +1,8 @@
 """The three forms of a PyTorch reference, each loaded as a module that can be called with named arrays.
 
-An exported program and TorchScript are code, and so is a factory. Of an exported program that is more than the pickles
-it may hold: the expressions for its shapes are evaluated as Python, and its operators are looked up as attributes of
-`torch`. So blocking unpickling would not make one safe, and what is loaded must be pinned by its digest.
+An exported program, TorchScript and a factory are code. In an exported program that is more than the pickles it may hold: the
+expressions for its shapes are evaluated as Python, and its operators are looked up as attributes of `torch`. Blocking
+unpickling would not make it safe, so it must be pinned by its digest.
 """
 
 import hashlib
@@ -43,17 +43,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     module
-        What computes, on its device.
+        The module, on its device.
     arguments
-        Puts tensors, in the order of `inputs`, into the arguments of a call.
-    inputs
-        What it takes.
+        Converts tensors, in the order of `inputs`, to the arguments of a call.
     stored
-        Parameters, buffers and constants as they were in the artefact.
+        Parameters, buffers and constants as stored in the artefact.
     digest
         The identity of the artefact.
     producer
-        What made it.
+        The tool that made the artefact, or the factory.
     """
 
     module: torch.nn.Module
@@ -70,8 +68,8 @@ def load_program(model: Model, reference: Reference, device: torch.device) -> Pr
     Raises
     ------
     OperatorError
-        The artefact cannot be read or is not the one that is pinned; a factory cannot be imported or fails; weights do
-        not fit the module; an input is not a tensor that can be given.
+        The artefact cannot be read or is not the pinned one; a factory cannot be imported or fails; weights do not fit the
+        module; an input is not a tensor, or of an unsupported type.
     """
     path = Path(reference.path)
     try:
@@ -93,7 +91,7 @@ def load_program(model: Model, reference: Reference, device: torch.device) -> Pr
 
 
 def numpy_dtype(dtype: torch.dtype) -> np.dtype[Any] | None:
-    """Return the element type of arrays, None where numpy has none."""
+    """Return numpy's element type, None if it has no such type."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except (TypeError, RuntimeError):
@@ -112,7 +110,7 @@ def _exported(path: Path, file: IO[bytes], digest: str, device: torch.device) ->
         ) from error
     if program is None:
         raise OperatorError(
-            f"the reference {path} holds compiled code, of which nothing can be proven: save it with torch.export.save"
+            f"the reference {path} holds compiled code, whose precision cannot be checked: save it with torch.export.save"
         )
     if device.type != "cpu":
         program = move_to_device_pass(program, device)
@@ -143,12 +141,12 @@ def _exported(path: Path, file: IO[bytes], digest: str, device: torch.device) ->
 def _told(path: Path, name: object, value: object) -> TensorSpec:
     if not isinstance(value, torch.Tensor):
         raise OperatorError(
-            f"the reference {path} has the input {name!r}, which is no tensor: export it with tensors alone"
+            f"the reference {path} has the input {name!r}, which is not a tensor: export it with only tensors as inputs"
         )
     dtype = numpy_dtype(value.dtype)
     if dtype is None:
         raise OperatorError(
-            f"the reference {path} takes `{name}` of type {value.dtype}, which cannot be given: export it with float32 "
+            f"the reference {path} takes `{name}` of type {value.dtype}, which is not supported: export it with float32 "
             "inputs"
         )
     sizes: tuple[Any, ...] = tuple(value.shape)  # some of them symbols
@@ -159,7 +157,7 @@ def _told(path: Path, name: object, value: object) -> TensorSpec:
 def _scripted(model: Model, path: Path, file: IO[bytes], digest: str, device: torch.device) -> Program:
     try:
         with warnings.catch_warnings():
-            # Of TorchScript itself, which was asked for by name.
+            # TorchScript itself is deprecated, but the configuration names it.
             warnings.simplefilter("ignore", DeprecationWarning)
             module = torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call]
     except Exception as error:
@@ -199,7 +197,7 @@ def _made(model: Model, reference: Reference, path: Path, device: torch.device) 
         module=module.to(device),
         arguments=_calling(list(inspect.signature(module.forward).parameters), model),
         inputs=specs_of(model.inputs),
-        # As stored, and as the factory made the rest: a half that was cast up is still a half.
+        # With the stored types: a float16 weight that the module cast to float32 is still of reduced precision.
         stored={**module.state_dict(), **dict(module.named_buffers()), **weights},
         digest=digest,
         producer=reference.factory,
@@ -207,7 +205,7 @@ def _made(model: Model, reference: Reference, path: Path, device: torch.device) 
 
 
 def _source_of(module: str) -> Path:
-    """Return the file of a module without running it; the packages around it are imported."""
+    """Return the file of a module without running it; its parent packages are imported."""
     try:
         spec = importlib.util.find_spec(module)
     except (ImportError, ValueError) as error:
@@ -220,13 +218,13 @@ def _source_of(module: str) -> Path:
 
 
 def _parts(path: Path) -> tuple[str, ...]:
-    """Return the files that an index names; none where `path` is the file itself."""
+    """Return the files that an index names; none if `path` is the weights file itself."""
     if not path.name.endswith(_INDEX):
         return ()
     try:
         named = sorted(set(json.loads(path.read_bytes())["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OperatorError(f"{path} is no index of safetensors: it has no `weight_map`") from error
+        raise OperatorError(f"{path} is not an index of safetensors: it has no `weight_map`") from error
     if any(Path(name).name != name for name in named):
         raise OperatorError(f"{path} names files outside of its directory")
     return tuple(named)
@@ -247,10 +245,10 @@ def _fill(module: torch.nn.Module, weights: dict[str, torch.Tensor], factory: st
         missing, unexpected = module.load_state_dict(weights, strict=False)
     except RuntimeError as error:
         raise OperatorError(f"the weights in {path} do not fit what `{factory}` returns: {error}") from error
-    own = module.state_dict()
-    # Tensors that are shared are stored once.
-    filled = {own[name].data_ptr() for name in weights if name in own}
-    missing = [name for name in missing if own[name].data_ptr() not in filled]
+    state = module.state_dict()
+    # Shared tensors are stored once.
+    filled = {state[name].data_ptr() for name in weights if name in state}
+    missing = [name for name in missing if state[name].data_ptr() not in filled]
     if missing or unexpected:
         raise OperatorError(
             f"the weights in {path} do not fit what `{factory}` returns: missing {_some(missing)}, unexpected "
@@ -264,7 +262,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _calling(parameters: Sequence[str], model: Model) -> Callable[[list[torch.Tensor]], Arguments]:
-    """Return how a module is called: by name where it has arguments of all these names, else in order."""
+    """Return the converter to a call's arguments: by name if the module has arguments of all names, else in order."""
     names = [tensor.name for tensor in model.inputs]
     if set(names) <= set(parameters):
         return lambda tensors: ((), dict(zip(names, tensors, strict=True)))

@@ -1,4 +1,4 @@
-"""References on PyTorch: strictly FP32, on the device that was asked for, or not at all."""
+"""References in PyTorch: strict FP32, on the configured device or not at all."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,9 +13,14 @@ from quantdrift.core.config.schema import Model, Reference
 from quantdrift.core.errors import OperatorError, QuarantineError, QuarantineReason
 from quantdrift.shadow.runtimes.embedding import check_spec
 from quantdrift.shadow.runtimes.onnx.device import driver_version
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given, said_by
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_inputs, error_text
 from quantdrift.shadow.runtimes.pytorch.buckets import check_buckets, filled, joined, steps_of
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle, settle_compiler
+from quantdrift.shadow.runtimes.pytorch.determinism import (
+    configure_compiler,
+    configure_torch,
+    device_for,
+    limit_memory,
+)
 from quantdrift.shadow.runtimes.pytorch.errors import ERRORS, computed
 from quantdrift.shadow.runtimes.pytorch.gpu import Graphs, Staging, Tensors
 from quantdrift.shadow.runtimes.pytorch.layer import Layer, layer_of
@@ -37,23 +42,18 @@ _SIZES: Final = (2, 3)
 class TorchRuntime:
     """A reference in PyTorch: an exported program, a factory's module with safetensors weights, or TorchScript.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-
     Raises
     ------
     OperatorError
-        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, gives
-        outputs without names or no arrays, has no such embedding, or the device is not there.
+        It cannot be loaded, is itself quantised or of reduced precision, does not compute a batch of zeros, returns
+        unnamed outputs or no tensors, has no such embedding; or the device is missing.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        model, reference = opening.model, opening.reference
-        settle(opening.threads)
-        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
-        limit_memory(self._device, opening.gpu_bytes)
+    def __init__(self, request: RuntimeRequest) -> None:
+        model, reference = request.model, request.reference
+        configure_torch(request.threads)
+        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        limit_memory(self._device, request.gpu_bytes)
         self._path = reference.path
         program = load_program(model, reference, self._device)
         self._program: Program | None = program
@@ -65,9 +65,9 @@ class TorchRuntime:
         self._staging = Staging(self._device, self._on_device) if self._device.type == "cuda" else None
         self.inputs = program.inputs
         self.embedding = ""
-        with PrecisionRecorder() as witness:
+        with PrecisionRecorder() as recorder:
             self.outputs = self._probed()
-        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *witness.findings]
+        findings = [*stored_findings(program.stored), *_reduced_inputs(self.inputs), *recorder.findings]
         self.artefact = Artefact(
             path=reference.path,
             digest=program.digest,
@@ -75,15 +75,15 @@ class TorchRuntime:
             opset=0,
             producer=program.producer,
         )
-        # What was in the file may be there a second time: it is as large as the reference.
+        # The stored tensors may be a second copy in memory, as large as the reference.
         self._program = msgspec.structs.replace(program, stored={})
-        if opening.embedding:
-            self._embed(model, program, opening.embedding)
+        if request.embedding:
+            self._embed(model, program, request.embedding)
         how = self._prepare(reference)
         on_gpu = self._device.type == "cuda"
         self.provenance = Provenance(
             runtime="torch",
-            version=str(torch.__version__),  # it is a type of PyTorch's own, which the record does not take
+            version=str(torch.__version__),  # a str subclass of PyTorch, which cannot be encoded
             provider=" ".join([self._device.type, *how]),
             device=torch.cuda.get_device_name(self._device) if on_gpu else "cpu",
             driver=driver_version() if on_gpu else "",
@@ -98,11 +98,11 @@ class TorchRuntime:
         QuarantineError
             Reason `replay`: an input is not what the reference takes, or PyTorch failed on it.
         """
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         return computed(lambda: self._split(inputs))
 
     def close(self) -> None:
-        """Let go of the module and of what PyTorch keeps on the device."""
+        """Free the module, and the device memory that PyTorch caches."""
         self._program = None
         self._layer = None
         self._graphs = None
@@ -136,14 +136,14 @@ class TorchRuntime:
         return {name: _known(tensor) for name, tensor in found.items()}
 
     def _prepare(self, reference: Reference) -> list[str]:
-        """Compile and capture, and return what was done; what cannot be is said now, and not with the first batch."""
+        """Compile the module and capture CUDA graphs as configured; errors show now, not with the first batch."""
         done = []
         graphs = reference.cuda_graphs and self._device.type == "cuda"
         if reference.buckets:
             check_buckets(self._path, self.inputs, graphs=graphs)
         others_vary = any(None in spec.shape[1:] for spec in self.inputs)
         if reference.compile and self._program is not None:
-            settle_compiler()
+            configure_compiler()
             self._program.module.compile(dynamic=others_vary or not reference.buckets)
             self._compile(reference.buckets or _SIZES)
             done.append("compiled")
@@ -157,11 +157,11 @@ class TorchRuntime:
         try:
             self._tried(sizes, apart=self._batched)
         except (OperatorError, QuarantineError) as error:
-            # It computed these before: what fails is the compiler, which quotes all of its input.
-            said = said_by(error.__cause__ or error, n_lines=2)
+            # It computed these inputs before, so the compiler failed; its message quotes all of its input.
+            said = error_text(error.__cause__ or error, n_lines=2)
             raise OperatorError(
-                f"the reference {self._path} cannot be compiled ({said}): for a CPU that takes a C++ compiler such as g++; "
-                "or take `compile` away"
+                f"the reference {self._path} cannot be compiled ({said}): for a CPU, install a C++ compiler such as g++, or "
+                "remove `compile` from [[models.references]]"
             ) from error
 
     def _capture(self, sizes: Sequence[int]) -> None:
@@ -173,12 +173,12 @@ class TorchRuntime:
                     captured.capture(zeros)
         except ERRORS as error:
             raise OperatorError(
-                f"the reference {self._path} cannot be captured as a CUDA graph ({said_by(error)}): take `cuda_graphs` away"
+                f"the reference {self._path} cannot be captured as a CUDA graph ({error_text(error)}): remove `cuda_graphs`"
             ) from error
         self._graphs = captured
 
     def _probed(self) -> tuple[TensorSpec, ...]:
-        """Compute zeros of two sizes, and return what comes of them."""
+        """Compute zeros of two sizes, and return the specifications of the outputs."""
         first, second = self._tried(_SIZES)
         return tuple(
             TensorSpec(name=name, dtype=one.dtype, shape=_common(one.shape, second[name].shape))
@@ -186,14 +186,15 @@ class TorchRuntime:
         )
 
     def _tried(self, sizes: Sequence[int], *, apart: bool = False) -> list[dict[str, Array]]:
-        """Compute zeros of some numbers of items.
+        """Compute zeros for each number of items.
 
         Parameters
         ----------
         sizes
-            Of every dimension that varies.
+            Length of every dimension that varies.
         apart
-            Only of the first: others are 2 long, or 3. What is compiled for equal lengths does for no others.
+            Use `sizes` only for the first dimension; others are 2 or 3 long. Code compiled for equal lengths does not work for
+            other lengths.
         """
         try:
             return [
@@ -205,7 +206,7 @@ class TorchRuntime:
         except Exception as error:
             raise OperatorError(
                 f"the reference {self._path} does not compute zeros of the shapes that it is to take "
-                f"({', '.join(map(str, self.inputs))}): {said_by(error, n_lines=2)}"
+                f"({', '.join(map(str, self.inputs))}): {error_text(error, n_lines=2)}"
             ) from error
 
     def _embed(self, model: Model, program: Program, wanted: str) -> None:
@@ -218,13 +219,13 @@ class TorchRuntime:
                 check_spec(spec)
 
 
-def open_reference(opening: RuntimeRequest) -> TorchRuntime:
+def open_reference(request: RuntimeRequest) -> TorchRuntime:
     """Return the reference; errors as of `TorchRuntime`."""
-    return TorchRuntime(opening)
+    return TorchRuntime(request)
 
 
 def _named(result: Any, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Return the tensors of what a module returned: by their keys, else by the configured names, in order."""
+    """Yield the tensors that a module returned: by their keys, else by the configured names, in order."""
     if hasattr(result, "_asdict"):
         result = result._asdict()
     if isinstance(result, Mapping):
@@ -263,11 +264,11 @@ def _common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int | None, .
 
 
 def _tensor(array: Array) -> torch.Tensor:
-    """Return an array as a tensor; PyTorch shares memory only with what may be written to."""
+    """Return an array as a tensor; PyTorch shares memory only with writeable arrays."""
     own = np.ascontiguousarray(array)
     return torch.from_numpy(own if own.flags.writeable else own.copy())
 
 
 def _known(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of a type that numpy has: float32 holds bfloat16 and narrower, where they are allowed."""
+    """Return a tensor of a type that numpy has: bfloat16 and narrower types, if allowed, become float32."""
     return tensor if numpy_dtype(tensor.dtype) is not None else tensor.to(torch.float32)

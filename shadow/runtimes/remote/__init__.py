@@ -1,1 +1,1 @@
-"""References at an Open Inference server."""
+"""The runtimes of references at a server that speaks the Open Inference Protocol."""

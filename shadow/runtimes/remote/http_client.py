@@ -1,4 +1,4 @@
-"""One server over HTTP/1.1: a connection that is kept, and what its refusals mean."""
+"""The HTTP/1.1 client of a reference's server: one kept connection, and the classification of refusals."""
 
 import contextlib
 import http.client
@@ -21,20 +21,14 @@ _BROKEN_OFF: Final = (
 
 
 class HttpServer:
-    """Asks a server.
+    """The connection to a server, with the address, token and time limit of a reference."""
 
-    Parameters
-    ----------
-    opening
-        Address, token and time limit.
-    """
-
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
         address = urlsplit(reference.url)
         self._where = reference.url
         self._base = address.path.rstrip("/")
-        self._token = RequestHeaders(opening)
+        self._token = RequestHeaders(request)
         host, timeout_s = address.netloc, reference.timeout_s
         self._connection = (
             http.client.HTTPSConnection(host, timeout=timeout_s, context=ssl.create_default_context())
@@ -45,12 +39,12 @@ class HttpServer:
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None
     ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """Return status, headers and body; a kept connection that the server has closed meanwhile is opened anew.
+        """Return status, headers and body; a kept connection that the server has closed is reopened.
 
         Raises
         ------
         RetryError
-            The server is away.
+            The server is unreachable.
         TimeoutError
             It takes too long.
         """
@@ -99,7 +93,7 @@ class HttpServer:
 
 
 def refuse(status: int, body: bytes) -> None:
-    """Raise where an answer is none.
+    """Raise an error if the status is not 200.
 
     Raises
     ------

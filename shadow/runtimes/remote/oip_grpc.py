@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over gRPC, with tensors as bytes."""
+"""The Open Inference Protocol v2 over gRPC, with raw tensor contents."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -62,21 +62,15 @@ Answer = TypeVar("Answer", bound=Message)
 
 
 class OipGrpc:
-    """Asks over gRPC. The channel connects by itself, again and again.
+    """The transport over gRPC. The channel reconnects by itself."""
 
-    Parameters
-    ----------
-    opening
-        Address, model, token and time limit.
-    """
-
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
         address = urlsplit(reference.url)
         self._where = reference.url
-        self._model = {"name": reference.model or opening.model.name, "version": reference.model_version}
+        self._model = {"name": reference.model or request.model.name, "version": reference.model_version}
         self._timeout_s = reference.timeout_s
-        self._token = RequestHeaders(opening)
+        self._token = RequestHeaders(request)
         self._channel = (
             grpc.secure_channel(address.netloc, grpc.ssl_channel_credentials(), _OPTIONS)
             if address.scheme == "grpcs"
@@ -159,11 +153,11 @@ class OipGrpc:
         return answer
 
 
-def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
+def open_reference(request: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
-    transport = OipGrpc(opening)
+    transport = OipGrpc(request)
     try:
-        return RemoteRuntime(opening, transport)
+        return RemoteRuntime(request, transport)
     except BaseException:
         transport.close()
         raise

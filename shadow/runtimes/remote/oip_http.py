@@ -1,4 +1,4 @@
-"""The Open Inference Protocol v2 over HTTP/1.1, with tensors as bytes; one connection that is kept."""
+"""The Open Inference Protocol v2 over HTTP/1.1, with binary tensors and one kept connection."""
 
 import http
 import uuid
@@ -40,20 +40,14 @@ class _Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OipHttp:
-    """Asks over HTTP.
+    """The transport over HTTP."""
 
-    Parameters
-    ----------
-    opening
-        Address, model, token and time limit.
-    """
-
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
-        model = f"/v2/models/{quote(reference.model or opening.model.name, safe='')}"
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
+        model = f"/v2/models/{quote(reference.model or request.model.name, safe='')}"
         version = quote(reference.model_version, safe="")
         self._model = model + (f"/versions/{version}" if version else "")
-        self._server = HttpServer(opening)
+        self._server = HttpServer(request)
 
     def server(self) -> ServerMetadata:
         """Return what `GET /v2` answers."""
@@ -104,18 +98,18 @@ class OipHttp:
             raise RefusedError(f"{path} answers what is not the protocol: {error}", Refusal.ACCESS) from error
 
 
-def open_reference(opening: RuntimeRequest) -> RemoteRuntime:
+def open_reference(request: RuntimeRequest) -> RemoteRuntime:
     """Return the reference at a server; errors as of `RemoteRuntime`."""
-    transport = OipHttp(opening)
+    transport = OipHttp(request)
     try:
-        return RemoteRuntime(opening, transport)
+        return RemoteRuntime(request, transport)
     except BaseException:
         transport.close()
         raise
 
 
 def _tensors(json_length: str | None, body: bytes) -> list[Tensor]:
-    """Return the tensors of an answer, as bytes or as JSON, each as the server likes."""
+    """Return the tensors of an answer; a server may send each one as bytes or as JSON."""
     length = int(json_length) if json_length and json_length.isdecimal() else len(body)
     tail, found = memoryview(body)[length:], []
     try:

@@ -1,8 +1,8 @@
-"""References that a server holds, asked by the Open Inference Protocol v2.
+"""References at a server, called through the Open Inference Protocol v2.
 
-Nothing can be proven of such a reference: it is recorded as `unverified`. What is checked is that its tensors are those
-of the exchange. A server that is away is waited for; a server that refuses an input, or fails on it while it says that
-the model is ready, has been given a bad input.
+The precision of such a reference cannot be checked: it is recorded as `unverified`. Its tensors are checked against those of
+the exchange. An unreachable server is waited for; if a server refuses an input, or fails on it although the model is ready,
+the input is at fault.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from quantdrift.core.errors import (
 )
 from quantdrift.core.records import Tensor
 from quantdrift.core.tensors import DTYPES
-from quantdrift.shadow.runtimes.embedding import check_spec, unknown
-from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_given
+from quantdrift.shadow.runtimes.embedding import check_spec, unknown_embedding
+from quantdrift.shadow.runtimes.protocol import Artefact, Provenance, check_inputs
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.tensors.arrays import Array
 from quantdrift.shadow.tensors.codec import decode, encode, specs_of
@@ -37,7 +37,7 @@ _REDUCED: Final[Mapping[str, str]] = MappingProxyType({"FP16": "float16", "BF16"
 
 
 class ServerTensor(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of a tensor; unknown fields are let be."""
+    """A server's description of a tensor; unknown fields are ignored."""
 
     name: str
     datatype: str
@@ -45,7 +45,7 @@ class ServerTensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Metadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of a model, as in the protocol."""
+    """A server's description of a model, as in the protocol."""
 
     name: str = ""
     versions: tuple[str, ...] | None = None
@@ -55,18 +55,18 @@ class Metadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ServerMetadata(msgspec.Struct, frozen=True, kw_only=True):
-    """What a server says of itself."""
+    """A server's name and version."""
 
     name: str = ""
     version: str = ""
 
 
 class Refusal(Enum):
-    """Why a server did not answer as it was asked."""
+    """The kind of a server's refusal."""
 
-    INPUT = auto()  # it finds fault with the request
-    ACCESS = auto()  # it does not know the model, or us
-    FAILURE = auto()  # it failed: whose fault that is depends on whether the model is ready
+    INPUT = auto()  # the request is invalid
+    ACCESS = auto()  # the model is unknown, or access is denied
+    FAILURE = auto()  # the server failed: because of the input if the model is ready
 
 
 class RefusedError(QuantdriftError):
@@ -75,11 +75,9 @@ class RefusedError(QuantdriftError):
     Parameters
     ----------
     detail
-        What it said.
-    kind
-        Why.
+        The server's message.
     brief
-        The same without the server's own words, which may quote what it was asked; empty: there are none in it.
+        The same without the server's own words, which may quote the request; empty: as `detail`.
 
     Attributes
     ----------
@@ -94,49 +92,43 @@ class RefusedError(QuantdriftError):
 
 
 class Transport(Protocol):
-    """How a server is asked for one model.
+    """The transport of requests about one model.
 
-    Every call raises `RetryError` where the server is away, `RefusedError` where it refuses, and `TimeoutError` where
-    it takes too long.
+    Every method raises `RetryError` if the server is unreachable, `RefusedError` if it refuses, and `TimeoutError` if it takes
+    too long.
     """
 
     def server(self) -> ServerMetadata:
-        """Ask the server who it is."""
+        """Return the server's name and version."""
         ...
 
     def ready(self) -> bool:
-        """Ask whether the model is ready."""
+        """Return whether the model is ready."""
         ...
 
     def metadata(self) -> Metadata:
-        """Ask what the model takes and gives."""
+        """Return the description of the model."""
         ...
 
     def infer(self, inputs: Sequence[Tensor], outputs: Sequence[str]) -> list[Tensor]:
-        """Ask for outputs, by name; all that there are where none is named."""
+        """Return the named outputs; all of them if none is named."""
         ...
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
         ...
 
 
 class RequestHeaders:
-    """The headers of every request: what was asked for, and a bearer token, read anew since tokens that are mounted change.
+    """The headers of every request, with the bearer token. A token file is read for each request: mounted tokens change."""
 
-    Parameters
-    ----------
-    opening
-        Names the file, or holds the token.
-    """
-
-    def __init__(self, opening: RuntimeRequest) -> None:
-        self._file = opening.reference.token_file
-        self._token = opening.token
-        self._headers = dict(opening.headers)
+    def __init__(self, request: RuntimeRequest) -> None:
+        self._file = request.reference.token_file
+        self._token = request.token
+        self._headers = dict(request.headers)
 
     def headers(self) -> dict[str, str]:
-        """Return the headers of a request, in small letters.
+        """Return the headers of a request, in lower case.
 
         Raises
         ------
@@ -155,25 +147,18 @@ class RequestHeaders:
 class RemoteRuntime:
     """A reference at a server.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-    transport
-        How it is asked.
-
     Raises
     ------
     OperatorError
-        The server does not know the model, or us; the model's tensors are not told, cannot be given, or are of a reduced
-        precision that is not declared; `embedding` is none of its outputs.
+        The server does not know the model, or refuses access; the model's tensors are unknown, of an unsupported type, or of a
+        reduced precision that is not declared; `models.embedding` is not one of its outputs.
     RetryError
-        The server is away, or the model is not ready.
+        The server is unreachable, or the model is not ready.
     """
 
-    def __init__(self, opening: RuntimeRequest, transport: Transport) -> None:
-        reference = opening.reference
-        self._where = reference.where(opening.model.name)
+    def __init__(self, request: RuntimeRequest, transport: Transport) -> None:
+        reference = request.reference
+        self._where = reference.where(request.model.name)
         self._transport = transport
         self._timeout_s = reference.timeout_s
         try:
@@ -185,25 +170,26 @@ class RemoteRuntime:
                 f"the server of the reference {self._where} refuses: {error}. Check `url`, `model`, `model_version` and "
                 "the token in [[models.references]]"
             ) from error
-        told = self._known(metadata.inputs, "inputs") or opening.model.inputs
-        if not told:
+        inputs = self._known(metadata.inputs, "inputs") or request.model.inputs
+        if not inputs:
             raise OperatorError(
-                f"the server of {self._where} tells nothing of its inputs: give them in [[models.inputs]]"
+                f"the server of {self._where} does not describe its inputs: list them in [[models.inputs]]"
             )
-        for tensor in told:
+        for tensor in inputs:
             if tensor.datatype == "BF16":
                 raise OperatorError(
-                    f"the reference {self._where} takes `{tensor.name}` as BF16, which cannot be given"
+                    f"the reference {self._where} takes `{tensor.name}` as BF16, which is not supported: serve it with FP32 "
+                    "inputs"
                 )
         self._check_declared(reference, metadata)
-        self._datatypes = {tensor.name: tensor.datatype for tensor in told}
-        self.inputs = specs_of(told)
-        self.outputs = specs_of(self._known(metadata.outputs, "outputs") or opening.model.outputs)
+        self._datatypes = {tensor.name: tensor.datatype for tensor in inputs}
+        self.inputs = specs_of(inputs)
+        self.outputs = specs_of(self._known(metadata.outputs, "outputs") or request.model.outputs)
         if not self.outputs:
             raise OperatorError(
-                f"the server of {self._where} tells nothing of its outputs: give them in [[models.outputs]]"
+                f"the server of {self._where} does not describe its outputs: list them in [[models.outputs]]"
             )
-        self.embedding = opening.embedding
+        self.embedding = request.embedding
         if self.embedding:
             self._check_embedding()
         self.artefact = Artefact(
@@ -224,9 +210,9 @@ class RemoteRuntime:
             "reference %s: at %s, unverified, %s",
             self._where,
             self.provenance.version or "a server without a name",
-            "held to its canaries"
+            "checked against its canaries"
             if reference.canaries
-            else "and without canaries: nothing would tell whether it is the model that you mean",
+            else "and without canaries: another model would not be noticed. Set models.references.canaries",
         )
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
@@ -235,18 +221,18 @@ class RemoteRuntime:
         Raises
         ------
         QuarantineError
-            Reason `replay`: an input is not what the reference takes; the server refuses it, fails on it though the model
-            is ready, or does not answer in time; or what it answers cannot be read.
+            Reason `replay`: an input is not what the reference takes; the server refuses it, fails on it although the model
+            is ready, or does not answer in time; or its answer cannot be read.
         RetryError
-            The server is away, does not let us in, or the model is not ready.
+            The server is unreachable or refuses access, or the model is not ready.
         """
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         names = [spec.name for spec in self.outputs]
         tensors = [encode(spec.name, self._datatypes[spec.name], inputs[spec.name]) for spec in self.inputs]
         try:
             answer = self._transport.infer(tensors, names)
         except TimeoutError as error:
-            # A smaller batch may be quicker; where the server hangs altogether, ProvenRuntime finds that out and waits.
+            # A smaller batch may be quicker; if the server hangs altogether, SelfTestedRuntime finds out and waits.
             raise _replay(f"no answer within {self._timeout_s:g} s") from error
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error
@@ -263,7 +249,7 @@ class RemoteRuntime:
         return {name: found[name] for name in names}
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._transport.close()
 
     def _asked(self) -> tuple[ServerMetadata, Metadata]:
@@ -273,7 +259,7 @@ class RemoteRuntime:
         try:
             return self._transport.server(), metadata
         except RefusedError:
-            return ServerMetadata(), metadata  # not every server says who it is
+            return ServerMetadata(), metadata  # not every server has this call
 
     def _is_ready(self) -> bool:
         try:
@@ -281,18 +267,18 @@ class RemoteRuntime:
         except (RefusedError, TimeoutError):
             return False
 
-    def _known(self, told: Sequence[ServerTensor] | None, what: str) -> tuple[ModelTensor, ...]:
-        told = told or ()
-        for tensor in told:
+    def _known(self, tensors: Sequence[ServerTensor] | None, what: str) -> tuple[ModelTensor, ...]:
+        tensors = tensors or ()
+        for tensor in tensors:
             if tensor.datatype not in {"BF16", "BYTES", *DTYPES}:
                 raise OperatorError(
                     f"the reference {self._where} has `{tensor.name}` among its {what}, of the unknown datatype "
                     f"{tensor.datatype!r}"
                 )
-        return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in told)
+        return tuple(ModelTensor(name=one.name, datatype=one.datatype, shape=one.shape) for one in tensors)
 
     def _check_declared(self, reference: Reference, metadata: Metadata) -> None:
-        """Check that what the server does tell of precision is declared."""
+        """Check that reduced precisions in the server's description are declared."""
         for tensor in (*(metadata.inputs or ()), *(metadata.outputs or ())):
             precision = _REDUCED.get(tensor.datatype)
             if precision and precision not in reference.allow_reduced_precision:
@@ -307,7 +293,7 @@ class RemoteRuntime:
                 check_spec(spec)
                 return
         raise OperatorError(
-            f"{unknown(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
+            f"{unknown_embedding(self.embedding, [spec.name for spec in self.outputs])}. A server shows its outputs alone"
         )
 
 
@@ -316,5 +302,5 @@ def _replay(detail: str) -> QuarantineError:
 
 
 def _digest(metadata: Metadata) -> str:
-    """Return what stands for the digest of an artefact that nobody can see: of all that the server says of it."""
+    """Return the digest of the server's description, in place of that of the artefact, which cannot be read."""
     return hashlib.sha256(msgspec.json.encode(metadata)).hexdigest()

@@ -1,1 +1,1 @@
-"""References that are language models, here or at an OpenAI-compatible server."""
+"""The runtimes of language models and text embeddings, in this process or at an OpenAI-compatible server."""

@@ -1,7 +1,7 @@
-"""A reference with a copy of the candidate beside it, which tells the log-probabilities that were not served.
+"""A reference together with a replica of the candidate, which computes the log-probabilities that were not served.
 
-The copy is the quantised candidate itself, and scores the served tokens as the reference does. It is asked first: both
-score the tokens that it made of a text.
+The replica is the same quantised model as the candidate, and scores the served tokens like the reference. It runs first,
+because both score the tokens that it makes of a text.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,14 @@ import msgspec
 
 from quantdrift.core.config.schema import Reference, Runtime
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import ASKED, SCORES, Scores, ScoringRequest, objects, without_own
+from quantdrift.shadow.language.scoring import (
+    REQUEST,
+    SCORES,
+    Scores,
+    ScoringRequest,
+    objects,
+    without_free_answer,
+)
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest, open_reference
 from quantdrift.shadow.runtimes.self_test import SelfTestedRuntime
@@ -18,67 +25,69 @@ from quantdrift.shadow.tensors.arrays import Array
 
 
 class CandidateReplica:
-    """Asks the copy about each answer that says so, then the reference about all.
+    """Scores answers with the replica where `ask_replica` is set, then all answers with the reference.
 
     Parameters
     ----------
     reference, copy
-        Both score served tokens.
+        The reference and the replica; both score served tokens.
     precision
-        What the copy computes in, as its owner tells.
+        The replica's precision as configured; empty: as its runtime reports it.
     """
 
     def __init__(self, reference: ReferenceRuntime, copy: ReferenceRuntime, precision: str) -> None:
         self._reference = reference
         self._copy = copy
-        told = copy.provenance
+        provenance = copy.provenance
         self.artefact = reference.artefact
         self.provenance = msgspec.structs.replace(
             reference.provenance,
             copy=copy.artefact.digest,
             copy_precision=precision or copy.artefact.precision,
-            copy_runtime=f"{told.runtime} {told.version} on {told.device}",
+            copy_runtime=f"{provenance.runtime} {provenance.version} on {provenance.device}",
         )
         self.inputs = reference.inputs
         self.outputs = reference.outputs
         self.embedding = reference.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return the reference's scores, with those of the copy where it was asked; errors as of either.
+        """Return the reference's scores, with those of the replica where it was asked; errors as of either.
 
         Raises
         ------
         RetryError
-            Either of them is away. Answers that are compared without the copy are measured otherwise: an outage would be
-            read as a change.
+            Either of them is unreachable. Without the replica another measure would apply, and an outage would look like a
+            drift.
         """
-        asked = inputs.get(ASKED, objects([])).tolist()
-        rows = [n for n, one in enumerate(asked) if isinstance(one, ScoringRequest) and one.is_copied]
+        requests = inputs.get(REQUEST, objects([])).tolist()
+        rows = [n for n, one in enumerate(requests) if isinstance(one, ScoringRequest) and one.ask_replica]
         if not rows:
             return self._reference.run(inputs)
-        of_copy = without_own({name: array[rows] for name, array in inputs.items()})
-        found = self._copy.run(of_copy)[SCORES].tolist()
-        told: Mapping[int, Scores] = {n: one for n, one in zip(rows, found, strict=True) if one.ids}
-        same = [
-            msgspec.structs.replace(one, served_ids=told[n].ids) if n in told else one
-            for n, one in enumerate(asked)
+        of_copy = without_free_answer({name: array[rows] for name, array in inputs.items()})
+        replica_scores = self._copy.run(of_copy)[SCORES].tolist()
+        by_row: Mapping[int, Scores] = {
+            n: one for n, one in zip(rows, replica_scores, strict=True) if one.ids
+        }
+        same_tokens = [
+            msgspec.structs.replace(one, served_ids=by_row[n].ids) if n in by_row else one
+            for n, one in enumerate(requests)
         ]
-        outputs = self._reference.run({**inputs, ASKED: objects(same)})
+        outputs = self._reference.run({**inputs, REQUEST: objects(same_tokens)})
         scores = [
-            msgspec.structs.replace(one, copy=_by_id(told[n], one)) if n in told else one
+            msgspec.structs.replace(one, copy=_by_id(by_row[n], one)) if n in by_row else one
             for n, one in enumerate(outputs[SCORES].tolist())
         ]
         return {**outputs, SCORES: objects(scores)}
 
     def close(self) -> None:
-        """Let go of what both hold."""
+        """Close both."""
         self._copy.close()
         self._reference.close()
 
 
-def copy_opening(opening: RuntimeRequest) -> RuntimeRequest | None:
-    """Return what the runtime is told of the copy beside a reference; None where none is configured."""
-    copy = opening.reference.copy
+def replica_request(request: RuntimeRequest) -> RuntimeRequest | None:
+    """Return the request for the replica configured with a reference; None if there is none."""
+    copy = request.reference.copy
     if not copy.is_there:
         return None
     reference = Reference(
@@ -91,55 +100,55 @@ def copy_opening(opening: RuntimeRequest) -> RuntimeRequest | None:
         token_file=copy.token_file,
     )
     # The token is the reference's.
-    return msgspec.structs.replace(opening, reference=reference, is_copy=True, token="")
+    return msgspec.structs.replace(request, reference=reference, is_copy=True, token="")
 
 
-def open_copy(opening: RuntimeRequest) -> ReferenceRuntime:
-    """Load a copy of a candidate.
+def open_replica(request: RuntimeRequest) -> ReferenceRuntime:
+    """Load a replica of the candidate.
 
     Parameters
     ----------
-    opening
-        As `copy_opening` returns it.
+    request
+        From `replica_request`.
 
     Raises
     ------
     OperatorError
         It cannot be loaded.
     RetryError
-        The server that holds it is away.
+        Its server is unreachable.
     """
     try:
-        return SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
+        return SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
     except OperatorError as error:
         raise OperatorError(f"[models.references.copy]: {error}") from error
     except RetryError as error:
-        raise RetryError(f"the copy of the candidate: {error}") from error
+        raise RetryError(f"the candidate's replica ([models.references.copy]): {error}") from error
 
 
-def opened_with_copy(opening: RuntimeRequest) -> ReferenceRuntime:
-    """Load a reference, and the copy of the candidate that is configured beside it.
+def open_with_replica(request: RuntimeRequest) -> ReferenceRuntime:
+    """Load a reference, with the replica of the candidate if one is configured.
 
     Raises
     ------
     OperatorError
         One of them cannot be loaded.
     RetryError
-        The server that holds one of them is away.
+        The server of one of them is unreachable.
     """
-    reference = SelfTestedRuntime(open_reference(opening), remote=bool(opening.reference.url))
-    told = copy_opening(opening)
-    if told is None:
+    reference = SelfTestedRuntime(open_reference(request), remote=bool(request.reference.url))
+    replica = replica_request(request)
+    if replica is None:
         return reference
     try:
-        return CandidateReplica(reference, open_copy(told), opening.reference.copy.precision)
+        return CandidateReplica(reference, open_replica(replica), request.reference.copy.precision)
     except BaseException:
         reference.close()
         raise
 
 
 def _by_id(copy: Scores, reference: Scores) -> Scores:
-    """Return the copy's scores without spellings where both sides tell ids: servers spell parts of characters as they like."""
+    """Return the replica's scores, without spellings if both sides have ids: servers spell parts of characters differently."""
     if all((one.top_ids >= 0).any() for one in (copy, reference)):
         return msgspec.structs.replace(copy, tokens=(), top_tokens=())
     return copy

@@ -1,4 +1,4 @@
-"""Own answers of a language model in a folder: what a client asked for, in the words of `transformers`, one at a time."""
+"""Free-running answers with `transformers`: a client's options translated for `generate`, one answer at a time."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -9,11 +9,11 @@ from transformers import GenerationConfig
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import constraints, forces_tool, json_asked
-from quantdrift.shadow.language.scoring import refused
+from quantdrift.shadow.language.scoring import replay_error
 
 _KNOWN: Final = frozenset({"min_tokens", "no_repeat_ngram_size", "repetition_penalty"})
 _OF_JSON: Final = frozenset({"guided_json", "json_schema", "structured_outputs"})
-# What servers take from the model's generation_config.json where a client names nothing, and else, as vLLM does.
+# Defaults where neither the client nor the model's generation_config.json sets an option, as in vLLM.
 _NEUTRAL: Final[Mapping[str, float]] = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -26,16 +26,16 @@ _NEUTRAL: Final[Mapping[str, float]] = {
 
 
 def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[int, ...]:
-    """Return the tokens that end an answer: those that are configured, or as the folder tells.
+    """Return the tokens that end an answer: the configured ones, or those of the model's folder.
 
     Raises
     ------
     OperatorError
-        One that is configured is none of the model's `n_tokens`.
+        A configured one is not among the model's `n_tokens` tokens.
     """
     if strange := [one for one in configured if not 0 <= one < n_tokens]:
         raise OperatorError(
-            f"models.generation.end_ids names {strange}, which are none of the reference's {n_tokens} tokens"
+            f"models.generation.end_ids names {strange}, but the reference has only the token ids 0 to {n_tokens - 1}"
         )
     told = getattr(model, "generation_config", None) or model.config
     ids = getattr(told, "eos_token_id", None)
@@ -44,7 +44,7 @@ def ending_ids(model: Any, configured: tuple[int, ...], n_tokens: int) -> tuple[
 
 
 def is_able(options: Mapping[str, Any]) -> bool:
-    """Return whether all that was asked for is known here, but for the grammar of JSON."""
+    """Return whether `generate` supports all options of the request, apart from the JSON grammar."""
     known = _KNOWN | _OF_JSON if json_asked(options)[0] else _KNOWN
     return constraints(options) <= known and not forces_tool(options)
 
@@ -54,28 +54,26 @@ def answered(
     model: Any,
     tokenizer: Any,
     prompt: Sequence[int],
-    wanted: FreeAnswerRequest,
+    answer_request: FreeAnswerRequest,
     end_ids: tuple[int, ...],
     within_s: float,
 ) -> FreeAnswer:
-    """Return what a model answers; it has as many tokens as it could say within the time, and is late if they are too few.
+    """Return the model's answer; it is late if the time was over before the answer ended.
 
     Parameters
     ----------
     model, tokenizer
         Of `transformers`.
     prompt
-        Tokens.
-    wanted
-        How it is to answer.
+        Token ids.
     end_ids
-        Tokens that end it.
+        Tokens that end the answer.
     within_s
-        Longest time. What reads the prompt is not broken off.
+        Longest time of generation. Reading the prompt is not interrupted.
     """
-    if wanted.max_tokens < 1:
-        raise refused("the prompt leaves no room for an answer")
-    options = wanted.options
+    if answer_request.max_tokens < 1:
+        raise replay_error("the prompt fills the reference's context: there is no room for an answer")
+    options = answer_request.options
     ends = (*end_ids, *(one for one in options.get("stop_token_ids") or () if type(one) is int))
     stops = [options["stop"]] if isinstance(options.get("stop"), str) else list(options.get("stop") or ())
     ids = torch.tensor([list(prompt)], device=model.device)
@@ -84,33 +82,33 @@ def answered(
         torch.autocast(model.device.type, enabled=False),
         torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []),
     ):
-        torch.manual_seed(options["seed"] if type(options.get("seed")) is int else wanted.seed)
+        torch.manual_seed(options["seed"] if type(options.get("seed")) is int else answer_request.seed)
         found = model.generate(
             input_ids=ids,
             attention_mask=torch.ones_like(ids),
-            generation_config=_settings(model, wanted, ends, stops, within_s),
+            generation_config=_settings(model, answer_request, ends, stops, within_s),
             tokenizer=tokenizer if stops else None,
         )
     tokens = found[0, len(prompt) :].tolist()
     text = tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
     stopped = min((place for place in map(text.find, stops) if place >= 0), default=-1)
     is_ended = stopped >= 0 or (bool(tokens) and tokens[-1] in ends)
-    if not is_ended and len(tokens) < wanted.max_tokens:
+    if not is_ended and len(tokens) < answer_request.max_tokens:
         return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
     return FreeAnswer(
         outcome=FreeAnswerOutcome.UNFORCED if json_asked(options)[0] else FreeAnswerOutcome.DONE,
         text=text[:stopped] if stopped >= 0 else text,
         finish_reason="stop" if is_ended else "length",
         n_tokens=len(tokens),
-        max_tokens=wanted.max_tokens,
-        is_capped=wanted.is_capped,
+        max_tokens=answer_request.max_tokens,
+        is_capped=answer_request.is_capped,
     )
 
 
 def _settings(
-    model: Any, wanted: FreeAnswerRequest, ends: Sequence[int], stops: Sequence[str], within_s: float
+    model: Any, answer_request: FreeAnswerRequest, ends: Sequence[int], stops: Sequence[str], within_s: float
 ) -> GenerationConfig:
-    options = wanted.options
+    options = answer_request.options
     folder = getattr(model, "generation_config", None)
 
     def told(name: str) -> Any:
@@ -125,7 +123,7 @@ def _settings(
         sampling = {name: told(name) for name in ("temperature", "top_p", "min_p", "typical_p")}
         sampling["top_k"] = max(told("top_k"), 0)  # -1 is all of them, to servers
     return GenerationConfig(
-        max_new_tokens=wanted.max_tokens,
+        max_new_tokens=answer_request.max_tokens,
         max_time=within_s,
         min_new_tokens=options.get("min_tokens") or None,
         do_sample=sampled,

@@ -1,12 +1,13 @@
-"""Language models at an OpenAI-compatible server, asked for the log-probabilities of a prompt that ends in the answer.
+"""Language models at an OpenAI-compatible server, which returns the log-probabilities of a prompt that ends in the answer.
 
-Two ways are known, and the first that the server takes is used:
+There are two ways to ask, and the first that the server accepts is used:
 
-- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k likeliest at each place, with ids and ranks;
-- what OpenAI's completions had, `echo` with `logprobs` and no token generated: no ids, and ranks only of what is listed.
+- vLLM's `prompt_logprobs` on `/v1/completions`: the served token and the k most likely at each position, with ids and
+  ranks;
+- OpenAI's former `echo` with `logprobs` and no generated token: no ids, and ranks only of listed tokens.
 
-Prompts and answers go there as ids of tokens. What the candidate did not tell as ids, `/tokenize` makes into tokens: with
-the server's own tokenizer and chat template. Nothing can be proven of such a reference: it is `unverified`.
+Prompts and answers are sent as token ids. Texts without ids are tokenised by `/tokenize`, with the server's own tokenizer
+and chat template. The precision of such a reference cannot be checked: it is `unverified`.
 """
 
 import http
@@ -22,7 +23,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.tasks import Task
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import object_of
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest
+from quantdrift.shadow.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import Refusal, RefusedError
@@ -64,56 +65,49 @@ class _Completion(msgspec.Struct):
 class OpenAILanguage:
     """A language model at a server.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-    server
-        Where it is.
-
     Raises
     ------
     OperatorError
-        The server does not know the model, or us, or tells no log-probabilities of prompts.
+        The server does not know the model, refuses access, or returns no log-probabilities of prompts.
     RetryError
-        The server is away, or does not answer.
+        The server is unreachable, or does not answer.
     """
 
-    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
-        self._where = opening.reference.where(opening.model.name)
-        self._top = opening.model.generation.top
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        self._where = request.reference.where(request.model.name)
+        self._top = request.model.generation.top
         self._server = server
-        self._answers = OpenAIAnswers(opening)
-        self.end_ids = opening.model.generation.end_ids
+        self._answers = OpenAIAnswers(request)
+        self.end_ids = request.model.generation.end_ids
         self._ask, self.artefact, self.provenance, longest = server.opened(self._way)
-        # One token is generated with each: there must be room for it.
+        # One token is generated with each request: there must be room for it.
         self.longest = None if longest is None else longest - 1
 
-    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the server's chat template."""
-        question = {"messages": asked.messages, **asked.template}
+        question = {"messages": request.messages, **request.template}
         if documents := question.pop(
             "documents", None
         ):  # /tokenize reads them only beside what else a template takes
             more = {"documents": documents, **object_of(question.get("chat_template_kwargs"))}
             question["chat_template_kwargs"] = more
-        if asked.tools:
-            question["tools"] = asked.tools
+        if request.tools:
+            question["tools"] = request.tools
         return self._tokens(question)
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text."""
         return self._tokens({"prompt": text, "add_special_tokens": add_special_tokens})
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of the answer of each row, asked for together.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, does not answer in time, or answers what cannot be read.
+            Reason `replay`: the server refuses, does not answer in time, or its answer cannot be read.
         RetryError
-            The server is away, fails, or does not let us in.
+            The server is unreachable, fails, or refuses access.
         """
         if not rows:
             return []
@@ -121,31 +115,31 @@ class OpenAILanguage:
 
     def answer(
         self,
-        asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return the server's own answer; `prompt` and `within_s`, which its connection keeps to, are not needed here.
+        """Return the server's free-running answer. `prompt` and `within_s` are not used: the connection has its time limit.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
         RetryError
-            It is away.
+            It is unreachable.
         """
-        return self._answers.answer(asked, wanted)
+        return self._answers.answer(request, answer_request)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._answers.close()
         self._server.close()
 
-    def _way(self) -> Callable[[Sequence[Row]], list[Scores]]:
-        """Return how the server is asked: what it takes of the two ways."""
-        # An end that the server does not know would have it refuse answers later.
-        row = Row(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
+    def _way(self) -> Callable[[Sequence[TokenRow]], list[Scores]]:
+        """Return the way of asking that the server accepts."""
+        # With the end tokens: a server that does not know them would refuse answers later.
+        row = TokenRow(prompt=_PROBE[:1], served=(*_PROBE[1:], *self.end_ids))
         said = []
         for way in (self._by_prompt_logprobs, self._by_echo):
             try:
@@ -156,10 +150,10 @@ class OpenAILanguage:
                 said.append(str(error))
             else:
                 return way
-        ends = f", of models.generation.end_ids {list(self.end_ids)} among it" if self.end_ids else ""
+        ends = f" that contains models.generation.end_ids {list(self.end_ids)}" if self.end_ids else ""
         raise OperatorError(
-            f"the server of the reference {self._where} tells no log-probabilities of a prompt{ends} ({'; '.join(said)}): serve the "
-            "reference with vLLM, or score it here with runtime `transformers`"
+            f"the server of the reference {self._where} returns no log-probabilities of a prompt{ends} ({'; '.join(said)}): "
+            "serve the reference with vLLM, or use runtime `transformers`"
         )
 
     def _tokens(self, question: Mapping[str, Any]) -> tuple[int, ...]:
@@ -175,23 +169,23 @@ class OpenAILanguage:
             ):
                 raise
             raise RefusedError(
-                "the server has no /tokenize: have clients ask for `return_token_ids`", Refusal.INPUT
+                "the server has no /tokenize: have clients set `return_token_ids`", Refusal.INPUT
             ) from error
 
-    def _by_prompt_logprobs(self, rows: Sequence[Row]) -> list[Scores]:
+    def _by_prompt_logprobs(self, rows: Sequence[TokenRow]) -> list[Scores]:
         choices = self._completed(rows, {"max_tokens": 1, "prompt_logprobs": self._top})
         return [
             self._of_prompt(row, choice.prompt_logprobs) for row, choice in zip(rows, choices, strict=True)
         ]
 
-    def _by_echo(self, rows: Sequence[Row]) -> list[Scores]:
+    def _by_echo(self, rows: Sequence[TokenRow]) -> list[Scores]:
         choices = self._completed(rows, {"max_tokens": 0, "echo": True, "logprobs": self._top})
         return [
             _of_echo(row, choice.logprobs, self._top, self.end_ids)
             for row, choice in zip(rows, choices, strict=True)
         ]
 
-    def _completed(self, rows: Sequence[Row], question: Mapping[str, Any]) -> list[_Choice]:
+    def _completed(self, rows: Sequence[TokenRow], question: Mapping[str, Any]) -> list[_Choice]:
         body = {
             "model": self._server.name,
             "prompt": [(*row.prompt, *row.served) for row in rows],
@@ -204,13 +198,16 @@ class OpenAILanguage:
             raise unreadable(f"{len(choices)} choices for {len(rows)} prompts")
         return choices
 
-    def _of_prompt(self, row: Row, told: Sequence[dict[str, _Likely] | None] | None) -> Scores:
+    def _of_prompt(
+        self, row: TokenRow, prompt_logprobs: Sequence[dict[str, _Likely] | None] | None
+    ) -> Scores:
         n_prompt = len(row.prompt)
-        if told is None or len(told) != n_prompt + len(row.served):
+        if prompt_logprobs is None or len(prompt_logprobs) != n_prompt + len(row.served):
             raise unreadable("no log-probabilities of the prompt, or not of each token")
         try:
             places = [
-                {int(token): likely for token, likely in (place or {}).items()} for place in told[n_prompt:]
+                {int(token): likely for token, likely in (place or {}).items()}
+                for place in prompt_logprobs[n_prompt:]
             ]
             own = [place[token] for token, place in zip(row.served, places, strict=True)]
         except (ValueError, KeyError) as error:
@@ -234,25 +231,26 @@ class OpenAILanguage:
         )
 
 
-def open_reference(opening: RuntimeRequest) -> ReferenceRuntime:
+def open_reference(request: RuntimeRequest) -> ReferenceRuntime:
     """Return the reference at a server; errors as of `OpenAILanguage` or `EmbeddingsRuntime`."""
-    server = OpenAIServer(opening)
+    server = OpenAIServer(request)
     try:
-        if opening.model.task is Task.EMBEDDING:
-            return EmbeddingsRuntime(opening, server)
-        return ScoringRuntime(opening, OpenAILanguage(opening, server))
+        if request.model.task is Task.EMBEDDING:
+            return EmbeddingsRuntime(request, server)
+        return ScoringRuntime(request, OpenAILanguage(request, server))
     except BaseException:
         server.close()
         raise
 
 
 def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top: int) -> tuple[Array, Array]:
-    """Return how likely the end is at each place, at least and at most.
+    """Return the lower and upper bound of the end's probability at each position.
 
-    What is not listed has at most what the least likely of the list has, and all of it together what the list leaves.
+    An unlisted token has at most the probability of the least likely listed one, and all unlisted tokens together at most
+    what the list leaves.
     """
     if not end_ids:
-        return UNTOLD, UNTOLD
+        return UNKNOWN, UNKNOWN
     least = np.zeros(len(places))
     more = np.zeros(len(places))
     for index, place in enumerate(places):
@@ -263,26 +261,27 @@ def _ends(places: Sequence[Mapping[int, _Likely]], end_ids: Collection[int], top
     return least.clip(0.0, 1.0), (least + more).clip(0.0, 1.0)
 
 
-def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
+def _of_echo(row: TokenRow, echoed: _Echoed | None, top: int, end_ids: Collection[int]) -> Scores:
     n_prompt, n_tokens = len(row.prompt), len(row.prompt) + len(row.served)
-    if told is None or min(len(told.tokens), len(told.token_logprobs)) < n_tokens:
+    if echoed is None or min(len(echoed.tokens), len(echoed.token_logprobs)) < n_tokens:
         raise unreadable("no log-probabilities of what is echoed, or not of each token")
-    tops = [one or {} for one in (told.top_logprobs or [])[n_prompt:n_tokens]]
+    tops = [one or {} for one in (echoed.top_logprobs or [])[n_prompt:n_tokens]]
     tops += [{}] * (len(row.served) - len(tops))
     own = np.array(
-        [math.nan if one is None else one for one in told.token_logprobs[n_prompt:n_tokens]], dtype=np.float64
+        [math.nan if one is None else one for one in echoed.token_logprobs[n_prompt:n_tokens]],
+        dtype=np.float64,
     )
     k = max(map(len, tops))
     filled = [[*one.items(), *([("", math.nan)] * (k - len(one)))] for one in tops]
     top_logprobs = np.array([[value for _, value in one] for one in filled], dtype=np.float64).reshape(-1, k)
     above = (top_logprobs > own[:, np.newaxis]).sum(axis=1)
-    # Lists have no ids: of an end it is known alone that was asked about.
-    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNTOLD
+    # Lists have no ids, so the end's probability is known only where an end token was scored.
+    ends = np.where(np.isin(row.served, list(end_ids)), np.exp(own), math.nan) if end_ids else UNKNOWN
     return Scores(
-        tokens=tuple(one.encode() for one in told.tokens[n_prompt:n_tokens]),
+        tokens=tuple(one.encode() for one in echoed.tokens[n_prompt:n_tokens]),
         ids=row.served,
         logprobs=own,
-        # What is not listed has as many above it as are listed, or more.
+        # A token below all listed ones has an unknown rank.
         ranks=np.where(above < min(top, k), above + 1.0, np.nan),
         top_tokens=tuple(tuple(name.encode() for name, _ in one) for one in filled),
         top_ids=np.full(top_logprobs.shape, -1, dtype=np.int64),
@@ -293,7 +292,7 @@ def _of_echo(row: Row, told: _Echoed | None, top: int, end_ids: Collection[int])
 
 
 def _rank(own: _Likely, place: Mapping[int, _Likely]) -> float:
-    """Return the rank as the server tells it; vLLM counts those that are at least as likely."""
+    """Return the rank from the server, or computed from the list; vLLM counts tokens that are at least as likely."""
     if own.rank is not None:
         return float(own.rank)
     return 1.0 + sum(one.logprob > own.logprob for one in place.values())

@@ -1,4 +1,4 @@
-"""Own answers of a language model at an OpenAI-compatible server, asked for as the client asked the candidate."""
+"""Free-running answers from an OpenAI-compatible server, with the client's options."""
 
 from typing import Any, Final
 
@@ -8,12 +8,12 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.answer import ToolCall
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
 from quantdrift.shadow.language.request_options import changes_prompt
-from quantdrift.shadow.language.scoring import ScoringRequest, refused
+from quantdrift.shadow.language.scoring import ScoringRequest, replay_error
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.protocol import RefusedError
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 
-# What is not passed on: it asks for more answers, or for more to be told, or it makes a prompt that is known as tokens.
+# Options that are not passed on: they ask for more answers or details, or build a prompt that is known as tokens.
 _LEFT: Final = frozenset(
     """
     best_of chat_template echo logprobs max_completion_tokens max_tokens n prompt_logprobs return_token_ids
@@ -52,56 +52,53 @@ class _Answered(msgspec.Struct):
 
 
 class OpenAIAnswers:
-    """Asks a server for answers, over a connection of its own: what is broken off there disturbs nothing else.
+    """Asks a server for answers, over its own connection, so that an interrupted answer disturbs no scoring request.
 
-    Parameters
-    ----------
-    opening
-        What is configured; no answer is waited for longer than `models.generation.own_s`.
+    No answer is waited for longer than `models.generation.own_s`.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        longest_s = min(opening.reference.timeout_s, opening.model.generation.own_s)
-        reference = msgspec.structs.replace(opening.reference, timeout_s=longest_s)
-        self._server = OpenAIServer(msgspec.structs.replace(opening, reference=reference))
+    def __init__(self, request: RuntimeRequest) -> None:
+        longest_s = min(request.reference.timeout_s, request.model.generation.own_s)
+        reference = msgspec.structs.replace(request.reference, timeout_s=longest_s)
+        self._server = OpenAIServer(msgspec.structs.replace(request, reference=reference))
 
-    def answer(self, asked: ScoringRequest, wanted: FreeAnswerRequest) -> FreeAnswer:
-        """Return the server's answer, late where it takes too long.
+    def answer(self, request: ScoringRequest, answer_request: FreeAnswerRequest) -> FreeAnswer:
+        """Return the server's answer; its outcome is `late` if it takes too long.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, fails, or answers what cannot be read.
+            Reason `replay`: the server refuses, fails, or its answer cannot be read.
         RetryError
-            It is away.
+            It is unreachable.
         """
         question: dict[str, Any] = {
-            **{name: value for name, value in wanted.options.items() if name not in _LEFT},
+            **{name: value for name, value in answer_request.options.items() if name not in _LEFT},
             "model": self._server.name,
-            "max_tokens": wanted.max_tokens,
+            "max_tokens": answer_request.max_tokens,
         }
         path = "/v1/completions"
-        if asked.messages and not (asked.prompt_ids and changes_prompt(wanted.options)):
+        if request.messages and not (request.prompt_ids and changes_prompt(answer_request.options)):
             path = "/v1/chat/completions"
-            question["messages"] = asked.messages
-            if asked.tools:
-                question["tools"] = asked.tools
+            question["messages"] = request.messages
+            if request.tools:
+                question["tools"] = request.tools
         else:
-            question["prompt"] = asked.prompt if asked.prompt_ids is None else asked.prompt_ids
+            question["prompt"] = request.prompt if request.prompt_ids is None else request.prompt_ids
         try:
             found = self._server.ask("POST", path, _Answered, question)
-            return _own(found, wanted)
+            return _own(found, answer_request)
         except TimeoutError:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         except (RefusedError, OperatorError) as error:
-            raise refused(f"no answer of its own: {type(error).__name__}") from error
+            raise replay_error(f"no free-running answer: {type(error).__name__}") from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._server.close()
 
 
-def _own(found: _Answered, wanted: FreeAnswerRequest) -> FreeAnswer:
+def _own(found: _Answered, answer_request: FreeAnswerRequest) -> FreeAnswer:
     if not found.choices:
         raise unreadable("no choice")
     choice = found.choices[0]
@@ -115,6 +112,6 @@ def _own(found: _Answered, wanted: FreeAnswerRequest) -> FreeAnswer:
         ),
         finish_reason=choice.finish_reason or "",
         n_tokens=(found.usage.completion_tokens if found.usage else None) or None,
-        max_tokens=wanted.max_tokens,
-        is_capped=wanted.is_capped,
+        max_tokens=answer_request.max_tokens,
+        is_capped=answer_request.is_capped,
     )

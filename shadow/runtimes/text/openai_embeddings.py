@@ -1,4 +1,4 @@
-"""Embeddings of texts by an OpenAI-compatible server."""
+"""Text embeddings from an OpenAI-compatible server."""
 
 from typing import Annotated, Final
 
@@ -7,8 +7,8 @@ import numpy as np
 from msgspec import Meta
 
 from quantdrift.core.errors import OperatorError
-from quantdrift.shadow.runtimes.embedding import unknown
-from quantdrift.shadow.runtimes.protocol import check_given
+from quantdrift.shadow.runtimes.embedding import unknown_embedding
+from quantdrift.shadow.runtimes.protocol import check_inputs
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.text.openai_server import OpenAIServer, unreadable
 from quantdrift.shadow.tensors.arrays import Array, TensorSpec
@@ -28,42 +28,35 @@ class _Vectors(msgspec.Struct):
 
 
 class EmbeddingsRuntime:
-    """A reference that makes vectors of texts.
-
-    Parameters
-    ----------
-    opening
-        What is configured.
-    server
-        Where it is.
+    """A reference that computes embeddings of texts at a server.
 
     Raises
     ------
     OperatorError
-        The server does not know the model, or us, or makes no embeddings; `models.embedding` is another output.
+        The server does not know the model, refuses access, or has no embeddings; or `models.embedding` names another output.
     RetryError
-        The server is away, or does not answer.
+        The server is unreachable, or does not answer.
     """
 
-    def __init__(self, opening: RuntimeRequest, server: OpenAIServer) -> None:
-        if opening.embedding not in {"", _EMBEDDING}:
-            raise OperatorError(unknown(opening.embedding, [_EMBEDDING]))
+    def __init__(self, request: RuntimeRequest, server: OpenAIServer) -> None:
+        if request.embedding not in {"", _EMBEDDING}:
+            raise OperatorError(unknown_embedding(request.embedding, [_EMBEDDING]))
         self._server = server
         probed, self.artefact, self.provenance, _ = server.opened(lambda: self._asked([_PROBE]))
         self.inputs = (TensorSpec(name=_INPUT, dtype=np.dtype(object), shape=(None,)),)
         self.outputs = (
             TensorSpec(name=_EMBEDDING, dtype=np.dtype(np.float32), shape=(None, probed.shape[1])),
         )
-        self.embedding = opening.embedding
+        self.embedding = request.embedding
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
         """Return `embedding` : (items, dimensions) of `input` : (items,), texts; errors as of `OpenAIServer.guarded`."""
-        check_given(inputs, self.inputs)
+        check_inputs(inputs, self.inputs)
         texts = inputs[_INPUT].tolist()
         return {_EMBEDDING: self._server.guarded(lambda: self._asked(texts))}
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._server.close()
 
     def _asked(self, texts: list[str]) -> Array:
@@ -73,5 +66,5 @@ class EmbeddingsRuntime:
         if [one.index for one in found] != list(range(len(texts))):
             raise unreadable("not one vector for each text")
         if len({len(one.embedding) for one in found}) != 1 or not found[0].embedding:
-            raise unreadable("vectors of different lengths, or of none")
+            raise unreadable("vectors of different lengths, or empty ones")
         return np.array([one.embedding for one in found], dtype=np.float32)

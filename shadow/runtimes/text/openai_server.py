@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that holds a reference: which model it serves, and whose fault its failures are."""
+"""The client of an OpenAI-compatible server that serves a reference, and the classification of its failures."""
 
 import hashlib
 import logging
@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quantdrift.core.errors import OperatorError, RetryError
-from quantdrift.shadow.language.scoring import refused
+from quantdrift.shadow.language.scoring import replay_error
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
 from quantdrift.shadow.runtimes.remote.http_client import HttpServer, refuse
@@ -35,34 +35,29 @@ class _Version(msgspec.Struct):
 
 
 class OpenAIServer:
-    """Asks a server of one model. Nothing can be proven of it: it is `unverified`.
-
-    Parameters
-    ----------
-    opening
-        What is configured.
+    """The client for one model at a server. The model's precision cannot be checked: it is `unverified`.
 
     Attributes
     ----------
     name
-        Of the model, there.
+        The server's name of the model.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        self._reference = opening.reference
-        self._where = opening.reference.where(opening.model.name)
-        self._server = HttpServer(opening)
-        self.name = opening.reference.model or opening.model.name
+    def __init__(self, request: RuntimeRequest) -> None:
+        self._reference = request.reference
+        self._where = request.reference.where(request.model.name)
+        self._server = HttpServer(request)
+        self.name = request.reference.model or request.model.name
 
     def opened(self, probe: Callable[[], Found]) -> tuple[Found, Artefact, Provenance, int | None]:
-        """Return what a first question brings, who answers, and the most tokens that the model takes, if told.
+        """Return the result of `probe`, the descriptions of the model, and its longest context in tokens, None if unknown.
 
         Raises
         ------
         OperatorError
-            The server does not know the model, or us, or what `probe` raises.
+            The server does not know the model, or refuses access; or an error of `probe`.
         RetryError
-            The server is away, or does not answer.
+            The server is unreachable, or does not answer.
         """
         reference = self._reference
         try:
@@ -76,10 +71,11 @@ class OpenAIServer:
                 f"the server of the reference {self._where} refuses: {error}. Check `url`, `model` and the token in "
                 "[[models.references]]"
             ) from error
-        told = msgspec.json.encode([model.id, model.root, model.max_model_len])
+        # It stands in for the digest of an artefact that cannot be read.
+        description = msgspec.json.encode([model.id, model.root, model.max_model_len])
         artefact = Artefact(
             path=self._where,
-            digest=reference.digest.rpartition(":")[2] or hashlib.sha256(told).hexdigest(),
+            digest=reference.digest.rpartition(":")[2] or hashlib.sha256(description).hexdigest(),
             precision="+".join([UNVERIFIED, *sorted(reference.allow_reduced_precision)]),
             opset=0,
             producer=model.root or model.id,
@@ -96,9 +92,9 @@ class OpenAIServer:
         Raises
         ------
         RefusedError
-            The server refuses, fails, or answers what cannot be read.
+            The server refuses, fails, or its answer cannot be read.
         RetryError
-            It is away.
+            It is unreachable.
         TimeoutError
             It takes too long.
         """
@@ -111,31 +107,31 @@ class OpenAIServer:
             raise unreadable(str(error)) from error
 
     def guarded(self, ask: Callable[[], Found]) -> Found:
-        """Ask about an exchange, and say of a failure whose it is.
+        """Call `ask` for an exchange, and classify its errors.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the server refuses, fails on it though it has the model, does not answer in time, or
-            answers what cannot be read.
+            Reason `replay`: the server refuses the exchange, fails on it although the model is ready, does not answer in
+            time, or its answer cannot be read.
         RetryError
-            The server is away, has not the model, or does not let us in.
+            The server is unreachable, does not have the model, or refuses access.
         """
         try:
             return ask()
         except TimeoutError as error:
-            # A smaller batch may be quicker; where the server hangs altogether, ProvenRuntime finds that out and waits.
-            raise refused(f"no answer within {self._reference.timeout_s:g} s") from error
+            # A smaller batch may be quicker; if the server hangs altogether, SelfTestedRuntime finds out and waits.
+            raise replay_error(f"no answer within {self._reference.timeout_s:g} s") from error
         except OperatorError as error:  # a token that cannot be read: nothing is wrong with the exchange
             raise RetryError(f"{self._where}: {error}") from error
         except RefusedError as error:
-            # Of people's text nothing may get into logs or the record's details: the server's words may quote it.
+            # The server's message may quote users' texts, which must not get into logs or the database.
             if error.kind is Refusal.ACCESS or (error.kind is Refusal.FAILURE and not self.is_ready()):
                 raise RetryError(f"{self._where}: {error.brief}") from error
-            raise refused(f"{error.brief}; the server's own log tells why") from error
+            raise replay_error(f"{error.brief}; see the server's log for the cause") from error
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._server.close()
 
     def _found(self) -> _Model:
@@ -164,5 +160,5 @@ class OpenAIServer:
 
 
 def unreadable(detail: str) -> RefusedError:
-    """Return the error that says that an answer is not what it should be."""
-    return RefusedError(f"an answer that is not the protocol: {detail}", Refusal.INPUT)
+    """Return the error for an answer that does not follow the protocol."""
+    return RefusedError(f"the answer does not follow the protocol: {detail}", Refusal.INPUT)

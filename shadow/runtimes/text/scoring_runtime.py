@@ -1,4 +1,4 @@
-"""The runtime that scores answers with a language model."""
+"""The runtime that scores served tokens with a language model."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,15 +12,15 @@ from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswe
 from quantdrift.shadow.language.scoring import (
     _OBJECT,
     ANSWER,
-    ASKED,
-    NOTHING,
+    NO_SCORES,
     PROMPT,
+    REQUEST,
     SCORES,
-    Row,
     Scores,
     ScoringRequest,
+    TokenRow,
     objects,
-    refused,
+    replay_error,
 )
 from quantdrift.shadow.runtimes.protocol import Artefact, Provenance
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
@@ -32,31 +32,31 @@ _CLOCK: Final = SystemClock()
 class LanguageModel(Protocol):
     """A language model with its tokenizer.
 
-    Every call raises `QuarantineError`, reason `replay`, where it cannot do what it is asked, and `RetryError` where what
-    computes is away.
+    Every method raises `QuarantineError`, reason `replay`, if it cannot compute a request, and `RetryError` if its server is
+    unreachable.
     """
 
     @property
     def artefact(self) -> Artefact:
-        """What was loaded."""
+        """The files that it was loaded from."""
         ...
 
     @property
     def provenance(self) -> Provenance:
-        """What computes."""
+        """The software and the device that run it."""
         ...
 
     @property
     def longest(self) -> int | None:
-        """Most tokens of prompt and answer together; None where that is not known."""
+        """Most tokens of prompt and answer together; None if unknown."""
         ...
 
     @property
     def end_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer; empty where they are not known."""
+        """The tokens that end an answer; empty if unknown."""
         ...
 
-    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, up to where the answer begins."""
         ...
 
@@ -64,130 +64,139 @@ class LanguageModel(Protocol):
         """Return the tokens of a text."""
         ...
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
-        """Return the scores of the answer of each row, `ends` and `ends_upper` at each place."""
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
+        """Return the scores of each row's answer, with `ends` and `ends_upper` at each position."""
         ...
 
     def answer(
         self,
-        asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return its own answer, to tokens that `prompt` finds; one that takes longer than `within_s` is late."""
+        """Return a free-running answer to the tokens that `prompt` returns; it is late if it takes longer than `within_s`."""
         ...
 
     def close(self) -> None:
-        """Let go of memory, device and connections."""
+        """Free memory, device and connections."""
         ...
 
 
 class ScoringRuntime:
     """A reference that scores served tokens.
 
-    Of its inputs it reads `asked`; `prompt` and `answer` are texts, for slices by their length.
+    It reads only the input `request`; `prompt` and `answer` are texts, for slices by their length.
 
     Parameters
     ----------
-    opening
-        What is configured.
-    language
-        What computes.
     clock
-        How long own answers take.
+        Bounds the time of free-running answers.
 
     Raises
     ------
     OperatorError
-        An embedding is asked for: it has none.
+        `models.embedding` is set: a language model has none.
     """
 
-    def __init__(self, opening: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
-        if opening.embedding:
+    def __init__(self, request: RuntimeRequest, language: LanguageModel, clock: Clock = _CLOCK) -> None:
+        if request.embedding:
             raise OperatorError(
-                f"models.embedding is `{opening.embedding}`: a reference of runtime `{opening.reference.runtime}` shows no "
+                f"models.embedding is `{request.embedding}`: a reference of runtime `{request.reference.runtime}` shows no "
                 "embedding. Take `features`, or leave it empty"
             )
         self._language = language
-        self._most = opening.model.generation.max_tokens
-        self._own_s = opening.model.generation.own_s
+        self._most = request.model.generation.max_tokens
+        self._free_answer_s = request.model.generation.own_s
         self._clock = clock
         self._prepends: bool | None = None
         self.artefact = language.artefact
         self.provenance = language.provenance
         self.inputs = tuple(
-            TensorSpec(name=name, dtype=_OBJECT, shape=(None,)) for name in (PROMPT, ANSWER, ASKED)
+            TensorSpec(name=name, dtype=_OBJECT, shape=(None,)) for name in (PROMPT, ANSWER, REQUEST)
         )
         self.outputs = (TensorSpec(name=SCORES, dtype=_OBJECT, shape=(None,)),)
         self.embedding = ""
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """Return `scores` : (items,), a `Scores` each, of `asked` : (items,), an `ScoringRequest` each.
+        """Return `scores` : (items,), a `Scores` each, for `request` : (items,), a `ScoringRequest` each.
 
         Raises
         ------
         QuarantineError
             Reason `replay`: the model cannot score this.
         RetryError
-            What computes is away for now.
+            Its server is unreachable.
         """
         if set(inputs) != {spec.name for spec in self.inputs}:
-            raise refused(f"given were {sorted(inputs)}, the reference takes {[s.name for s in self.inputs]}")
-        asked = inputs[ASKED].tolist()
-        if not all(isinstance(one, ScoringRequest) for one in asked):
-            raise refused("what was asked and answered is missing")
-        rows = [self.row(one) for one in asked]
+            raise replay_error(
+                f"the reference takes {[s.name for s in self.inputs]}, but got {sorted(inputs)}"
+            )
+        requests = inputs[REQUEST].tolist()
+        if not all(isinstance(one, ScoringRequest) for one in requests):
+            raise replay_error("the input `request` does not hold scoring requests")
+        rows = [self.row(one) for one in requests]
         found = iter(self._language.score([row for row in rows if row is not None]))
-        scores = [NOTHING if row is None else _finished(row, next(found)) for row in rows]
-        return {SCORES: objects(self._with_own(asked, scores))}
+        scores = [NO_SCORES if row is None else _finished(row, next(found)) for row in rows]
+        return {SCORES: objects(self._with_free_answers(requests, scores))}
 
     def close(self) -> None:
-        """Let go of memory, device and connections."""
+        """Free memory, device and connections."""
         self._language.close()
 
-    def _with_own(self, asked: Sequence[ScoringRequest], scores: Sequence[Scores]) -> list[Scores]:
-        """Return scores with the reference's own answers: nothing is lost over them, and nobody waits for them for long."""
-        until_s = self._clock.monotonic_s() + self._own_s
-        found = []
-        for one, of in zip(asked, scores, strict=True):
-            own = None if one.own is None else self._own(one, one.own, until_s - self._clock.monotonic_s())
-            found.append(of if own is None else msgspec.structs.replace(of, own=own))
-        return found
+    def _with_free_answers(
+        self, requests: Sequence[ScoringRequest], scores: Sequence[Scores]
+    ) -> list[Scores]:
+        """Return the scores with the reference's free-running answers.
 
-    def _own(self, asked: ScoringRequest, wanted: FreeAnswerRequest, within_s: float) -> FreeAnswer:
+        A failed answer loses no scores, and all of them together take no longer than `models.generation.own_s`.
+        """
+        until_s = self._clock.monotonic_s() + self._free_answer_s
+        with_answers = []
+        for request, of_request in zip(requests, scores, strict=True):
+            if request.free_answer is None:
+                with_answers.append(of_request)
+                continue
+            left_s = until_s - self._clock.monotonic_s()
+            answer = self._free_answer(request, request.free_answer, left_s)
+            with_answers.append(msgspec.structs.replace(of_request, free_answer=answer))
+        return with_answers
+
+    def _free_answer(
+        self, request: ScoringRequest, answer_request: FreeAnswerRequest, within_s: float
+    ) -> FreeAnswer:
         if within_s <= 0:
             return FreeAnswer(outcome=FreeAnswerOutcome.LATE)
         try:
-            return self._language.answer(asked, wanted, lambda: self._prompt(asked), within_s)
+            return self._language.answer(request, answer_request, lambda: self._prompt(request), within_s)
         except (QuarantineError, RetryError):
             return FreeAnswer(outcome=FreeAnswerOutcome.FAILED)
 
-    def row(self, asked: ScoringRequest) -> Row | None:
-        """Return the tokens; None where there is nothing that could be scored. Errors as of `LanguageModel`."""
-        served = asked.served_ids
-        if served is None and asked.served:
-            served = self._served_ids(asked.served)
-            served = served[:-1] if asked.is_cut else served
+    def row(self, request: ScoringRequest) -> TokenRow | None:
+        """Return the tokens of a request; None if there is nothing to score. Errors as of `LanguageModel`."""
+        served = request.served_ids
+        if served is None and request.served:
+            served = self._served_ids(request.served)
+            served = served[:-1] if request.is_cut else served
         if not served:
             return None
-        prompt = self._prompt(asked)
+        prompt = self._prompt(request)
         longest = self._language.longest
         room = len(served) + 1 if longest is None else max(longest - len(prompt), 0)
         scored = served[: min(self._most, room)]
         if not scored:
-            raise refused(f"the prompt has {len(prompt)} tokens, the reference takes {longest} in all")
+            raise replay_error(f"the prompt has {len(prompt)} tokens, the reference takes {longest} in all")
         ends = self._language.end_ids
-        if asked.is_ended is False or len(scored) < len(served):
-            return Row(prompt=prompt, served=scored)
+        if request.is_ended is False or len(scored) < len(served):
+            return TokenRow(prompt=prompt, served=scored)
         if scored[-1] in ends:
-            return Row(prompt=prompt, served=scored, is_ended=True)
-        if asked.is_ended and ends and len(scored) < room:
-            return Row(prompt=prompt, served=(*scored, ends[0]), is_ended=True, is_added=True)
-        return Row(prompt=prompt, served=scored)
+            return TokenRow(prompt=prompt, served=scored, is_ended=True)
+        if request.is_ended and ends and len(scored) < room:
+            return TokenRow(prompt=prompt, served=(*scored, ends[0]), is_ended=True, is_added=True)
+        return TokenRow(prompt=prompt, served=scored)
 
     def _served_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of an answer's text, which goes on where the prompt ends.
+        """Return the tokens of an answer's text, which continues the prompt.
 
         Some tokenizers (SentencePiece's, of Llama 2 and Mistral) put a space before any text: there must not be two.
         """
@@ -199,26 +208,26 @@ class ScoringRuntime:
     def _plain_ids(self, text: str) -> tuple[int, ...]:
         return self._language.text_ids(text, add_special_tokens=False)
 
-    def _prompt(self, asked: ScoringRequest) -> tuple[int, ...]:
-        """Return the tokens of a prompt: the candidate's, or as many as the candidate made of it."""
-        if asked.prompt_ids is not None:
-            prompt = asked.prompt_ids
-        elif asked.messages:
-            prompt = self._language.chat_ids(asked)
+    def _prompt(self, request: ScoringRequest) -> tuple[int, ...]:
+        """Return the tokens of a prompt: the candidate's, or own ones, whose number is checked against the candidate's."""
+        if request.prompt_ids is not None:
+            prompt = request.prompt_ids
+        elif request.messages:
+            prompt = self._language.chat_ids(request)
         else:
-            prompt = self._language.text_ids(asked.prompt, add_special_tokens=asked.add_special_tokens)
+            prompt = self._language.text_ids(request.prompt, add_special_tokens=request.add_special_tokens)
         if not prompt:
-            raise refused("the prompt has no token: nothing says what comes first")
-        if asked.prompt_ids is None and asked.n_prompt_tokens not in {None, len(prompt)}:
-            raise refused(
-                f"the candidate made {asked.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
-                "tokenizers or chat templates differ. Give both the same, or have clients ask for `return_token_ids`"
+            raise replay_error("the prompt has no token: the first token of the answer cannot be scored")
+        if request.prompt_ids is None and request.n_prompt_tokens not in {None, len(prompt)}:
+            raise replay_error(
+                f"the candidate made {request.n_prompt_tokens} tokens of the prompt, the reference makes {len(prompt)}: their "
+                "tokenizers or chat templates differ. Give both the same, or have clients set `return_token_ids`"
             )
         return prompt
 
 
-def _finished(row: Row, scores: Scores) -> Scores:
-    """Return the scores of what was served, with how likely the end was, apart from the places before it."""
+def _finished(row: TokenRow, scores: Scores) -> Scores:
+    """Return the scores of the served tokens, with the end's probability separated from those of earlier positions."""
     n_scored = len(row.served) - row.is_added
     if len(scores.ends):
         n_before = len(row.served) - row.is_ended

@@ -1,4 +1,4 @@
-"""Causal language models in a folder, through `transformers`: strictly FP32, from safetensors, without their own code."""
+"""Causal language models from a local folder, run by `transformers`: strict FP32, from safetensors, no model code."""
 
 import importlib.metadata
 import inspect
@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from quantdrift.core.errors import OperatorError
 from quantdrift.shadow.language.free_running_answer import FreeAnswer, FreeAnswerOutcome, FreeAnswerRequest
-from quantdrift.shadow.language.scoring import UNTOLD, Row, Scores, ScoringRequest, refused
+from quantdrift.shadow.language.scoring import UNKNOWN, Scores, ScoringRequest, TokenRow, replay_error
 from quantdrift.shadow.runtimes.onnx.device import driver_version
 from quantdrift.shadow.runtimes.protocol import (
     Artefact,
@@ -24,9 +24,9 @@ from quantdrift.shadow.runtimes.protocol import (
     check_pin,
     digest_of,
     digest_of_parts,
-    said_by,
+    error_text,
 )
-from quantdrift.shadow.runtimes.pytorch.determinism import device_for, limit_memory, settle
+from quantdrift.shadow.runtimes.pytorch.determinism import configure_torch, device_for, limit_memory
 from quantdrift.shadow.runtimes.pytorch.errors import computed
 from quantdrift.shadow.runtimes.pytorch.precision import Finding, PrecisionRecorder, precision_of
 from quantdrift.shadow.runtimes.registry import RuntimeRequest
@@ -64,29 +64,24 @@ _PLACES: Final = 256
 class TransformersLanguage:
     """A causal language model with its tokenizer.
 
-    Parameters
-    ----------
-    opening
-        What is configured.
-
     Raises
     ------
     OperatorError
-        The folder cannot be read, holds no safetensors, wants code of its own, is quantised or of reduced precision and
-        no copy of a candidate, lacks weights, or is not the one that is pinned; the device is not there.
+        The folder cannot be read, has no safetensors, needs its own code, is quantised or of reduced precision although it is
+        not a replica of a candidate, lacks weights, or is not the pinned one; or the device is missing.
     """
 
-    def __init__(self, opening: RuntimeRequest) -> None:
-        reference = opening.reference
-        settle(opening.threads)
-        self._device = device_for(opening.provider, allow_fallback=opening.allow_fallback)
-        limit_memory(self._device, opening.gpu_bytes)
-        self._top = opening.model.generation.top
+    def __init__(self, request: RuntimeRequest) -> None:
+        reference = request.reference
+        configure_torch(request.threads)
+        self._device = device_for(request.provider, allow_fallback=request.allow_fallback)
+        limit_memory(self._device, request.gpu_bytes)
+        self._top = request.model.generation.top
         folder = Path(reference.path)
         digest = _digest(folder)
         check_pin(folder, digest, reference.digest)
-        config = _checked(folder, is_copy=opening.is_copy)
-        stored = [] if opening.is_copy else list(_stored(folder))
+        config = _checked(folder, is_copy=request.is_copy)
+        stored = [] if request.is_copy else list(_stored(folder))
         disable_progress_bar()
         try:
             self._tokenizer: Any = AutoTokenizer.from_pretrained(
@@ -97,31 +92,32 @@ class TransformersLanguage:
                 local_files_only=True,
                 trust_remote_code=False,
                 use_safetensors=True,
-                dtype="auto" if opening.is_copy else torch.float32,
+                dtype="auto" if request.is_copy else torch.float32,
                 output_loading_info=True,
             )
         except Exception as error:
             raise OperatorError(
-                f"transformers cannot load the reference {folder}: {said_by(error)}"
+                f"transformers cannot load the reference {folder}: {error_text(error)}"
             ) from error
         if lacking := sorted(loading["missing_keys"]) or sorted(map(str, loading["mismatched_keys"])):
             raise OperatorError(
-                f"the weights in {folder} do not fit its config.json: {', '.join(lacking[:3])} would be made up"
+                f"the weights in {folder} do not fit its config.json: {', '.join(lacking[:3])} would be random. Save the "
+                "model again with save_pretrained"
             )
         self._model: Any = model.eval().requires_grad_(requires_grad=False).to(self._device)
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.longest = _longest(model.config)
         self._spellings: dict[int, bytes] = {}
         self.end_ids: tuple[int, ...] = ()
-        with PrecisionRecorder() as witness:
-            self._n_logits = self._logits([Row(prompt=(0,), served=(0,))])[0].shape[-1]
-        self.end_ids = ending_ids(model, opening.model.generation.end_ids, self._n_logits)
+        with PrecisionRecorder() as recorder:
+            self._n_logits = self._logits([TokenRow(prompt=(0,), served=(0,))])[0].shape[-1]
+        self.end_ids = ending_ids(model, request.model.generation.end_ids, self._n_logits)
         self.artefact = Artefact(
             path=reference.path,
             digest=digest,
             precision=UNVERIFIED
-            if opening.is_copy
-            else precision_of(folder, [*stored, *witness.findings], reference.allow_reduced_precision),
+            if request.is_copy
+            else precision_of(folder, [*stored, *recorder.findings], reference.allow_reduced_precision),
             opset=0,
             producer=f"transformers {config.get('transformers_version', '')}".strip(),
         )
@@ -135,47 +131,49 @@ class TransformersLanguage:
         )
         _LOG.info("reference %s: transformers on %s, TF32 off", folder, self.provenance.device)
 
-    def chat_ids(self, asked: ScoringRequest) -> tuple[int, ...]:
+    def chat_ids(self, request: ScoringRequest) -> tuple[int, ...]:
         """Return the tokens of a chat, by the tokenizer's own chat template."""
-        given = dict(asked.template)
+        given = dict(request.template)
         more = given.pop("chat_template_kwargs", None) or {}
         settings = {"add_generation_prompt": True, **given, **more}
         ours = inspect.signature(self._tokenizer.apply_chat_template).parameters.keys() - _TEMPLATE
         if taken := sorted(ours & settings.keys()):
-            raise refused(f"the client gives {taken} to the chat template: it cannot be told from ours")
-        messages = [_message(one) for one in asked.messages]
+            raise replay_error(
+                f"the client's chat_template_kwargs {taken} are arguments of the tokenizer itself"
+            )
+        messages = [_message(one) for one in request.messages]
         try:
             ids = self._tokenizer.apply_chat_template(
                 messages,
-                tools=list(asked.tools) or None,
+                tools=list(request.tools) or None,
                 tokenize=True,
                 return_dict=False,
                 **settings,
             )
         except Exception as error:  # a template is a program, and raises what it likes
-            raise refused(f"the chat template fails: {type(error).__name__}") from error
+            raise replay_error(f"the chat template fails: {type(error).__name__}") from error
         return tuple(ids)
 
     def text_ids(self, text: str, *, add_special_tokens: bool) -> tuple[int, ...]:
         """Return the tokens of a text."""
         return tuple(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
-    def score(self, rows: Sequence[Row]) -> list[Scores]:
+    def score(self, rows: Sequence[TokenRow]) -> list[Scores]:
         """Return the scores of the answer of each row.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: a token is none of the model's, or PyTorch failed.
+            Reason `replay`: a token is unknown to the model, or PyTorch failed.
         """
         if self._model is None:
-            raise refused("the reference is closed")
+            raise replay_error("the reference is closed")
         n_tokens = int(self._model.get_input_embeddings().num_embeddings)
         if any(not 0 <= one < n_tokens for row in rows for one in (*row.prompt, *row.served)):
-            raise refused(
-                f"a token is none of the reference's {n_tokens}: candidate and reference differ in tokens"
+            raise replay_error(
+                f"a token id is not below the reference's {n_tokens}: candidate and reference have different tokenizers"
             )
-        # Rows of like length together: little is computed for nothing.
+        # Rows of similar length together, so that little padding is computed.
         order = sorted(range(len(rows)), key=lambda index: _length(rows[index]))
         parts = self._parts([rows[index] for index in order])
         scores = computed(lambda: list(chain.from_iterable(map(self._scored, parts))))
@@ -184,31 +182,33 @@ class TransformersLanguage:
 
     def answer(
         self,
-        asked: ScoringRequest,
-        wanted: FreeAnswerRequest,
+        request: ScoringRequest,
+        answer_request: FreeAnswerRequest,
         prompt: Callable[[], tuple[int, ...]],
         within_s: float,
     ) -> FreeAnswer:
-        """Return its own answer.
+        """Return the model's free-running answer.
 
         Raises
         ------
         QuarantineError
-            Reason `replay`: the prompt is none, leaves no room, or PyTorch failed.
+            Reason `replay`: the prompt is invalid or leaves no room, or PyTorch failed.
         """
         if self._model is None:
-            raise refused("the reference is closed")
-        if not is_able(wanted.options):
+            raise replay_error("the reference is closed")
+        if not is_able(answer_request.options):
             return FreeAnswer(outcome=FreeAnswerOutcome.UNABLE)
 
         def compute() -> FreeAnswer:
             ids = prompt()
-            room = wanted.max_tokens if self.longest is None else self.longest - len(ids)
+            room = answer_request.max_tokens if self.longest is None else self.longest - len(ids)
             return answered(
                 model=self._model,
                 tokenizer=self._tokenizer,
                 prompt=ids,
-                wanted=msgspec.structs.replace(wanted, max_tokens=min(wanted.max_tokens, room)),
+                answer_request=msgspec.structs.replace(
+                    answer_request, max_tokens=min(answer_request.max_tokens, room)
+                ),
                 end_ids=self.end_ids,
                 within_s=within_s,
             )
@@ -216,14 +216,14 @@ class TransformersLanguage:
         return computed(compute)
 
     def close(self) -> None:
-        """Let go of the model and of what PyTorch keeps on the device."""
+        """Free the model, and the device memory that PyTorch caches."""
         self._model = None
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _parts(self, rows: Sequence[Row]) -> Iterator[list[Row]]:
-        """Yield rows that are computed together, so many that neither layers nor logits fill the memory."""
-        part: list[Row] = []
+    def _parts(self, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
+        """Yield rows to compute together: as many as fit the limits on tokens and on logits."""
+        part: list[TokenRow] = []
         for row in rows:
             more = [*part, row]
             length = max(map(_length, more))
@@ -235,16 +235,16 @@ class TransformersLanguage:
         if part:
             yield part
 
-    def _scored(self, rows: Sequence[Row]) -> Iterator[Scores]:
+    def _scored(self, rows: Sequence[TokenRow]) -> Iterator[Scores]:
         logits, first = self._logits(rows)
         for index, row in enumerate(rows):
             begin = len(row.prompt) - 1 - first
             yield self._told(row.served, logits[index, begin : begin + len(row.served)])
 
-    def _logits(self, rows: Sequence[Row]) -> tuple[torch.Tensor, int]:
-        """Return logits : (rows, places, tokens), and the place that the first of them is of.
+    def _logits(self, rows: Sequence[TokenRow]) -> tuple[torch.Tensor, int]:
+        """Return logits : (rows, positions, tokens), and the position of the first ones.
 
-        Rows are filled up behind their end. No token sees those behind it, so that nothing depends on them.
+        Rows are padded at their end. No token sees those after it, so the padding does not matter.
         """
         length = max(_length(row) for row in rows)
         ids = torch.zeros((len(rows), length), dtype=torch.long)
@@ -267,7 +267,7 @@ class TransformersLanguage:
         return found.logits, first
 
     def _told(self, served: tuple[int, ...], logits: torch.Tensor) -> Scores:
-        """Return the scores of `served` : (places,), of `logits` : (places, tokens)."""
+        """Return the scores of `served` : (positions,), from `logits` : (positions, tokens)."""
         k = min(self._top, logits.shape[-1])
         columns: list[tuple[torch.Tensor, ...]] = []
         with torch.inference_mode():
@@ -282,7 +282,7 @@ class TransformersLanguage:
                 columns.append((own[:, 0], (logprobs > own).sum(dim=-1) + 1, top.indices, top.values, ends))
         joined = [torch.cat(one).cpu().numpy() for one in zip(*columns, strict=True)]
         of_served, ranks, top_ids, top_logprobs, ends_p = joined
-        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNTOLD
+        ends_p = ends_p.clip(0.0, 1.0) if self.end_ids else UNKNOWN
         return Scores(
             tokens=tuple(map(self._spelt, served)),
             ids=served,
@@ -296,7 +296,7 @@ class TransformersLanguage:
         )
 
     def _spelt(self, token: int) -> bytes:
-        """Return a token's text, as servers of the OpenAI protocol tell it."""
+        """Return a token's text, as OpenAI-compatible servers spell it."""
         spelling = self._spellings.get(token)
         if spelling is None:
             text = self._tokenizer.decode(
@@ -306,22 +306,22 @@ class TransformersLanguage:
         return spelling
 
 
-def open_reference(opening: RuntimeRequest) -> ScoringRuntime:
+def open_reference(request: RuntimeRequest) -> ScoringRuntime:
     """Return the reference; errors as of `TransformersLanguage`."""
-    return ScoringRuntime(opening, TransformersLanguage(opening))
+    return ScoringRuntime(request, TransformersLanguage(request))
 
 
-def _length(row: Row) -> int:
-    """Return how many tokens the model reads: the last one that was served is not read, only scored."""
+def _length(row: TokenRow) -> int:
+    """Return the number of tokens that the model reads: the last served one is not read, only scored."""
     return len(row.prompt) + len(row.served) - 1
 
 
-def _kept(rows: Sequence[Row]) -> int:
+def _kept(rows: Sequence[TokenRow]) -> int:
     return max(_length(row) for row in rows) - min(len(row.prompt) for row in rows) + 1
 
 
 def _digest(folder: Path) -> str:
-    """Return the digest over all files that are read: config, tokenizer, template and weights."""
+    """Return the digest over all files that are loaded: config, tokenizer, template and weights."""
     try:
         names = sorted(one.relative_to(folder).as_posix() for one in folder.rglob("*") if one.suffix in _READ)
         return digest_of_parts([(name, digest_of(folder / name)) for name in names])
@@ -330,21 +330,24 @@ def _digest(folder: Path) -> str:
 
 
 def _checked(folder: Path, *, is_copy: bool) -> dict[str, Any]:
-    """Return what config.json holds, having checked that nothing but data would be loaded."""
+    """Return the content of config.json, after checking that the folder holds only data and no code."""
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise OperatorError(
-            f"the reference {folder} is no folder with a config.json: give `path` the folder that save_pretrained wrote"
+            f"the reference {folder} is not a folder with a config.json: set `path` to the folder that save_pretrained wrote"
         ) from error
     if not any(folder.glob("*.safetensors")):
         pickled = sorted(one.name for one in folder.iterdir() if one.suffix in _PICKLED)
         raise OperatorError(
-            f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: write it "
-            "anew with save_pretrained"
+            f"the reference {folder} holds no safetensors{f', but {pickled}, which is code' if pickled else ''}: save it "
+            "again with save_pretrained"
         )
     if "auto_map" in config:
-        raise OperatorError(f"the reference {folder} wants code of its own (`auto_map`): it is not run here")
+        raise OperatorError(
+            f"the reference {folder} needs its own code (`auto_map`), which is not run here: serve it with vLLM and use "
+            "runtime `openai`"
+        )
     if "quantization_config" in config and not is_copy:
         raise OperatorError(
             f"the reference {folder} is itself quantised: configure the model that the candidate was made from"
@@ -371,11 +374,11 @@ def _longest(config: Any) -> int | None:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as templates take it: parts of text as one text, arguments of calls as objects."""
+    """Return a message as chat templates take it: text parts joined, arguments of calls as objects."""
     content = message.get("content")
     if isinstance(content, list):
         if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-            raise refused("a message holds parts that are no text")
+            raise replay_error("a message has parts that are not text")
         content = "\n".join(str(part.get("text", "")) for part in content)
     made = {**message, "content": content}
     calls = message.get("tool_calls")

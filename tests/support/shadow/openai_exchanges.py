@@ -8,7 +8,7 @@ import msgspec
 from quantdrift.core.config.schema import Model
 from quantdrift.core.records import Exchange, Protocol
 from quantdrift.shadow.comparators.registry import comparator_of
-from quantdrift.shadow.language.from_exchange import served
+from quantdrift.shadow.language.from_exchange import scoring_inputs
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
@@ -40,12 +40,19 @@ def exchange(path: str, asked: Mapping[str, Any], answered: Any, version: str = 
 def prepared(exchange: Exchange, model: Model, runtime: ReferenceRuntime) -> PreparedExchange:
     """Return an exchange that is ready to be replayed."""
     reference = model.references[0]
-    judge = VersionReference(
+    version_reference = VersionReference(
         model=model, runtime=runtime, comparator=comparator_of(model), reference=reference
     )
-    inputs, candidate = served(exchange, model.generation, copied=judge.is_copied(exchange.version))
+    inputs, candidate = scoring_inputs(
+        exchange, model.generation, has_replica=version_reference.has_replica(exchange.version)
+    )
     return PreparedExchange(
-        stream_sequence=1, payload=b"", exchange=exchange, judge=judge, inputs=inputs, candidate=candidate
+        stream_sequence=1,
+        payload=b"",
+        exchange=exchange,
+        version_reference=version_reference,
+        inputs=inputs,
+        candidate=candidate,
     )
 
 

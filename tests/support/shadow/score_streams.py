@@ -10,7 +10,7 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, ASKED, PROMPT, SCORES, Scores, ScoringRequest, objects
+from quantdrift.shadow.language.scoring import ANSWER, REQUEST, PROMPT, SCORES, Scores, ScoringRequest, objects
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 
 
@@ -49,6 +49,6 @@ def told(found: Divergences) -> dict[str, Any]:
 def scored(runtime: ReferenceRuntime, *asked: ScoringRequest) -> list[Scores]:
     """Return the scores of these answers, asked for together."""
     empty = objects([""] * len(asked))
-    inputs = {PROMPT: empty, ANSWER: empty, ASKED: objects(list(asked))}
+    inputs = {PROMPT: empty, ANSWER: empty, REQUEST: objects(list(asked))}
     found: list[Scores] = runtime.run(inputs)["scores"].tolist()
     return found

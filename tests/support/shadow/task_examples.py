@@ -11,7 +11,7 @@ from quantdrift.core.config.schema import Config, Provider
 from quantdrift.shadow.comparators.registry import comparator_of
 from quantdrift.shadow.replay.exchange import PreparedExchange
 from quantdrift.shadow.replay.references import VersionReference
-from quantdrift.shadow.runtimes.registry import open_reference, opening_of
+from quantdrift.shadow.runtimes.registry import open_reference, runtime_request
 from quantdrift.shadow.tensors.arrays import Array
 from tests.support.shadow.onnx_models import exchange_of, tensor
 
@@ -31,28 +31,32 @@ def judge_of(path: Path) -> tuple[Config, VersionReference]:
     (model,) = config.models
     (reference,) = model.references
     opening = msgspec.structs.replace(
-        opening_of(config, model, reference, ""), provider=Provider.CPU, threads=1
+        runtime_request(config, model, reference, ""), provider=Provider.CPU, threads=1
     )
     return config, VersionReference(
         model=model, runtime=open_reference(opening), comparator=comparator_of(model)
     )
 
 
-def answers(judge: VersionReference, x: Array) -> dict[str, Array]:
+def answers(version_reference: VersionReference, x: Array) -> dict[str, Array]:
     """Return what the reference gives."""
-    (spec,) = judge.runtime.inputs
-    return judge.runtime.run({spec.name: x})
+    (spec,) = version_reference.runtime.inputs
+    return version_reference.runtime.run({spec.name: x})
 
 
 def prepared(
-    judge: VersionReference, x: Array, outputs: dict[str, Array], sequence: int = 1
+    version_reference: VersionReference, x: Array, outputs: dict[str, Array], sequence: int = 1
 ) -> PreparedExchange:
     """Return an exchange whose candidate answered `outputs`."""
     exchange = msgspec.structs.replace(
-        exchange_of(x, x, model=judge.model.name),
+        exchange_of(x, x, model=version_reference.model.name),
         outputs=tuple(tensor(name, output) for name, output in outputs.items()),
     )
-    (spec,) = judge.runtime.inputs
+    (spec,) = version_reference.runtime.inputs
     return PreparedExchange(
-        stream_sequence=sequence, payload=b"", exchange=exchange, judge=judge, inputs={spec.name: x}
+        stream_sequence=sequence,
+        payload=b"",
+        exchange=exchange,
+        version_reference=version_reference,
+        inputs={spec.name: x},
     )
