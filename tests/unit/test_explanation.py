@@ -264,10 +264,10 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
     )
     slice_, aggregate, window = sentences(found, Metric.DIVERGENCE, BUDGET.kind, TASK)
     assert slice_.startswith(
-        "Too few to tell damage from input shift: 8 exchanges of the slice before the onset"
+        "Too few exchanges to distinguish damage from input shift: 8 exchanges before the onset"
     )
-    assert aggregate.startswith("Of all traffic there are too few")
-    assert window == "Held against the week before the onset (8 exchanges, 45 since)."
+    assert aggregate.startswith("Over all traffic there are too few")
+    assert window == "Compared with the week before the onset (8 exchanges, 45 since)."
     assert "nat" not in slice_ + aggregate
 
 
@@ -293,15 +293,15 @@ def test_what_was_not_there_before_is_told_apart() -> None:
         aggregate_unseen_se=0.005,
     )
     *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind, TASK)
-    assert slice_.startswith("Inputs at margins that were not there before")
-    assert "at margins that were not there before: +8 points (standard error 1)" in slice_
+    assert slice_.startswith("Inputs at margins that did not occur before")
+    assert "at margins that did not occur before: +8 points (standard error 1)" in slice_
     assert aggregate.endswith("; traffic that is new or was rare before: +2 points (standard error 0.5).")
     beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
     assert (
         "traffic that is new or was rare before: +2 points"
         in sentences(beside, Metric.FLIP, BUDGET.kind, TASK)[-1]
     )
-    assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
+    assert not any("did not occur" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
 
 
 def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
@@ -342,11 +342,11 @@ def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
     assert found.not_finite == pytest.approx(20 / 60)
     assert found.not_finite_before == 0
     said = sentences(found, Metric.FLIP, BUDGET.kind, Task.REGRESSION)
-    assert said[0].startswith("No numbers: 33.3 % of the slice's outputs since the onset")
+    assert said[0].startswith("Invalid outputs: 33.3 % of the slice's outputs since the onset")
     assert "(before: 0 %)" in said[0]
     few = WindowSample(before.items[:5])
     alone = sentences(findings(few, WindowSample(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
-    assert "No numbers: 50 %" in alone[0]
+    assert "Invalid outputs: 50 %" in alone[0]
     assert "before:" not in alone[0]
     assert findings(before, WindowSample(kept), measure, cap).not_finite is None
 

@@ -70,7 +70,7 @@ def test_too_much_noise_is_told_and_nothing_is_called_ok() -> None:
     )
     verdicts = {(row.verdict, row.reason) for row in fold.verdicts() if row.n_groups}
     assert verdicts == {
-        (Verdict.UNKNOWN, "noise: the reference differs from itself by too much of the budget of flip")
+        (Verdict.UNKNOWN, "noise: the reference differs from itself by too large a part of the flip budget")
     }
 
 
