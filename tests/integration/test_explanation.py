@@ -146,7 +146,7 @@ async def test_outputs_that_are_no_numbers_are_told(database: Database, record: 
     assert dark.not_finite is not None
     assert 0.1 < dark.not_finite < 0.7
     assert dark.not_finite_before == 0
-    (said,) = [one for one in dark.explanation if one.startswith("No numbers: ")]
+    (said,) = [one for one in dark.explanation if one.startswith("Invalid outputs: ")]
     assert f"{100 * dark.not_finite:.3g} % of the slice's outputs since the onset" in said
     assert "(before: 0 %)" in said
 

@@ -116,7 +116,7 @@ async def test_what_retention_took_is_left_out_or_counted(
     await record.execute("delete from comparison where batch_id = (select id from batch where fold_seq = 31)")
     read = [rows async for chunk in history.batches(extent) for rows in chunk]
     assert sum(len(rows.comparisons) for rows in read) < extent.n_items
-    with pytest.raises(OperatorError, match="deleted by retention just now"):
+    with pytest.raises(OperatorError, match="retention has just deleted"):
         _ = [chunk async for chunk in history.batches(whole)]
 
 

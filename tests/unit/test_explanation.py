@@ -101,8 +101,8 @@ def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, exp
     """Whoever silences what is explained must still be woken by what explains it."""
     scene = drifted()
     beside = {BIG: alert(BIG, big), SMALL: alert(SMALL, small)}
-    assert smallest(scene, beside, scene.sizes(), mine=BIG, cap=2.0, tolerance=0.25) == expected
-    assert smallest(scene, beside, scene.sizes(), mine=SMALL, cap=2.0, tolerance=0.25) is None
+    assert smallest(scene, beside, scene.sizes(), slice_id=BIG, cap=2.0, tolerance=0.25) == expected
+    assert smallest(scene, beside, scene.sizes(), slice_id=SMALL, cap=2.0, tolerance=0.25) is None
 
 
 def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
@@ -110,7 +110,7 @@ def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_ot
     scene = WindowSample([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
     beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
     found = [
-        smallest(scene, beside, scene.sizes(), mine=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
+        smallest(scene, beside, scene.sizes(), slice_id=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
     ]
     assert found == [None, BIG]
 
@@ -131,10 +131,10 @@ def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
 def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
     """The alert's own row is newer than the note."""
     standing = AlertingSlices([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
-    assert standing.explained(change(SMALL, 5), (BIG,), "small") == []
-    assert standing.explains(change(SMALL, 5), BIG, Explanation()) == []
+    assert standing.notes_on_explained(change(SMALL, 5), (BIG,), "small") == []
+    assert standing.notes_on_explaining(change(SMALL, 5), BIG, Explanation()) == []
     alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
-    (note,) = alone.explained(change(SMALL, 5), (BIG,), "small")
+    (note,) = alone.notes_on_explained(change(SMALL, 5), (BIG,), "small")
     more = {"explained_by": "small", "explained_by_id": SMALL, "incident": "small"}
     assert (note.slice_id, note.more) == (BIG, more)
 
@@ -142,10 +142,10 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
 def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
     """Nothing explains it any more."""
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
-    (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).endings()
+    (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended()
     assert note.slice_id == BIG
     assert note.more == {"explained_by": None, "explained_by_id": None, "incident": "big"}
-    assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).endings() == []
+    assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended() == []
 
 
 def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
@@ -248,9 +248,9 @@ def test_sentences_tell_everything_the_most_telling_first() -> None:
     assert "nat" in sentences(FOUND, Metric.DIVERGENCE, BUDGET.kind, TASK)[3]
     assert "points" in sentences(FOUND, Metric.DIVERGENCE, TAIL.kind, TASK)[3]
     (why,) = sentences(
-        Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
+        Explanation(unexplained="the database did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
     )
-    assert why.startswith("Not explained: the record did not answer in time")
+    assert why.startswith("Not explained: the database did not answer in time")
 
 
 def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> None:

@@ -22,7 +22,7 @@ def advance(part: FloatArray, v: float, vx: float) -> None:
 
 def rotate(state: FloatArray, begin: int) -> None:
     """Let the recent window of one signal, which begin at `begin` of its state, move on in place: it holds 1,000 to 2,000 groups."""
-    # Asked of every signal after every batch: the answer is nearly always no.
+    # Called for every signal after every batch: the answer is nearly always no.
     if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
         windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
         windows[OLDER] = windows[NEWER]

@@ -249,8 +249,8 @@ class _Plan:
         self._bins = bins_of(recent.margin, layout.edges)
         self.boosts, self._boost_of = _boosts(demands, layout)
         boost_of = self._boost_of[recent.slice]
-        told = boost_of >= 0
-        self._pair_item, self._pair_boost = recent.item[told], boost_of[told]
+        boosted = boost_of >= 0
+        self._pair_item, self._pair_boost = recent.item[boosted], boost_of[boosted]
         self._starts = np.flatnonzero(np.diff(self._pair_item, prepend=-1))
         self._pair_cell = self._pair_boost * self.boosts.layout.n_bins + self._bins[self._pair_item]
         self._reach = self.boosts.reach()
@@ -267,12 +267,12 @@ class _Plan:
         follows = evidence + UNDECIDED * _portion(even)
         share = (1 - budget.evidence_share) * _portion(even) + budget.evidence_share * _portion(follows)
         per_s = (1 - budget.base_share) * budget.replays_per_s * share
-        told = self._boost_of >= 0
-        boost_traffic = np.bincount(self._boost_of[told], weights=traffic[told], minlength=n)
-        boost_per_s = np.bincount(self._boost_of[told], weights=per_s[told], minlength=n)
+        boosted = self._boost_of >= 0
+        boost_traffic = np.bincount(self._boost_of[boosted], weights=traffic[boosted], minlength=n)
+        boost_per_s = np.bincount(self._boost_of[boosted], weights=per_s[boosted], minlength=n)
         self._absent = np.bincount(self._pair_boost, minlength=n) == 0
         total = float(self._per_s.sum() + boost_traffic[self._absent].sum())
-        base_per_s = budget.base_share * budget.replays_per_s + per_s[~told].sum()
+        base_per_s = budget.base_share * budget.replays_per_s + per_s[~boosted].sum()
         self._base = float(base_per_s) / max(total, np.finfo(np.float64).tiny)
         self._traffic = boost_traffic
         self._mean = np.divide(boost_per_s, boost_traffic, out=np.zeros(n), where=boost_traffic > 0)
@@ -284,7 +284,7 @@ class _Plan:
             (n, self.boosts.layout.n_bins),
         )
         # Who goes without a boost first, where there are too many: little evidence, then little to gain.
-        urgent = np.bincount(self._boost_of[told], weights=evidence[told], minlength=n)
+        urgent = np.bincount(self._boost_of[boosted], weights=evidence[boosted], minlength=n)
         self._rank = np.lexsort((-self._mean, -urgent))
         self._boosted = np.ones(n, dtype=bool)
 
