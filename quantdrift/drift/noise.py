@@ -11,12 +11,12 @@ definition. The same holds on the candidate's side.
 
 Bounds: of groups with weights s = v in [0, 1] and values y = vx the mean E[y] / E[s] lies in [low, high] at all times of
 its window at once, each end with probability at least 1 - DELTA (`quantdrift.drift.evidence.bound`). Assumption: given the past a
-group's noise has the mean that is bounded, through the window. A window begins anew after a weight of `window_of` the
-budget, so that a reference whose noise changes is seen; what is shown rests on the last one to two of these, and each
+group's noise has the bounded mean, throughout the window. A new window begins after a weight of `window_of` the budget,
+so that a change of a reference's noise is seen; the displayed noise is that of the last one to two windows, and each
 window may be wrong with probability DELTA at either end.
 
-What is added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.1 m, and its upper bound from then
-on. It stands still between a few changes, each a function of noise that was folded before:
+The allowance added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.1 m, and its upper bound
+from then on. It changes rarely, each time as a function of noise that was folded before:
 
 - up to `high`, where low has passed what is added;
 - down to `high`, where that has fallen to 2/3 of what is added; to 0, where high < 0.1 m.

@@ -129,7 +129,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ] = ()
     compared_with: Annotated[
         str | None,
-        Meta(description="The window before the onset that everything is compared with, in words."),
+        Meta(description="Description of the window before the onset that everything is compared with."),
     ] = None
     compared_version: Annotated[
         str | None,

@@ -211,7 +211,7 @@ async def newest_clusterings(
     model, digest, space
         Only these; all where left out.
     unreadable
-        Told which one cannot be read, in words, and why; it is then left out.
+        Called with the name of a clustering that cannot be read, and the reason; it is then left out.
 
     Raises
     ------
@@ -352,7 +352,7 @@ async def store_clustering(
     )
     if made is None:
         raise RetryError(
-            f"version {clustering.version} of the clustering of {clustering.model} was stored by somebody else"
+            f"version {clustering.version} of the clustering of {clustering.model} was stored by another process"
         )
 
 

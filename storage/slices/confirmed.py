@@ -77,7 +77,7 @@ class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
     alerted
         Whether an alert of it was open at any time, or is.
     evidence_ratio
-        Largest evidence of any version over its paging threshold, as it stands.
+        Largest current evidence of any version, divided by its paging threshold.
     """
 
     versions: tuple[VersionSums, ...]

@@ -105,14 +105,14 @@ class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round changed of one discovery, or found anew.
+    """A discovery that a round has changed or found.
 
     Parameters
     ----------
     row
-        As it stands now.
+        The discovery after the change.
     reason
-        Why its status has changed, in words; empty where it has not.
+        Why its status has changed, as text; empty where it has not.
     """
 
     row: DiscoveryRow

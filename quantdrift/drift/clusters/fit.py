@@ -9,11 +9,11 @@ of cluster j is t * spread_j, t the smallest score with
 which is split conformal prediction (Vovk, Gammerman and Shafer 2005; weighted as in Tibshirani et al. 2019, with the
 largest weight for the next item). So a further vector of the same traffic lies beyond every radius with probability at
 most 1 - q, on average over samples of this size, if vectors of different exchanges are exchangeable. Measured on the
-half that placed the centroids the scores would be too small: that is the classic mistake. Where q cannot be reached with
-so few vectors the radii are infinite and nothing is called novel.
+half that placed the centroids, the scores would be too small. Where q cannot be reached with so few vectors the radii
+are infinite and nothing counts as novel.
 
-The centroids are Sculley's (2010). A refit starts from the centroids there are, and from new ones beside; the former win
-unless the latter divide the traffic better by `_BETTER`. Ids then follow the nearest centroids (`matching`).
+The centroids are Sculley's (2010). A refit starts once from the existing centroids and once from new ones; the former
+are kept unless the latter divide the traffic better by `_BETTER`. Ids then follow the nearest centroids (`matching`).
 """
 
 import zlib
@@ -165,7 +165,7 @@ def fit_clusters(
     naming
         Whose it is.
     n_clusters
-        Most clusters; fewer where they would hold less than a handful of vectors.
+        Most clusters; fewer where they would have only a few vectors.
     quantile
         q: at most 1 - q of ordinary traffic is expected to be called novel.
     previous

@@ -102,18 +102,21 @@ class BudgetDetector:
         return state
 
     def lower(self, state: FloatArray, budget: float) -> None:
-        """Test against a smaller mean from here on, in place; the evidence stays.
+        """Test against a smaller mean from now on, in place; the evidence stays.
 
-        What was won against a larger mean was won against every smaller one too: H0 "mean <= m" holds the smaller one's.
-        Not while an alert lasts: that a mean lies below the larger one says nothing of the smaller.
+        Evidence against a larger mean is also evidence against every smaller one: H0 "mean <= m" includes the smaller
+        one's. Not during an alert: recovery below the larger mean says nothing about the smaller.
 
         Raises
         ------
         ValueError
-            The mean is not smaller, is none, or an alert lasts.
+            The mean is not smaller, is not positive, or an alert is open.
         """
         if not 0 < budget <= state[M] or state[ALERTING]:
-            raise ValueError(f"{budget} does not go on from {state[M]} with the evidence that there is")
+            raise ValueError(
+                f"the evidence against {state[M]} cannot be kept for {budget}: it must be smaller and positive, and no"
+                " alert may be open"
+            )
         state[M] = budget
         state[RATES] = _rates(budget, state[RATES.start])
 

@@ -9,16 +9,16 @@ share s of the traffic has the score
 
 and is a candidate where its score is positive, `low_S` is above the bound of the later test, and it is large enough.
 What differs from the paper: items count with their sampling weights; `low_S` is the mean less two standard errors, so
-that a handful of flips does not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
+that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
 levels are complete; from the third on the slices to be joined are pruned by the paper's bound on the score of what can
 lie in them, and then to the `BEAM` best by it.
 
 Slices are taken one by one, the best first, each as general as the data allow: a condition goes when the mean without
-it is not lower by more than three standard errors (many conditions were tried). The rest are scored anew on the items that no taken slice holds
-(sequential covering), so that ten ways to say the same are one finding.
+it is not lower by more than three standard errors (many conditions were tried). The rest are scored again on the items
+outside the slices taken so far (sequential covering), so that ten descriptions of the same slice are one finding.
 
-A search proves nothing: it has looked at thousands of slices. `quantdrift.drift.discovery.confirmation` tests what it found, on
-later traffic alone.
+A search proves nothing: it has compared thousands of slices. `quantdrift.drift.discovery.confirmation` tests its results
+on later traffic only.
 """
 
 import itertools

@@ -47,8 +47,8 @@ def rows_of(states: FloatArray) -> FloatArray:
 def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, float]:
     """Return share and total of a testing stratum in the pool of the learned null.
 
-    That is the baseline, and what an alert that lasts set aside: a page copy that runs on through a warning would
-    otherwise bet against a baseline that is finite and stands still, and for as long as the warning lasts.
+    That is the baseline plus the groups that an open alert set aside: a page copy that continues through a warning would
+    otherwise bet against a finite, fixed baseline as long as the warning lasts.
     """
     share = total = 0.0
     for place in range(N_BINS):

@@ -151,8 +151,8 @@ class TailDetector:
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
         """Reset the copy (both for a page), stop learning, and watch for recovery, in place.
 
-        Recovery is asked for at and above the bin whose share has risen most clearly since the onset, in nats, over
-        (1 + tau) times what it was; where none has clearly, this signal does not stand in the way.
+        Recovery is required at and above the bin whose share has risen most clearly since the onset, in nats, over
+        (1 + tau) times its earlier share; where none has risen clearly, this signal does not delay the end of the alert.
         """
         if not state[ALERTING]:
             state[ONSET_AT] = state[FLOOR][1]

@@ -93,7 +93,7 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
         """Refuse values that are not a baseline on this grid: they would break the bound."""
         if len(self.counts) != N_BINS or len(self.bound) not in {0, N_BINS}:
             raise OperatorError(
-                f"a baseline of the tail has {N_BINS} bins: learn it anew, or import it again"
+                f"a baseline of the tail has {N_BINS} bins: learn it again, or import it again"
             )
         if min(self.counts) < 0 or abs(sum(self.counts) - self.n_groups) > _ROUNDING * (1 + self.n_groups):
             raise OperatorError("the counts of a baseline do not add up to its groups: import it again")
