@@ -250,7 +250,7 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     lost
         Of the taken, by reason; `expired` are part of the published as well.
     models
-        Of the lost, by model and reason, as far as the requests had told their model.
+        Of the lost, by model and reason, where the request named its model.
     """
 
     stratum: str

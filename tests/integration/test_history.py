@@ -97,7 +97,7 @@ async def test_an_empty_record_and_an_empty_period_say_so(
     postgres_dsn: str, record: asyncpg.Connection, history: History
 ) -> None:
     """Different things to do: start a monitor, or widen the period."""
-    with pytest.raises(OperatorError, match="nothing has been folded yet"):
+    with pytest.raises(OperatorError, match="no folded batches yet"):
         await history.extent(None, None)
     await _fold(postgres_dsn, record)
     with pytest.raises(OperatorError, match="widen --from and --to"):

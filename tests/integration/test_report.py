@@ -322,7 +322,7 @@ async def test_a_silent_slice_with_an_open_alert_is_still_told(postgres_dsn: str
     assert model.status is Verdict.FIRING
     assert "1 alert was open" in model.headline
     assert all(entry.verdict is not Verdict.OK for entry in model.slices)
-    assert "There is nothing to draw" in Page(html).text
+    assert "There is no data to draw" in Page(html).text
 
 
 async def test_one_model_alone_is_reported_on_request(postgres_dsn: str, tmp_path: Path) -> None:
