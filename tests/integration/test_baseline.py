@@ -295,7 +295,7 @@ async def test_a_tail_is_pooled_from_slices_that_have_one(
     await folded(database)
     arguments = ("accept", "--model", "digits", "--slice", "scanner=faint", "--pool", "all")
     code, _, err = await typed(postgres_dsn, tmp_path, *arguments)
-    assert (code, "all cannot be pooled: a tail takes 10,000 exchanges" in err) == (2, True), err
+    assert (code, "all cannot be pooled: each of them needs 10,000 exchanges" in err) == (2, True), err
     await stored(record, 9500, first=1000, slices=(ALL_ID,))
     await folded(database)
     code, out, err = await typed(postgres_dsn, tmp_path, *arguments)

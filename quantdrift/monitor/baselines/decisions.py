@@ -289,7 +289,7 @@ async def import_(
     """
     if not any(_wanted(one.metric.value, scope.metrics) for one in figures):
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
-        raise OperatorError(f"there is no figure {left_out}to import")
+        raise OperatorError(f"there is no figure {left_out}to import: nothing was recorded")
     found = config.model(scope.model)
     cap = (found.budget if found else Budget()).cap
     async with database.begin() as connection:
