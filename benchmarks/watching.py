@@ -19,8 +19,8 @@ from benchmarks.shifts import (
     batches,
 )
 from quantdrift.core.records import Verdict
-from quantdrift.monitor.explain.before_window import yardstick
-from quantdrift.monitor.explain.sample import WindowSample, damaged, measure_of, mixed
+from quantdrift.monitor.explain.before_window import find_before_window
+from quantdrift.monitor.explain.sample import WindowSample, damage_between, measure_of, mix_between
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.monitor.evidence import MOST_ROWS, MOST_SCANNED, EvidenceItem
 from quantdrift.storage.monitor.rows import ComparisonRow, Episode, Position, Snapshot, TransitionRow
@@ -187,13 +187,13 @@ class _Watcher:
             for number, version in self._world.catalog().versions.items()
             if number in self._first_us
         }
-        before = asyncio.run(yardstick(self, row, versions))
+        before = asyncio.run(find_before_window(self, row, versions))
         span = (before.begin_us, before.end_us)
         now = (row.onset_us, row.at_us + 1)
-        own = damaged(
+        own = damage_between(
             WindowSample(before.items), self._scene(row.model_version_id, row.slice_id, *now), measure
         )
-        whole = mixed(
+        whole = mix_between(
             self._scene(before.version, EVERYTHING, *span),
             self._scene(row.model_version_id, EVERYTHING, *now),
             measure,

@@ -1,1 +1,1 @@
-"""Postgres is the record: tables, writer, queries, and the embedded server."""
+"""The database (Postgres): tables, writers, queries, administration, and the embedded server."""

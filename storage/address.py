@@ -1,4 +1,4 @@
-"""The Postgres address: its parts, the TLS that it asks for, and the one way in which a connection is made."""
+"""The Postgres address: its parts, its TLS settings, and the one function that opens a connection."""
 
 import ssl
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from quantdrift.core.errors import OperatorError
 from quantdrift.core.tls import Tls
 
 _FORM: Final = "postgresql://user:password@host:port/name"
-# What else may follow the name: the driver understands it on every way to the server.
+# Other parameters that may follow the name; the driver understands them on every connection.
 _PASSED_ON: Final = frozenset(
     {
         "database",
@@ -40,10 +40,10 @@ _SYSTEM: Final = "system"
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True):
-    """Where Postgres is, and how a connection to it is protected. Its `repr` shows nothing.
+    """The address of Postgres and the TLS settings of its connections. Its `repr` shows nothing.
 
-    Every connection begins in `connect`: those of the engine's pool, which COPY uses too, the leader's and those of the
-    migrations.
+    Every connection is opened by `connect`: those of the engine's pool, which COPY uses too, the leader's and those of
+    the migrations.
     """
 
     url: URL  # without what concerns TLS, for the driver that we use
@@ -54,19 +54,19 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
     def of(cls, dsn: str) -> "Address":
         """Read an address; `sslmode`, `sslrootcert`, `sslcert` and `sslkey` mean what they mean to libpq.
 
-        Where one of the three files is named without `sslmode`, it is `verify-full`. Without any of the four, the
+        Where one of the three files is given without `sslmode`, the mode is `verify-full`. Without any of the four, the
         driver decides: it tries TLS, unchecked, and falls back to plaintext.
 
         Raises
         ------
         OperatorError
-            It is not of the form `postgresql://user:password@host:port/name`, names what is not understood, or its
+            It is not of the form `postgresql://user:password@host:port/name`, has unknown parameters, or its
             `sslmode` would fall back to plaintext.
         """
         try:
             url = make_url(dsn, keep_blank_values=True)
         except (ArgumentError, ValueError) as error:
-            # Not chained to what it says: the parser's message repeats the address, password and all.
+            # Not chained: the parser's message repeats the address, including the password.
             raise OperatorError(
                 f"the Postgres address cannot be read ({type(error).__name__}): it has the form {_FORM}"
             ) from None
@@ -86,7 +86,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """The driver's arguments that say where the server is, and who we are."""
+        """The driver's arguments for server, database and user."""
         (_, found) = self.url.get_dialect()().create_connect_args(self.url)
         found.pop("prepared_statement_cache_size", None)  # of the engine, not of the driver
         return dict(found)
@@ -102,7 +102,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True):
         Raises
         ------
         OperatorError
-            TLS is asked for, and there is none, or the certificate is not accepted, or a file cannot be used. Nothing
+            TLS is required, and the server offers none, its certificate is not accepted, or a file cannot be used. Nothing
             but the request for TLS was sent.
         """
         if self.plaintext:
@@ -151,7 +151,7 @@ def _single(query: Mapping[str, Any], name: str) -> str:
 
 
 def _mode(asked: Mapping[str, str]) -> str:
-    """Return the mode, or nothing where neither a mode nor a file is named."""
+    """Return the mode; empty where neither a mode nor a file is given."""
     mode = asked.get("sslmode", "verify-full" if asked else "")
     if mode in _FALL_BACK:
         raise OperatorError(

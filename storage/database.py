@@ -1,6 +1,6 @@
-"""The door to Postgres: one engine per process, transactions, and errors in our own words.
+"""The connections to Postgres: one engine per process, transactions, and errors translated to our own.
 
-asyncpg's connection, without its one way of waiting for ever.
+It includes a subclass of asyncpg's connection, because a COPY of asyncpg can wait for ever.
 """
 
 import asyncio
@@ -23,14 +23,14 @@ from quantdrift.storage.address import Address
 def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
     """Return the class of the connections of an engine.
 
-    In asyncpg (0.32) a COPY whose rows do not fit the socket's buffer waits for leave to write. When the server is
-    gone by then, nobody gives it, and no timeout of the driver covers this wait. Here the end of the connection,
+    In asyncpg (0.32) a COPY whose rows do not fit the socket's buffer waits until it may write again. When the server
+    is gone by then, it waits for ever, and no timeout of the driver covers this wait. Here the end of the connection,
     or a deadline of our own, ends it with `TimeoutError`.
 
     Parameters
     ----------
     copy_timeout_s
-        Longest COPY; None has no deadline, and only the end of the connection counts.
+        Longest COPY; None: no deadline, only the end of the connection ends it.
     """
 
     class Connection(asyncpg.Connection):  # type: ignore[misc]  # asyncpg publishes no types
@@ -42,7 +42,7 @@ def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
             async with asyncio.timeout(copy_timeout_s) as deadline:
 
                 def lost(_connection: object) -> None:
-                    # Next to the driver's own error, if it has one: that says more.
+                    # Wait a moment for the driver's own error, which says more.
                     if not deadline.expired():
                         deadline.reschedule(loop.time() + 0.05)
 
@@ -56,7 +56,7 @@ def connection_class(copy_timeout_s: float | None) -> type[asyncpg.Connection]:
     return Connection
 
 
-# Classes of SQLSTATE that pass by themselves: connection, resources, operator intervention, rollback by conflict,
+# Classes of SQLSTATE that are temporary: connection, resources, operator intervention, rollback by conflict,
 # locks; and two single ones: a standby that is not yet the primary, and a transaction ended for idling.
 _READ_ONLY: Final = "25006"
 _PASSING_STATES: Final = ("08", "53", "57", "40", "55", _READ_ONLY, "25P03")
@@ -67,14 +67,14 @@ _OPERATOR_STATES: Final = {
     "42P01": "run `quantdrift db upgrade`",
     "42703": "run `quantdrift db upgrade`",
 }
-# How long a statement may be overdue on our own clock before the network is taken to be dead.
+# How long after its timeout a statement may be overdue on our own clock before the network counts as dead.
 _NETWORK_GRACE_S: Final = 5.0
-# The server notices within half a minute that a client's machine is gone, and lets go of its locks.
+# The server notices within half a minute that a client's machine is gone, and releases its locks.
 _KEEPALIVE: Final = {"tcp_keepalives_idle": "15", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 
 
 class Database:
-    """Connections to the record.
+    """The pooled connections to the database.
 
     Parameters
     ----------
@@ -107,16 +107,16 @@ class Database:
         Raises
         ------
         RetryError
-            Postgres is away, overloaded or resolved a conflict: the same work may succeed later. Where the
+            Postgres is not available, overloaded or resolved a conflict: the same work may succeed later. Where the
             connection was lost during the commit itself, it may even have succeeded: the work must be idempotent.
         OperatorError
-            The address, a right or the schema is wrong; the message says what to do.
+            The address, a permission or the schema is wrong; the message says what to do.
         """
         async with translated(), self._engine.begin() as connection:
             yield connection
 
     async def ping(self) -> None:
-        """Ask the server for a sign of life.
+        """Check that the server answers.
 
         Raises
         ------
@@ -140,14 +140,14 @@ class Database:
 def make_engine(
     dsn: str, *, settings: dict[str, str], command_timeout_s: float | None = None, **options: Any
 ) -> AsyncEngine:
-    """Return an engine on `dsn` in UTC, which never shows the values of a statement in an error or a log.
+    """Return an engine on `dsn` in UTC; errors and logs never show the values of a statement.
 
     Parameters
     ----------
     settings
         Server settings of each session.
     command_timeout_s
-        Longest wait for an answer on our own clock; None waits for the server's own timeout.
+        Longest wait for an answer on our own clock; None: only the server's own timeout.
     options
         For SQLAlchemy's `create_async_engine`.
     """
@@ -169,16 +169,16 @@ def make_engine(
 
 
 def _leave_standby(context: ExceptionContext) -> None:
-    """Close every connection to a server that has become a standby: the address leads to the new primary by now."""
+    """Close every connection to a server that has become a standby: new connections reach the new primary."""
     if getattr(context.original_exception, "sqlstate", "") == _READ_ONLY:
         context.is_disconnect = True
 
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Turn database errors into `RetryError` (they pass) or `OperatorError` (a person must act).
+    """Translate database errors into `RetryError` (temporary) or `OperatorError` (a person must act).
 
-    All others are bugs and go through unchanged.
+    All others are bugs and are raised unchanged.
     """
     try:
         yield
@@ -187,24 +187,24 @@ async def translated() -> AsyncIterator[None]:
     except (OSError, TimeoutError, PoolTimeoutError) as error:
         raise RetryError(f"Postgres is not available: {type(error).__name__}: {error}") from error
     except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError) as error:
-        found = _in_our_words(error)
+        found = _translate(error)
         if found is None:
             raise
         raise found from error
 
 
-def _in_our_words(error: Exception) -> QuantdriftError | None:
+def _translate(error: Exception) -> QuantdriftError | None:
     lost = isinstance(error, DBAPIError) and error.connection_invalidated
     driver = _driver_error(error)
     if isinstance(driver, asyncpg.PostgresError):
-        state, said = driver.sqlstate or "", driver.args[0] if driver.args else ""
+        state, message = driver.sqlstate or "", driver.args[0] if driver.args else ""
         if lost or state.startswith(_PASSING_STATES):
-            return RetryError(f"Postgres could not do it now: {said} ({state})")
+            return RetryError(f"Postgres reports a temporary error: {message} ({state})")
         for prefix, advice in _OPERATOR_STATES.items():
             if state.startswith(prefix):
-                return OperatorError(f"Postgres refuses: {said} ({state}): {advice}")
+                return OperatorError(f"Postgres reports: {message} ({state}): {advice}")
         return None
-    # The driver's own errors are bugs of ours (a wrong type, two statements at once), but for a lost connection.
+    # The driver's own errors are bugs of ours (a wrong type, two statements at once), except a lost connection.
     if lost or "connection is closed" in str(driver) or "connection_lost" in str(driver):
         return RetryError(f"Postgres is not available: {type(driver).__name__}: {driver}")
     return None

@@ -1,4 +1,4 @@
-"""Who leads: an advisory lock on a direct connection, which the server lets go of when the connection ends."""
+"""Leader election: an advisory lock on a direct connection, which the server releases when the connection ends."""
 
 import asyncio
 from typing import Any, Final, Self
@@ -12,9 +12,9 @@ _TIMEOUT_S: Final = 5.0
 
 
 class Leadership:
-    """The monitor's lock on one database. At most one holds it; others ask again.
+    """The monitor's lock on one database. At most one monitor holds it; the others try again.
 
-    The connection goes past every pool: a pooler that gives a session away would give the lock away.
+    The connection does not come from a pool: a pooler that reassigns the session would reassign the lock.
 
     Parameters
     ----------
@@ -28,14 +28,14 @@ class Leadership:
         self._held = False
 
     async def acquire(self) -> bool:
-        """Return whether this process leads now; asking again is cheap, and proves that it still does.
+        """Return whether this process leads now; repeated calls are cheap and check that it still does.
 
         Raises
         ------
         RetryError
-            Postgres is away; if this process led, it does not any more.
+            Postgres is not available; if this process led, it does not any more.
         OperatorError
-            Postgres refuses us, or we its certificate; the message says what to do.
+            Postgres refuses the connection, or its certificate is not accepted; the message says what to do.
         """
         try:
             async with translated(), asyncio.timeout(_TIMEOUT_S):
@@ -62,7 +62,7 @@ class Leadership:
         return bool(self._held)
 
     async def release(self) -> None:
-        """Lead no more."""
+        """Give up leadership."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()

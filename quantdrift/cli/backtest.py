@@ -113,7 +113,7 @@ async def _fold(
     quiet: bool,
 ) -> "tuple[BacktestReport, Callable[[Path], bool]]":
     from quantdrift.monitor.planning.backtest import Backtest
-    from quantdrift.monitor.planning.backtest_report import hindsight
+    from quantdrift.monitor.planning.backtest_report import build_report
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.history import History
 
@@ -129,7 +129,7 @@ async def _fold(
                 test.fold(batches)
                 bar.update(len(batches))
         findings = test.findings(await history.transitions(extent), model)
-    told = hindsight(findings, extent, catalog, notes)
+    told = build_report(findings, extent, catalog, notes)
     return told, lambda path: _draw(path, config, test, findings, extent, catalog)
 
 

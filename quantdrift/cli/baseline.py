@@ -290,7 +290,7 @@ _settling(
 
 
 def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", as_json: bool) -> None:
-    from quantdrift.monitor.baselines.decisions import settle
+    from quantdrift.monitor.baselines.decisions import freeze_or_keep
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.rows import Source
 
@@ -298,7 +298,7 @@ def _settle(source: str, config_path: Path, data: Path | None, scope: "Scope", a
 
     async def run() -> int:
         async with Database(secrets.dsn, config.storage) as database:
-            return await settle(database, scope, Source(source))
+            return await freeze_or_keep(database, scope, Source(source))
 
     n_signals = asyncio.run(run())
     if as_json:

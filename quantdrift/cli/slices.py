@@ -201,7 +201,7 @@ async def _more(
     config: Config, secrets: Secrets, one: ListedSlice
 ) -> tuple[list[SignalView], list[Change], list[SelfNoise]]:
     """Return what each signal has seen, what became of a discovered slice, and the noise of its version."""
-    from quantdrift.monitor.baselines.signal_view import noises, vitals
+    from quantdrift.monitor.baselines.signal_view import self_noises, signal_views
     from quantdrift.storage.commands.slice_list import signals_of
     from quantdrift.storage.database import Database
     from quantdrift.storage.monitor.discovery_log import changes_of
@@ -211,7 +211,7 @@ async def _more(
         rows = [] if one.id is None else await signals_of(connection, one.id)
         history = [] if one.discovery is None else await changes_of(connection, one.discovery.id)
         noise = await floors(connection, rows[0].model_version_id) if rows else ()
-        return vitals(rows), history, noises(noise)
+        return signal_views(rows), history, self_noises(noise)
 
 
 def _history_lines(history: list[Change]) -> list[str]:

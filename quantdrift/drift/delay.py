@@ -1,11 +1,11 @@
-"""How long detection takes: the shipped bets on simulated streams, and the delay that no detector can beat.
+"""Detection delays: those of the shipped bets on simulated streams, and the shortest delay of any detector.
 
 `simulate` runs the recursion of `quantdrift.drift.detectors.budget` with the bets of a fresh detector on independent groups of a
-known law, seeded. It begins with no evidence, as a slice inside its budget nearly does, so it errs towards late.
+known law, seeded. It begins with no evidence, as a slice inside its budget nearly does, so it overestimates the delay.
 
 `optimum` is the mean delay of the CUSUM that knows the rates before and after. Among all detectors with the same
 average number of samples between false alarms it has the least worst-case mean delay (Moustakides, Annals of
-Statistics 14, 1986), so nobody who knows less is faster. For large A it grows as log(A) / KL (Lorden, Annals of
+Statistics 14, 1986), so a detector that knows less is not faster. For large A it grows as log(A) / KL (Lorden, Annals of
 Mathematical Statistics 42, 1971). That rate alone is no bound at real sizes: at A = 4e6 and flips from 1 % to 3 % it
 says 1,155 where the optimum is some 700. Hence Wald's approximation of both averages, with neither overshoot (Siegmund,
 Sequential Analysis, 1985, chapter 2): within a tenth for the rates that matter here.
@@ -29,7 +29,7 @@ _SURE = 1.0 - 1e-9  # a rate of 1 after the shift would make the optimum 1 / 0
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """What one group's value is drawn from: a value and a weight with a probability. Arrays are (atoms,).
+    """The distribution of one group's value: values and weights with their probabilities. Arrays are (atoms,).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allowance(msgspec.Struct, frozen=True, kw_only=True):
-    """How much calendar mass comes with a sample, and what the evidence must reach.
+    """The calendar mass per sample, and the level that the evidence must reach.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ class Allowance(msgspec.Struct, frozen=True, kw_only=True):
     n_signals: int = 1
 
     def needed(self, n: int) -> float:
-        """Return what the evidence must reach at the n-th sample after the shift."""
+        """Return the level that the evidence must reach at the n-th sample after the shift."""
         mass = self.mass_before + self.n_signals * self.gamma * n
         return max(self.threshold, self.mass_ratio * mass)
 
@@ -86,7 +86,7 @@ class Delay(msgspec.Struct, frozen=True, kw_only=True):
 def flips(rate: float, mix: Sequence[tuple[float, float]] = ((1.0, 1.0),)) -> Distribution:
     """Return the law of groups of one item each that flips with probability `rate`.
 
-    Among all laws on [0, 1] with this mean it is the most variable one, and so the latest to be told.
+    Among all distributions on [0, 1] with this mean it has the largest variance, and so the longest delay.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ def simulate(
     state = BUDGET.fresh(budget=budget, scale=1.0, weighted=weighted, mass=0.0, at_us=0)
     factors = 1.0 + (law.v * (law.x - budget))[:, None] * state[RATES]
     borders = np.cumsum(law.probability)[:-1]
-    # The evidence grows at most at this rate in the long run: what would take ten times as long is not tried.
+    # The evidence grows at most at this rate in the long run: a simulation that needs ten times as long is not tried.
     growth = float((law.probability @ np.log(factors)).max())
     if growth * most < _HOPELESS * math.log(allowance.needed(1) / allowance.gamma):
         return Delay(p10=None, p50=None, p90=None)
@@ -142,7 +142,7 @@ def simulate(
     running = np.arange(streams)
     evidence = np.zeros((streams, factors.shape[1]))
     for begin in range(0, most, STEPS):
-        # What has alarmed goes on to the end of the block only: its evidence grows without end.
+        # Streams that have alarmed run only to the end of the block: their evidence grows without limit.
         drawn = np.searchsorted(borders, rng.random((STEPS, len(running))), side="right")
         for n, atoms in enumerate(drawn[: most - begin], start=begin + 1):
             evidence += allowance.gamma
@@ -159,7 +159,7 @@ def simulate(
 
 
 def optimum(before: float, after: float, between: float) -> float:
-    """Return the mean delay of the best detector there can be, which knows both rates, in samples.
+    """Return the mean delay of the best possible detector, which knows both rates, in samples.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The noise floor: how far a reference, or a candidate, differs from itself, and what of that is added to a budget.
+"""The noise floor: how far a reference, or a candidate, differs from itself, and the allowance for it in a budget.
 
 An item that is replayed twice, in batches that are composed differently, has a divergence of its own, x' in [0, 1] after
 clipping. Where the first outputs r differ from the second r', what is measured of the candidate c contains it: of flips
@@ -11,12 +11,12 @@ definition. The same holds on the candidate's side.
 
 Bounds: of groups with weights s = v in [0, 1] and values y = vx the mean E[y] / E[s] lies in [low, high] at all times of
 its window at once, each end with probability at least 1 - DELTA (`quantdrift.drift.evidence.bound`). Assumption: given the past a
-group's noise has the mean that is bounded, through the window. A window begins anew after a weight of `window_of` the
-budget, so that a reference whose noise changes is seen; what is shown rests on the last one to two of these, and each
+group's noise has the bounded mean, throughout the window. A new window begins after a weight of `window_of` the budget,
+so that a change of a reference's noise is seen; the displayed noise is that of the last one to two windows, and each
 window may be wrong with probability DELTA at either end.
 
-What is added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.1 m, and its upper bound from then
-on. It stands still between a few changes, each a function of noise that was folded before:
+The allowance added to a budget m (`added`) is 0 until the noise is shown to matter, low >= 0.1 m, and its upper bound
+from then on. It changes rarely, each time as a function of noise that was folded before:
 
 - up to `high`, where low has passed what is added;
 - down to `high`, where that has fallen to 2/3 of what is added; to 0, where high < 0.1 m.
@@ -42,7 +42,7 @@ _LOOSE: Final = 1.5
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What a window has seen.
+    """The sums of a window.
 
     Parameters
     ----------
@@ -74,9 +74,9 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
     newer: Sums = Sums()
 
     def seen(self, vx: float, v: float, window: float) -> "Noise":
-        """Return it with one more group, of values `vx` <= `v` in [0, 1], windows being so long."""
+        """Return the noise with one more group, of values `vx` <= `v` in [0, 1]; `window` is the weight of a window."""
         if not 0.0 <= vx <= v <= 1.0:
-            raise ValueError(f"a group of value {vx} and weight {v} is none")
+            raise ValueError(f"a group has 0 <= value <= weight <= 1, not value {vx} and weight {v}")
         older, newer = self.older.seen(vx, v), self.newer.seen(vx, v)
         return Noise(older=newer, newer=Sums()) if newer.weight >= window else Noise(older=older, newer=newer)
 
@@ -92,17 +92,17 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def window_of(budget: float) -> float:
-    """Return the weight of a window: long enough to show that there is less noise than a part of the budget."""
+    """Return the weight of a window: large enough to show that the noise is below a part of the budget."""
     return max(WINDOW, WINDOW_BUDGETS / budget)
 
 
 def added(before: float, low: float, high: float, budget: float) -> float:
-    """Return what is to be added to a budget from here on.
+    """Return the allowance to add to a budget from now on.
 
     Parameters
     ----------
     before
-        What has been added so far, 0 or an upper bound of some time ago.
+        The allowance so far: 0 or an earlier upper bound.
     low, high
         Bounds of the mean noise now.
     budget

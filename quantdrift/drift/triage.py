@@ -1,4 +1,4 @@
-"""The list of slices to look at now: among those that it names, few are there by chance.
+"""The triage list: slices to look at now, with a bound on the share that is listed by chance.
 
 The evidence of all detectors together has, while nothing is wrong, a mean of at most one per month of operation,
 since that is the allowance that the calendar clock has given out. So
@@ -6,7 +6,7 @@ since that is the allowance that the calendar clock has given out. So
     e_s = n_slices * E_s / age,    age = max(1, months since the start)
 
 are compound e-values: their means add up to at most `n_slices`, however the detectors are spread over the slices and
-whatever depends on whatever. The e-BH procedure lists the k* slices with the largest, k* the largest k with
+under any dependence. The e-BH procedure lists the k* slices with the largest, k* the largest k with
 
     e_(k) >= n_slices / (alpha k),    which is    E_(k) >= age / (alpha k).
 
@@ -41,14 +41,14 @@ def triage(evidence: FloatArray, *, months: float, alpha: float = ALPHA) -> IntA
     Raises
     ------
     ValueError
-        A number that cannot be: evidence that is negative or not a number, alpha outside (0, 1], time below 0.
+        Evidence that is negative or not a number, alpha outside (0, 1], or a time below 0.
     """
     if not 0 < alpha <= 1:
         raise ValueError(f"alpha = {alpha} is not in (0, 1]")
     if not months >= 0:
-        raise ValueError(f"{months} months is no time since the start")
+        raise ValueError(f"months = {months} is not a time since the start: it must be at least 0")
     if not (evidence >= 0).all():
-        raise ValueError("evidence is a number, and not negative")
+        raise ValueError("evidence must be a number, and not negative")
     order = np.argsort(-evidence, kind="stable")
     rank = np.arange(1, len(order) + 1)
     enough = np.flatnonzero(evidence[order] * rank * alpha >= max(1.0, months))

@@ -1,1 +1,1 @@
-"""The one process that folds comparisons into detectors and owns the alert life cycle."""
+"""The monitor: the process that folds comparisons into detectors and opens, escalates and ends alerts."""

@@ -1,4 +1,4 @@
-"""Has the detectors' loops compiled before the monitor says that it is ready: it would not answer meanwhile."""
+"""Compilation of the detectors' loops before the monitor reports ready: the monitor would not respond while compiling."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from quantdrift.core.process.run import Stop
 from quantdrift.drift.detectors.protocol import compile_all
 from quantdrift.drift.evidence.numba_cache import is_kept, others_find_it
 
-# A process of its own, which gives way to whatever else runs here: the model that is served, say.
+# A separate process with low priority, so that it does not slow down the model served on this machine.
 _COMPILE: Final = (
     "import os; os.nice(10); from quantdrift.drift.detectors.protocol import compile_all; compile_all()"
 )
@@ -19,26 +19,28 @@ _LOG = logging.getLogger(__name__)
 
 
 async def compile_loops(stop: Stop) -> None:
-    """Return once everything is compiled, or `stop` is set. At once where it has been before."""
+    """Return when everything is compiled or `stop` is set; immediately where a cache holds the compiled code."""
     if is_kept():
         return
     begun_s = time.monotonic()
-    how_often = "once per machine and release" if others_find_it() else "at each start: no folder keeps them"
+    how_often = (
+        "once per machine and release" if others_find_it() else "at each start: no cache folder is writable"
+    )
     _LOG.info("compiling the detectors' loops (%s; some 6 s of a free processor)", how_often)
     if others_find_it():
-        code = await _apart(stop)
+        code = await _in_child_process(stop)
     else:
         await asyncio.to_thread(compile_all)
         code = 0
     if stop.is_set():
         return
     if code:
-        _LOG.warning("the detectors' loops are compiled when they are needed: compiling ended with %d", code)
+        _LOG.warning("compiling ended with code %d: the detectors' loops are compiled on first use", code)
     else:
         _LOG.info("compiled in %.1f s", time.monotonic() - begun_s)
 
 
-async def _apart(stop: Stop) -> int:
+async def _in_child_process(stop: Stop) -> int:
     process = await asyncio.create_subprocess_exec(*leashed([sys.executable, "-P", "-c", _COMPILE]))
     ended, asked = asyncio.create_task(process.wait()), asyncio.create_task(stop.wait())
     await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""What the monitor shows of itself: gauges of the slices that matter, read from other threads at any time."""
+"""The monitor's gauges of slices and noise; other threads read them at any time."""
 
 from collections.abc import Iterable, Iterator
 
@@ -36,14 +36,14 @@ class _Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceGauges:
-    """Holds the readings. `show` swaps them whole, so that a reader on another thread never sees half of them.
+    """The current readings. `show` replaces all of them at once, so a reader on another thread never sees a mixture.
 
     Parameters
     ----------
     clock
         For the age of progress.
     max_slices
-        Slices exported at most: those that alert first, then by evidence.
+        Largest number of exported slices: alerting ones first, then by evidence.
     """
 
     def __init__(self, clock: Clock, max_slices: int) -> None:
@@ -54,7 +54,7 @@ class SliceGauges:
         self.n_waiting = 0
 
     def register(self, telemetry: Telemetry) -> None:
-        """Let `telemetry` read it."""
+        """Register the gauges with `telemetry`."""
         telemetry.observe(VERDICT, lambda: self._shown.verdicts)
         telemetry.observe(EVIDENCE, lambda: self._shown.evidence)
         telemetry.observe(DIVERGENCE, lambda: self._shown.divergence)
@@ -66,10 +66,10 @@ class SliceGauges:
         telemetry.observe(PROGRESS_AGE, self._ages)
 
     def show(self, verdicts: Iterable[VerdictRow], catalog: Catalog, floors: Iterable[FloorRow] = ()) -> None:
-        """Take over the verdicts of a leader, and what it knows of noise."""
+        """Replace the readings by the leader's verdicts and noise floors."""
         rows = list(verdicts)
         rows.sort(key=lambda row: (-max(_NUMBERS[row.verdict], 1), -row.evidence, row.slice_id))
-        # A version measured against two references is one series, and the worse of the two is what it says.
+        # A version compared with two references is one series: it shows the worse of the two.
         by_labels: dict[tuple[str, ...], VerdictRow] = {}
         for row in rows:
             by_labels.setdefault(tuple(_labels(row, catalog).values()), row)
@@ -98,7 +98,7 @@ class SliceGauges:
         )
 
     def clear(self) -> None:
-        """Show nothing: a standby speaks for nobody."""
+        """Show nothing: a standby has no verdicts."""
         self._shown = _Shown()
 
     def _leading(self, value: float) -> Readings:

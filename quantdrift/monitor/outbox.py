@@ -1,12 +1,13 @@
-"""Sends events to the collector, at least once.
+"""Delivery of events to the collector, at least once.
 
-The exporter's `export()` is called directly and a row is marked sent on success alone: batch processors swallow
-failures and drop what overflows. Without a collector rows are marked sent at once; `transition` keeps every event.
+The exporter's `export()` is called directly and a row is marked sent only on success: batch processors hide failures
+and drop events when their queue overflows. Without a collector rows are marked sent at once; the table `transition`
+keeps every event.
 
-Order: events go out as they were made. The exporter does not tell a collector that is away from one that refuses this
-very event, so after a failure another event is tried, each time a different one. If that one is taken and the first
-fails again, it was refused: from then on it waits behind all others, and is never given up. If that one fails too, the
-collector is taken to be away, and all wait in their order.
+Order: events are sent as they were created. The exporter does not distinguish an unreachable collector from one that
+refuses a particular event, so after a failure another event is tried, each time a different one. If that one is
+accepted and the first fails again, the first was refused: from then on it waits behind all others, and is never given
+up. If that one fails too, the collector counts as unreachable, and all events wait in their order.
 """
 
 import asyncio
@@ -39,23 +40,23 @@ _LOG = logging.getLogger(__name__)
 
 
 class EventExporter(Protocol):
-    """What sends one event. It may block, and is called on a thread of its own."""
+    """The sender of one event. It may block, and is called on a separate thread."""
 
     def send(self, event: WaitingEvent) -> str:
-        """Return an empty text if the collector took the event, else why not."""
+        """Return an empty string if the collector accepted the event, else the reason."""
         ...
 
     def close(self) -> None:
-        """Give up what is going on."""
+        """Cancel an export in progress."""
         ...
 
 
 class NoCollector:
-    """Takes every event: `transition` holds it already, and nobody else is to be told."""
+    """The exporter without a collector: it accepts every event, which the table `transition` keeps anyway."""
 
     def send(self, event: WaitingEvent) -> str:
-        """Return that all is well."""
-        _LOG.info("no collector: event %d stays in the record", event.id)
+        """Return an empty string."""
+        _LOG.info("event %d is not sent (telemetry.otlp_endpoint is empty); the database keeps it", event.id)
         return ""
 
     def close(self) -> None:
@@ -63,16 +64,16 @@ class NoCollector:
 
 
 class OtlpEvents:
-    """Sends events to an OpenTelemetry collector over gRPC.
+    """The exporter to an OpenTelemetry collector, over gRPC.
 
     Parameters
     ----------
     telemetry
-        Where the collector is.
+        Names the collector's endpoint.
     secrets
-        Headers (tokens) for it.
+        Headers (tokens) for the collector.
     resource
-        Who sends.
+        Attributes of this process.
     """
 
     def __init__(self, telemetry: Telemetry, secrets: Secrets, resource: Resource) -> None:
@@ -84,29 +85,21 @@ class OtlpEvents:
         )
 
     def send(self, event: WaitingEvent) -> str:
-        """Return an empty text if the collector took the event, else why not."""
+        """Return an empty string if the collector accepted the event, else the reason."""
         record = ReadableLogRecord(
             log_record=log_record(event), resource=self._resource, instrumentation_scope=self._scope
         )
         if self._exporter.export([record]) is LogRecordExportResult.SUCCESS:
             return ""
-        return f"{self._endpoint} did not take it"
+        return f"the collector at {self._endpoint} did not accept it"
 
     def close(self) -> None:
-        """Give up what is going on."""
+        """Cancel an export in progress."""
         self._exporter.shutdown()
 
 
 class OutboxSender:
-    """Empties the outbox.
-
-    Parameters
-    ----------
-    database
-        The record.
-    exporter
-        What sends.
-    """
+    """The sender of waiting events from the outbox."""
 
     def __init__(self, database: Database, exporter: EventExporter) -> None:
         self._database = database
@@ -115,37 +108,37 @@ class OutboxSender:
         self.n_waiting = 0
 
     async def send_waiting(self) -> tuple[int, bool]:
-        """Send what waits; return how many were taken, and whether the collector seems to be away.
+        """Send waiting events; return how many were accepted, and whether the collector seems to be unreachable.
 
         Raises
         ------
         RetryError
-            Postgres is away. An event that the collector took just before is sent again: at least once.
+            Postgres is not available. An event that the collector accepted just before is sent again: at least once.
         """
         async with self._database.begin() as connection:
             waiting = await unsent(connection, _AT_ONCE)
-        sent, away = 0, False
-        while waiting and not away:
+        sent, unreachable = 0, False
+        while waiting and not unreachable:
             event = waiting.pop(0)
             error = await self._send(event)
             if error:
                 self._n_probes += 1
                 probe = waiting.pop(self._n_probes % len(waiting)) if waiting else None
-                away = probe is None or bool(await self._send(probe))
-                if not away:
+                unreachable = probe is None or bool(await self._send(probe))
+                if not unreachable:
                     sent += 1
                     error = await self._send(event)
             if error:
                 async with self._database.begin() as connection:
-                    await mark_failed(connection, event.id, error, refused=not away)
+                    await mark_failed(connection, event.id, error, refused=not unreachable)
             else:
                 sent += 1
         async with self._database.begin() as connection:
             self.n_waiting = await count_unsent(connection)
-        return sent, away
+        return sent, unreachable
 
     async def _send(self, event: WaitingEvent) -> str:
-        """Return an empty text if the collector took the event, which is then noted, else why not."""
+        """Return an empty string if the collector accepted the event, which is then marked sent, else the reason."""
         error = await asyncio.to_thread(self._exporter.send, event)
         if not error:
             async with self._database.begin() as connection:
@@ -154,7 +147,7 @@ class OutboxSender:
 
 
 def log_record(event: WaitingEvent) -> LogRecord:
-    """Return the OpenTelemetry event: a name without dynamic parts, flat attributes, the text for display only."""
+    """Return the OpenTelemetry event: a name without dynamic parts, flat attributes, and a body for display only."""
     if event.exceeds is not None:
         severity = SeverityNumber.WARN if event.exceeds else SeverityNumber.INFO
     else:
@@ -175,5 +168,5 @@ def _text(event: WaitingEvent) -> str:
         return noise_summary(event.details)
     try:
         return summary(msgspec.convert(event.details, AlertEvent))
-    except msgspec.ValidationError:  # written by a release that told less: its attributes say what they say
+    except msgspec.ValidationError:  # stored with fewer attributes than an event has now
         return f"{event.from_verdict} -> {event.to_verdict}"

@@ -1,4 +1,4 @@
-"""The monitor's process: one leads and folds, others stand by; nothing that passes ends it."""
+"""The monitor process: one monitor leads and folds, others stand by; temporary failures do not end it."""
 
 import asyncio
 import logging
@@ -49,7 +49,7 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
     Raises
     ------
     OperatorError
-        A detector state in the record cannot be read by this program, or a port is taken.
+        This program cannot read a detector state in the database, or a port is in use.
     """
     clock = SystemClock()
     readers = _readers(config, secrets)
@@ -85,12 +85,9 @@ async def serve(config: Config, secrets: Secrets, stop: Stop) -> int:
 
 
 class Monitor:
-    """The tasks of the process: lead and fold, send, maintain.
+    """The tasks of the process: lead and fold, send events, maintain the database, search slices, make policies.
 
-    Parameters
-    ----------
-    config, dsn, database, leadership, sender, telemetry, clock, stop
-        Its parts, made by `serve`.
+    `serve` constructs it with its parts.
     """
 
     def __init__(
@@ -114,9 +111,9 @@ class Monitor:
         self._fold: Fold | None = None
         self._maintained_at: datetime | None = None
         self._connected = False
-        self._refused: OperatorError | None = None
-        self._board = SliceGauges(clock, config.telemetry.max_slices)
-        self._board.register(telemetry)
+        self._operator_error: OperatorError | None = None
+        self._gauges = SliceGauges(clock, config.telemetry.max_slices)
+        self._gauges.register(telemetry)
         self._discoverer = Discoverer(
             config=config,
             dsn=dsn,
@@ -124,10 +121,10 @@ class Monitor:
             telemetry=telemetry,
             clock=clock,
             stop=stop,
-            leads=lambda: self._board.leads,
+            leads=lambda: self._gauges.leads,
         )
         self._refits = ClusterFits(
-            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._board.leads
+            config=config, dsn=dsn, clock=clock, stop=stop, leads=lambda: self._gauges.leads
         )
         self._policy = PolicyMaker(
             config=config,
@@ -135,7 +132,7 @@ class Monitor:
             telemetry=telemetry,
             clock=clock,
             stop=stop,
-            leads=lambda: self._board.leads,
+            leads=lambda: self._gauges.leads,
         )
         explanations = telemetry.counter(EXPLANATIONS)
         self._explainer = Explainer(config, clock, lambda outcome: explanations.add(1, {"outcome": outcome}))
@@ -145,11 +142,11 @@ class Monitor:
         self._failed = telemetry.counter(EVENTS_FAILED)
 
     def ready(self) -> bool:
-        """Return whether it leads, or stands by with a connection to the record."""
+        """Return whether it leads, or stands by with a connection to the database."""
         return self._connected
 
     async def run(self) -> None:
-        """Work until the stop.
+        """Run all tasks until the stop.
 
         Raises
         ------
@@ -166,48 +163,48 @@ class Monitor:
         }
         async with asyncio.TaskGroup() as tasks:
             for name, turn in turns.items():
-                tasks.create_task(supervise(name, self._patiently(name, turn), self._stop))
+                tasks.create_task(supervise(name, self._with_pauses(name, turn), self._stop))
         await self._policy.close()
-        if self._refused is not None:
-            raise self._refused
+        if self._operator_error is not None:
+            raise self._operator_error
 
-    def _patiently(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        """Return `turn` with a growing pause after each passing condition, told in one line."""
+    def _with_pauses(self, name: str, turn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        """Return `turn` with a growing pause after each temporary failure, which is logged in one line."""
         pause_s = 0.0
 
-        async def patient() -> None:
+        async def with_pauses() -> None:
             nonlocal pause_s
             try:
                 await turn()
             except RetryError as error:
                 pause_s = min(max(2 * pause_s, self._config.monitor.interval_s), _LONGEST_PAUSE_S)
-                _LOG.warning("%s: %s: again in %g s", name, error, pause_s)
+                _LOG.warning("%s: %s; retrying in %g s", name, error, pause_s)
                 await self._stop.wait(pause_s)
             except OperatorError as error:
-                self._refused = error
+                self._operator_error = error
                 self._stop.set()
             else:
                 pause_s = 0.0
 
-        return patient
+        return with_pauses
 
     async def _fold_turn(self) -> None:
         try:
             leads = await self._leadership.acquire()
             self._connected = True
-            if leads and not self._board.leads:
-                _LOG.info("leading")
-            self._board.leads = leads
+            if leads and not self._gauges.leads:
+                _LOG.info("this monitor leads")
+            self._gauges.leads = leads
             n_folded = await self._fold_once() if leads else 0
         except BaseException:
-            # Whatever was half done is in the record or nowhere: begin from it.
+            # Whatever was not committed is lost: the next turn starts from the database.
             self._fold = None
             self._connected = False
-            self._board.leads = False
+            self._gauges.leads = False
             raise
         if not leads:
             self._fold = None
-            self._board.clear()
+            self._gauges.clear()
         if n_folded < BATCHES_AT_ONCE:
             await self._stop.wait(self._config.monitor.interval_s)
 
@@ -229,7 +226,7 @@ class Monitor:
             outcome = await self._explainer.explain(Evidence(connection), fold.take(), fold.catalog)
             if batches or outcome.verdicts:
                 await write(connection, outcome, self._config.telemetry.trace_url)
-        self._board.show(fold.current(), fold.catalog, fold.floors())
+        self._gauges.show(fold.current(), fold.catalog, fold.floors())
         for transition in outcome.transitions:
             _LOG.info(
                 "%s -> %s: %s",
@@ -244,19 +241,19 @@ class Monitor:
 
     async def _outbox_turn(self) -> None:
         failed = False
-        if self._board.leads:
+        if self._gauges.leads:
             sent, failed = await self._sender.send_waiting()
-            self._board.n_waiting = self._sender.n_waiting
+            self._gauges.n_waiting = self._sender.n_waiting
             self._sent.add(sent)
             self._failed.add(int(failed))
         if failed:
-            raise RetryError("the collector did not take an event")
+            raise RetryError("the collector did not accept an event")
         await self._stop.wait(self._config.monitor.interval_s)
 
     async def _maintain_turn(self) -> None:
         now = self._clock.now()
         due = self._maintained_at is None or now - self._maintained_at >= MAINTENANCE_EVERY
-        if due and self._board.leads:
+        if due and self._gauges.leads:
             await maintain(self._database, self._config.storage, now)
             self._maintained_at = now
         await self._stop.wait(self._config.monitor.interval_s)

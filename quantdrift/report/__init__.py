@@ -1,1 +1,1 @@
-"""What people read: the weekly report."""
+"""The weekly report: figures, findings, text, charts and the HTML page."""

@@ -1,4 +1,4 @@
-"""What to do next about an alert, from what moved. Pure."""
+"""Next steps for an alert, from the figures that moved. Pure."""
 
 import re
 from urllib.parse import urlsplit
@@ -33,63 +33,65 @@ def advise(
 
     Parameters
     ----------
-    episode, slice_name, version
-        Which alert.
     before, n_before
-        The metric before the onset, where there is data enough, and the exchanges compared there.
+        The metric before the onset (None where there is too little data), and the exchanges compared there.
     budget
-        What the owner accepts, with what is added to it for noise.
+        The accepted mean, noise allowance included.
     flips, flip_budget
-        The share of decisions that changed since the onset, and what is accepted of that, noise included.
+        The share of decisions that changed since the onset, and its budget, noise allowance included.
     share_before, share_after
         The slice's share of the model's exchanges before and after the onset.
     """
-    told, n_history = episode.explanation, episode.deciding.n_history
+    explanation, n_history = episode.explanation, episode.deciding.n_history
     above_before = before is not None and budget is not None and (before.low or 0.0) > budget
-    begin = _begin(told, n_before, above_before=above_before)
+    begin = _begin(explanation, n_before, above_before=above_before)
     known = n_before if n_history is None else n_history
-    steps = [first_step(begin, version.candidate_version, known, told.cause)]
+    steps = [first_step(begin, version.candidate_version, known, explanation.cause)]
     if episode.explanation.explained_by:
         steps.insert(0, f"Look at {episode.explanation.explained_by} first: it explains this alert.")
     if share_before and share_after and share_after >= _GROWN * share_before:
         grown = (
             f"from {percent(share_before)} to {percent(share_after)} of all exchanges"
             if n_before >= FEWEST_BEFORE
-            else f"to {percent(share_after)} of all exchanges ({count_of(n_before, 'exchange')} of it before)"
+            else f"to {percent(share_after)} of all exchanges ({count_of(n_before, 'exchange')} before the onset)"
         )
-        steps.append(f"Its traffic grew {grown}: more people meet the fault than before.")
+        steps.append(f"Its traffic grew {grown}: the fault affects more users than before.")
     if episode.metric is Metric.FLIP:
         steps.append(
-            "A flip is a disagreement, not yet an error: join the examples with their labels to see which side is"
-            " right."
+            "A flip is a disagreement, not necessarily an error: join the examples with their labels to see which side"
+            " is right."
         )
     else:
         steps.append(_decisions(flips, flip_budget))
     if episode.resolved_at is None:
         everything = slice_name.predicate == "true"
-        inputs = "inputs as they come now" if everything else f"inputs of {slice_name.name}"
+        inputs = "current inputs" if everything else f"inputs of {slice_name.name}"
         steps.append(
-            f"Calibrate {version.model} again with {inputs}, or use finer (per-channel) quantisation, measure with"
-            f" labels, and send {'the traffic' if everything else 'the slice'} to the reference until then."
+            f"Calibrate {version.model} again with {inputs}, or use finer (per-channel) quantisation, and measure with"
+            f" labels. Until then, send {'the traffic' if everything else 'the slice'} to the reference."
         )
     else:
-        steps.append("It has recovered: find what changed at that time, so that it does not come back.")
+        steps.append(
+            "It has recovered: find out what changed at that time, so that it does not happen again."
+        )
     return tuple(steps)
 
 
-def _begin(told: Explanation, n_before: int, *, above_before: bool) -> Begin:
-    """Return how the slice stood before the onset: as the monitor decided, where its release decided it."""
-    new_version = any(one.startswith("candidate version ") and "(this one)" in one for one in told.changes)
-    found = begin_of(n_before, new_version=new_version, above_before=above_before)
-    known = Begin(told.begin) if told.begin in set(Begin) else found
-    return Begin.OLDER if known is Begin.CHANGED and above_before else known
+def _begin(explanation: Explanation, n_before: int, *, above_before: bool) -> Begin:
+    """Return the state of the slice before the onset: the monitor's decision, where the alert has one."""
+    new_version = any(
+        change.startswith("candidate version ") and "(this one)" in change for change in explanation.changes
+    )
+    derived = begin_of(n_before, new_version=new_version, above_before=above_before)
+    begin = Begin(explanation.begin) if explanation.begin in set(Begin) else derived
+    return Begin.OLDER if begin is Begin.CHANGED and above_before else begin
 
 
 def _decisions(after: Estimate | None, accepted: float | None) -> str:
-    """Return what to do about outputs that moved, by what became of the decisions."""
+    """Return the step for outputs that moved, by how many decisions changed with them."""
     if after is None:
         return (
-            "Look at thresholds and rankings that use these outputs: of changed decisions nothing is known."
+            "Look at thresholds and rankings that use these outputs: how many decisions changed is not known."
         )
     changed = f"{percent(after.mean)} since the onset"
     if accepted is not None and after.mean <= accepted:
@@ -104,16 +106,16 @@ def _decisions(after: Estimate | None, accepted: float | None) -> str:
 
 
 def trace_link(template: str, traceparent: str) -> str:
-    """Return the address of a production trace, or nothing where there is none that is safe to show.
+    """Return the address of a production trace; empty where there is none, or none that is safe to show.
 
     Parameters
     ----------
     template
         `telemetry.trace_url`, with `{trace_id}`.
     traceparent
-        As the client sent it: not trusted.
+        As the client sent it, so not trusted.
     """
-    found = _TRACEPARENT.fullmatch(traceparent)
-    if found is None or urlsplit(template).scheme not in {"http", "https"}:
+    match = _TRACEPARENT.fullmatch(traceparent)
+    if match is None or urlsplit(template).scheme not in {"http", "https"}:
         return ""
-    return template.replace("{trace_id}", found[1])
+    return template.replace("{trace_id}", match[1])

@@ -1,4 +1,4 @@
-"""Everything a report says, as records: the page shows them, `--json` prints them, `report_run` keeps them."""
+"""The figures of a report as records: the page shows them, `--json` prints them, the table `report_run` keeps them."""
 
 from collections import Counter
 from datetime import datetime
@@ -16,7 +16,7 @@ from quantdrift.storage.report.facts import Fleet, ReasonCount, StratumCounts
 
 
 class _Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """A part of what a report says."""
+    """Base of the records that make up a report."""
 
 
 class SliceFigures(_Figures, frozen=True, kw_only=True):
@@ -24,30 +24,29 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    slice_id, name, predicate
-        Which one.
     verdict, reason
-        What the monitor said at the end of the period, and why.
+        The monitor's verdict at the end of the period, and its reason.
     n_items, n_exchanges, n_effective
         Items and exchanges compared, and the effective number of exchanges under the weights.
     traffic_share
-        Estimated share of the model's exchanges; None where nothing was compared.
+        Estimated share of the model's exchanges, in [0, 1]; None where nothing was compared.
     flip
         Share of exchanges whose decision changed (mean over items).
     divergence, js
         Mean of the model's graded divergence, capped per item, and of a classifier's JS in nats.
     flip_budget, divergence_budget
-        What the owner accepts.
+        Accepted means.
     flip_noise, divergence_noise
-        What is added to that because reference or candidate differ from themselves.
+        Allowance added to the budget because reference or candidate differ from themselves.
     n_infinite
         Items whose divergence was infinite.
     tail
-        p50, p95, p99 and p99.9 of the divergence; None where there is too little data for that one.
+        p50, p95, p99 and p99.9 of the divergence; None where there is too little data for that quantile.
     shortfall
         Mean of the divergence above its p99; None where there is no p99.
     decided
-        What decided its verdict, where that is an alert or the end of one: the other figures are of the whole period.
+        The figures that decided its verdict, where that is an alert or the end of one. The other figures are of the
+        whole period.
     """
 
     slice_id: int
@@ -73,9 +72,9 @@ class SliceFigures(_Figures, frozen=True, kw_only=True):
 
 
 class ExampleFigures(_Figures, frozen=True, kw_only=True):
-    """An exchange that shows the drift; `trace_url` is empty where none is configured or recorded.
+    """An example exchange of an alert; `trace_url` is empty where no trace is configured or recorded.
 
-    `detail` is what its comparator measured beside the two, by name, as in `comparison.detail`.
+    `detail` holds the comparator's other measures by name, as in `comparison.detail`.
     """
 
     exchange_id: str
@@ -92,15 +91,13 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    alert_id, model, version, slice_id, slice, predicate
-        Which one.
     severity, task, metric
-        The highest so far, what the model gives, and what moved.
+        The highest severity so far, the model's task, and the metric that moved.
     onset_at, opened_at, resolved_at
-        Estimated begin, alert and end; None where it was open at the end of the period.
+        Estimated onset, alert and end; None where it was open at the end of the period.
     decided
-        What decided: the figures from the onset until the alert, and what they were held against; empty where a release
-        before this one did not tell.
+        The figures that decided, from the onset until the alert, and what they were compared with; empty where the
+        alert does not hold them.
     before, after
         The metric in up to 24 hours before the onset, and from the onset to the end of the episode or period; `before` is
         None below 30 exchanges.
@@ -109,23 +106,23 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
     flip_after
         Share of changed decisions in the latter.
     budget
-        What the owner accepts.
+        The accepted mean.
     share_before, share_after
-        Estimated share of the model's exchanges.
+        Estimated share of the model's exchanges, in [0, 1].
     aggregate, aggregate_verdict, aggregate_accepted
-        The same metric on all exchanges from the onset on, what was said of them at the end of the period, and what is
-        accepted of them, noise included.
+        The same metric on all exchanges since the onset, their verdict at the end of the period, and their accepted
+        mean, noise allowance included.
     explanation
-        Why it alerts, in sentences; empty where nothing was told.
+        Why it alerts, in sentences; empty where it was not explained.
     explained_by, explains
-        The smaller alerting slice without which nothing is left of it, and larger ones of which nothing is left
-        without it.
+        The smaller alerting slice that explains this alert (without its items no excess is left), and the larger
+        ones that this alert explains.
     folded
-        Whether it is told under the alert that explains it.
+        Whether it is listed under the alert that explains it.
     by_budget
-        Whether it was decided by the budget of the metric's mean, and not by what was learned.
+        Whether the budget of the metric's mean decided, and not a learned baseline.
     examples, advice
-        Exchanges that show it, and what to do next.
+        Example exchanges, and the next steps.
     """
 
     alert_id: int
@@ -163,7 +160,7 @@ class EpisodeFigures(_Figures, frozen=True, kw_only=True):
 
     @property
     def whole(self) -> Aggregate:
-        """All of the version's traffic beside it."""
+        """The aggregate of its version since the onset."""
         return Aggregate(
             verdict=self.aggregate_verdict,
             mean=self.aggregate.mean if self.aggregate else None,
@@ -177,20 +174,18 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    version_id, model, version, reference_digest
-        Which one; the digest is empty where it has no reference.
-    task
-        What it gives.
+    reference_digest
+        Empty where it has no reference.
     precision
-        Of the reference: `float32`, what else is declared, or `unverified`; empty where it is not known.
+        Of the reference: `float32`, another declared precision, or `unverified`; empty where it is not known.
     doubt
-        What the reference's outputs say against the configuration, as of the last look; empty: nothing.
+        Where the reference's outputs contradict the configuration, as last checked; empty where they do not.
     status
-        The worst that was said in the period: firing, warning, unknown or ok.
+        The worst verdict in the period: firing, warning, unknown or ok.
     headline
-        One sentence in plain words.
+        A summary in one or two sentences.
     n_slices, n_unknown
-        Slices watched beside the aggregate, and how many of these are unknown.
+        Slices watched besides the aggregate, and how many of these are unknown.
     aggregate
         The slice `all`; None where nothing was compared.
     slices
@@ -213,14 +208,14 @@ class ModelFigures(_Figures, frozen=True, kw_only=True):
 
 
 class Gap(_Figures, frozen=True, kw_only=True):
-    """A stretch in which nothing was compared."""
+    """A time span in which nothing was compared."""
 
     begin: datetime
     end: datetime
 
 
 class Unreferenced(_Figures, frozen=True, kw_only=True):
-    """A candidate version without a reference: unknown for as long as it serves."""
+    """A candidate version without a reference: its verdict is unknown as long as it serves."""
 
     model: str
     version: str
@@ -228,7 +223,7 @@ class Unreferenced(_Figures, frozen=True, kw_only=True):
 
 
 class CoverageFigures(_Figures, frozen=True, kw_only=True):
-    """What was seen and what was lost, of all models.
+    """Counts of seen and lost exchanges, over all models.
 
     Parameters
     ----------
@@ -238,14 +233,10 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
         Exchanges read but not compared, by reason.
     quarantined
         Exchanges set aside, by reason.
-    unreferenced
-        Versions without a reference.
     gaps
-        Stretches without a comparison.
-    fleet
-        The sidecars.
+        Time spans without a comparison.
     judged_until
-        Capture time up to which the monitor has judged; None where it never has.
+        Capture time up to which the monitor has folded; None where it has folded nothing.
     """
 
     strata: tuple[StratumCounts, ...]
@@ -258,7 +249,7 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
 
     @property
     def taken(self) -> int:
-        """Exchanges taken by the first phase."""
+        """Exchanges sampled by the first phase."""
         return sum(stratum.taken for stratum in self.strata)
 
     @property
@@ -272,14 +263,14 @@ class CoverageFigures(_Figures, frozen=True, kw_only=True):
 
     @property
     def model_losses(self) -> "tuple[ModelLoss, ...]":
-        """Lost exchanges of which the model is known, by model, stratum and reason, most first."""
-        found = [
+        """Lost exchanges whose model is known, by model, stratum and reason, most first."""
+        losses = [
             ModelLoss(model=model, stratum=stratum.stratum, reason=reason, n=n)
             for stratum in self.strata
             for model, lost in stratum.models.items()
             for reason, n in lost.items()
         ]
-        return tuple(sorted(found, key=lambda one: (-one.n, one.model, one.stratum, one.reason)))
+        return tuple(sorted(losses, key=lambda loss: (-loss.n, loss.model, loss.stratum, loss.reason)))
 
 
 class ModelLoss(_Figures, frozen=True, kw_only=True):
@@ -297,21 +288,17 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     Parameters
     ----------
     kind, begin, end
-        The period asked for.
-    generated_at, path
-        When it was written, and where.
+        The reported period.
     source, bucket_s
-        Table the sums are read from, and seconds of one point of the plots; empty and 0 without data.
+        Table the sums are read from, and width of one point of the plots in seconds; empty and 0 without data.
     first_at, last_at
         Earliest and latest capture in the period.
     n_offered, n_compared
         Requests seen on the wire, and exchanges compared.
     n_slices
-        Slices watched beside the aggregates.
+        Slices watched besides the aggregates.
     n_pages, n_tickets
         Alerts that paged in the period, and those that warned in it and had not paged by its end.
-    models, episodes, n_episodes_left_out, coverage
-        The parts.
     """
 
     kind: PeriodKind
@@ -334,11 +321,11 @@ class ReportFigures(_Figures, frozen=True, kw_only=True):
     coverage: CoverageFigures
 
     def silence(self) -> str:
-        """Return what is said where no version can be told of."""
+        """Return the sentence for a report without any version."""
         if self.first_at is not None:
-            return "Comparisons are stored, but the monitor has not summed them yet: nothing can be said."
-        return "Nothing was compared in this period, so nothing can be said: silence is not health."
+            return "Comparisons are stored, but the monitor has not processed them yet: health is unknown."
+        return "Nothing was compared in this period: health is unknown, not good."
 
     def headlines(self) -> list[str]:
-        """Return one sentence on each version, or that nothing can be said."""
+        """Return the headline of each version; without a version, the sentence of `silence`."""
         return [model.headline for model in self.models] or [self.silence()]

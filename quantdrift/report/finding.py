@@ -1,4 +1,4 @@
-"""From facts to figures: what is said of each slice, episode and version. Pure."""
+"""The figures of each slice, episode and version, from the facts that were read. Pure."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -31,22 +31,22 @@ from quantdrift.storage.report.facts import (
 )
 
 QUANTILES = (0.5, 0.95, 0.99, 0.999)
-SHORTFALL = 0.99  # the mean of what lies above it is told
+SHORTFALL = 0.99  # the mean of the divergence above this quantile is shown
 
 _RANK = {Verdict.FIRING: 0, Verdict.WARNING: 1}
-_USUAL_GROUPS = 20  # below so many exchanges per bucket an empty one is chance, no gap
+_USUAL_GROUPS = 20  # with fewer exchanges per bucket, an empty bucket is chance and not a gap
 Key = tuple[int, int]
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """Sums of one slice over one window, with the divergence histogram of the same."""
+    """Sums and divergence histogram of one slice over one window."""
 
     sums: Sums
     bins: tuple[float, ...]
 
 
 class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """An episode with what was summed before and after its onset; None: nothing was compared."""
+    """An episode with the sums before and after its onset; None: nothing was compared."""
 
     episode: Episode
     before: Measured | None
@@ -57,20 +57,20 @@ class EpisodeFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read of the record for the slices of all versions.
+    """The facts read from the database about the slices of all versions.
 
     Parameters
     ----------
     versions, slices
-        Every one that may be named.
+        All that the report may name.
     totals
         Sums over the whole period.
     bins
-        divergence histograms over the whole period, of the slices that are shown.
+        Divergence histograms over the whole period, of the slices that are shown.
     verdicts
         At the end of the period.
     episodes
-        Open at some time of it, pages first.
+        Episodes that were open at some time of the period, pages first.
     """
 
     versions: tuple[Version, ...]
@@ -82,9 +82,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def task_of(config: Config, model: str) -> Task:
-    """Return what a model gives; classes where the configuration does not name it any more."""
-    found = config.model(model)
-    return found.task if found else Task.CLASSIFICATION
+    """Return the task of a model; classification where the configuration does not name it any more."""
+    configured = config.model(model)
+    return configured.task if configured else Task.CLASSIFICATION
 
 
 def by_key(entries: Sequence[SliceSums]) -> dict[Key, Sums]:
@@ -99,88 +99,94 @@ def bins_by_key(entries: Sequence[SliceBins]) -> dict[Key, tuple[float, ...]]:
 
 def models(config: Config, facts: Facts) -> tuple[ModelFigures, ...]:
     """Return every version that was compared or alerted in the period, worst first."""
-    found = [_model(config, facts, version) for version in facts.versions]
+    figures = [_model(config, facts, version) for version in facts.versions]
     order = [Verdict.FIRING, Verdict.WARNING, Verdict.UNKNOWN, Verdict.OK]
     return tuple(
         sorted(
-            (model for model in found if model is not None),
+            (model for model in figures if model is not None),
             key=lambda model: (order.index(model.status), model.model, -model.version_id),
         )
     )
 
 
 def episodes(config: Config, facts: Facts) -> tuple[EpisodeFigures, ...]:
-    """Return the alerts, pages first, with what moved and what to do; each is followed by those it explains."""
+    """Return the alerts, pages first, with figures and next steps; each is followed by the alerts it explains."""
     versions = {version.id: version for version in facts.versions}
-    told = [_episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes]
-    return folded(told)
+    return grouped(
+        [_episode(config, facts, versions[entry.episode.version_id], entry) for entry in facts.episodes]
+    )
 
 
-def folded(told: Sequence[EpisodeFigures]) -> tuple[EpisodeFigures, ...]:
-    """Return alerts in their order, but those that another one of the same version explains behind that one."""
-    at = {(one.model, one.version, one.slice_id): one.alert_id for one in reversed(told)}
-    under = {
-        one.alert_id: at.get((one.model, one.version, one.explained_by_id))
-        for one in told
-        if one.explained_by_id is not None
+def grouped(episodes: Sequence[EpisodeFigures]) -> tuple[EpisodeFigures, ...]:
+    """Return alerts in their order, but each explained alert directly after the one of its version that explains it."""
+    ids = {
+        (episode.model, episode.version, episode.slice_id): episode.alert_id for episode in reversed(episodes)
     }
-    found: dict[int, EpisodeFigures] = {}
+    parents = {
+        episode.alert_id: ids.get((episode.model, episode.version, episode.explained_by_id))
+        for episode in episodes
+        if episode.explained_by_id is not None
+    }
+    ordered: dict[int, EpisodeFigures] = {}
 
-    def put(one: EpisodeFigures, *, below: bool) -> None:
-        if one.alert_id in found:
+    def put(episode: EpisodeFigures, *, explained: bool) -> None:
+        if episode.alert_id in ordered:
             return
-        found[one.alert_id] = msgspec.structs.replace(one, folded=below)
-        for other in told:
-            if under.get(other.alert_id) == one.alert_id:
-                put(other, below=True)
+        ordered[episode.alert_id] = msgspec.structs.replace(episode, folded=explained)
+        for other in episodes:
+            if parents.get(other.alert_id) == episode.alert_id:
+                put(other, explained=True)
 
-    for one in told:
-        if under.get(one.alert_id) is None:
-            put(one, below=False)
-    for one in told:
-        put(one, below=False)
-    return tuple(found.values())
+    for episode in episodes:
+        if parents.get(episode.alert_id) is None:
+            put(episode, explained=False)
+    # Two alerts that explain each other have no root: they are listed in their order.
+    for episode in episodes:
+        put(episode, explained=False)
+    return tuple(ordered.values())
 
 
 def ranked(config: Config, facts: Facts, version: Version) -> list[int]:
-    """Return the slices of a version beside the aggregate, worst first: firing, warning, then by excess."""
+    """Return the slices of a version besides the aggregate, worst first: firing, warning, then by excess."""
     return [entry.slice_id for entry in _slices(config, facts, version) if entry.predicate != EVERYTHING]
 
 
 def gaps(points: Sequence[SliceSums], begin: datetime, end: datetime, width: timedelta) -> tuple[Gap, ...]:
-    """Return stretches of whole buckets without a comparison, where so few as none is no chance.
+    """Return spans of whole buckets without a comparison, if buckets usually hold enough for that to be no chance.
 
     Parameters
     ----------
     points
         Buckets of the aggregates of all versions, empty ones left out.
     begin, end
-        Where to look: from the first capture to the end of the period.
+        From the first capture to the end of the period.
     width
-        Of a bucket.
+        Width of a bucket.
     """
     groups: dict[datetime, int] = {}
     for point in points:
         groups[point.at] = groups.get(point.at, 0) + point.sums.n_groups
     if not groups or median(groups.values()) < _USUAL_GROUPS:
         return ()
-    found, known = [], begin
+    spans, known = [], begin
     for at in [*sorted(groups), end]:
         if at - known >= width:
-            found.append(Gap(begin=known, end=at))
+            spans.append(Gap(begin=known, end=at))
         known = max(known, at + width)
-    return tuple(found)
+    return tuple(spans)
 
 
 def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | None:
-    mine = [entry for entry in facts.episodes if entry.episode.version_id == version.id]
-    if not mine and not any(key[0] == version.id for key in facts.totals):
+    own_episodes = [entry for entry in facts.episodes if entry.episode.version_id == version.id]
+    if not own_episodes and not any(key[0] == version.id for key in facts.totals):
         return None
-    alerts = [_episode(config, facts, version, entry) for entry in mine]
+    alerts = [_episode(config, facts, version, entry) for entry in own_episodes]
     entries = [
         msgspec.structs.replace(
             entry,
-            decided=_beside_verdict(entry.verdict, [one for one in alerts if one.slice_id == entry.slice_id]),
+            decided=_decided_verdict(
+                entry.verdict, [alert for alert in alerts if alert.slice_id == entry.slice_id]
+            ),
         )
         for entry in _slices(config, facts, version)
     ]
@@ -209,11 +215,11 @@ def _model(config: Config, facts: Facts, version: Version) -> ModelFigures | Non
 
 
 def _status(entries: Sequence[SliceFigures], alerts: Sequence[EpisodeFigures]) -> Verdict:
-    said = {alert.severity for alert in alerts} | {entry.verdict for entry in entries}
+    verdicts = {alert.severity for alert in alerts} | {entry.verdict for entry in entries}
     for verdict in (Verdict.FIRING, Verdict.WARNING):
-        if verdict in said:
+        if verdict in verdicts:
             return verdict
-    return Verdict.OK if entries and Verdict.UNKNOWN not in said else Verdict.UNKNOWN
+    return Verdict.OK if entries and Verdict.UNKNOWN not in verdicts else Verdict.UNKNOWN
 
 
 def _slices(config: Config, facts: Facts, version: Version) -> list[SliceFigures]:
@@ -240,16 +246,16 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
     sums = facts.totals.get(key, Sums())
     bins = facts.bins.get(key, ())
     accepted = config.budget(version.model)
-    said = facts.verdicts.get(key)
+    fact = facts.verdicts.get(key)
     verdict, reason = (
-        (said.verdict, said.reason) if said else (Verdict.UNKNOWN, "not judged by the monitor yet")
+        (fact.verdict, fact.reason) if fact else (Verdict.UNKNOWN, "the monitor has not folded it yet")
     )
     if not version.reference_digest:
         verdict, reason = Verdict.UNKNOWN, "this version has no reference"
     elif not sums.n_groups and verdict is Verdict.OK:
         verdict, reason = Verdict.UNKNOWN, "nothing was compared in this period"
     name = facts.slices[key[1]]
-    budgets, noise = (said.budgets, said.noise) if said else ({}, {})
+    budgets, noise = (fact.budgets, fact.noise) if fact else ({}, {})
     n_divergence = sums.n_effective_of(Metric.DIVERGENCE)
     return SliceFigures(
         slice_id=key[1],
@@ -277,10 +283,10 @@ def _slice(config: Config, facts: Facts, version: Version, key: Key, everything:
 def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts) -> EpisodeFigures:
     episode, name = entry.episode, facts.slices[entry.episode.slice_id]
     accepted = config.budget(version.model)
-    said = facts.verdicts.get((version.id, episode.slice_id))
+    fact = facts.verdicts.get((version.id, episode.slice_id))
     default = {Metric.FLIP: accepted.flip, Metric.DIVERGENCE: accepted.divergence}.get(episode.metric)
-    budget = said.budgets.get(episode.metric, default) if said else default
-    noise = said.noise.get(episode.metric, 0.0) if said else 0.0
+    budget = fact.budgets.get(episode.metric, default) if fact else default
+    noise = fact.noise.get(episode.metric, 0.0) if fact else 0.0
 
     def estimate(measured: Measured | None, metric: Metric = episode.metric) -> Estimate | None:
         if measured is None or metric not in {Metric.FLIP, Metric.JS, Metric.DIVERGENCE}:
@@ -288,10 +294,11 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
         return _estimate(metric, measured.sums, measured.bins, accepted.cap)
 
     whole = next(
-        (fact for key, fact in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)), None
+        (verdict for key, verdict in facts.verdicts.items() if key[0] == version.id and _is_all(facts, key)),
+        None,
     )
     n_before = entry.before.sums.n_groups if entry.before else 0
-    enough = n_before >= FEWEST_BEFORE  # fewer are no mean to compare with
+    enough = n_before >= FEWEST_BEFORE  # the mean of fewer is too uncertain to compare with
     before, after = estimate(entry.before) if enough else None, estimate(entry.after)
     flip_after = estimate(entry.after, Metric.FLIP)
     share_before = _share(entry.before, entry.all_before)
@@ -346,51 +353,51 @@ def _episode(config: Config, facts: Facts, version: Version, entry: EpisodeFacts
             n_before=n_before,
             budget=None if budget is None else budget + noise,
             flips=flip_after,
-            flip_budget=_accepted(said, Metric.FLIP, accepted.flip),
+            flip_budget=_accepted(fact, Metric.FLIP, accepted.flip),
             share_before=share_before,
             share_after=share_after,
         ),
     )
 
 
-def _accepted(said: VerdictFact | None, metric: Metric, default: float | None) -> float | None:
-    """Return what is accepted of a metric, noise included."""
-    budget = said.budgets.get(metric, default) if said else default
-    return None if budget is None else budget + (said.noise.get(metric, 0.0) if said else 0.0)
+def _accepted(fact: VerdictFact | None, metric: Metric, default: float | None) -> float | None:
+    """Return the accepted mean of a metric, noise allowance included."""
+    budget = fact.budgets.get(metric, default) if fact else default
+    return None if budget is None else budget + (fact.noise.get(metric, 0.0) if fact else 0.0)
 
 
 def _decided(episode: Episode, task: Task, budget: float | None) -> str:
-    """Return what decided an alert, in figures from its onset until it decided."""
-    told = episode.deciding
-    found = Decided(
+    """Return the figures that decided an alert, from its onset until the alert, as text."""
+    deciding = episode.deciding
+    figures = Decided(
         task=task,
         metric=episode.metric,
-        kind=told.detector,
-        after=told.after,
-        n_after=told.n_since_onset or 0,
-        before=told.before if told.n_history is not None else None,
-        budget=budget if told.budget is None else told.budget,
-        noise=told.noise,
-        tail_level=told.tail_level,
-        tail_before=told.tail_before,
-        tail_after=told.tail_after,
+        kind=deciding.detector,
+        after=deciding.after,
+        n_after=deciding.n_since_onset or 0,
+        before=deciding.before if deciding.n_history is not None else None,
+        budget=budget if deciding.budget is None else deciding.budget,
+        noise=deciding.noise,
+        tail_level=deciding.tail_level,
+        tail_before=deciding.tail_before,
+        tail_after=deciding.tail_after,
     )
-    if told.n_since_onset is None or not (text := decided(found, "the onset")):
+    if deciding.n_since_onset is None or not (text := decided(figures, "the onset")):
         return ""
     evidence = (
         ""
-        if told.evidence is None or told.threshold is None
-        else f"; evidence {number(told.evidence)}, {number(told.threshold)} needed"
+        if deciding.evidence is None or deciding.threshold is None
+        else f"; evidence {number(deciding.evidence)}, {number(deciding.threshold)} needed"
     )
     return f"{text}{evidence}"
 
 
-def _beside_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
-    """Return what decided the verdict of a slice, where that is an alert or the end of one in the period."""
+def _decided_verdict(verdict: Verdict, episodes: Sequence[EpisodeFigures]) -> str:
+    """Return the figures that decided the verdict of a slice, if it alerts or an alert of it ended in the period."""
     if verdict in _RANK:
-        return next((one.decided for one in episodes if one.resolved_at is None), "")
-    ends = [one.resolved_at for one in episodes if one.resolved_at is not None]
-    return f"its alert ended {moment(max(ends))}; the figures hold the time of the alert too" if ends else ""
+        return next((episode.decided for episode in episodes if episode.resolved_at is None), "")
+    ends = [episode.resolved_at for episode in episodes if episode.resolved_at is not None]
+    return f"its alert ended {moment(max(ends))}; the figures include the time of the alert" if ends else ""
 
 
 def _estimate(metric: Metric, sums: Sums, bins: Sequence[float], cap: float) -> Estimate | None:

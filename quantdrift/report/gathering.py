@@ -1,4 +1,4 @@
-"""Reads what a report needs, in one snapshot, with as little of `comparison` as possible."""
+"""Reading of the facts of a report, in one snapshot, with as few rows of `comparison` as possible."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -22,35 +22,29 @@ from quantdrift.storage.report.facts import Changes, Episode, Extent, Grain, Sli
 from quantdrift.storage.report.reading import Reader
 
 MOST_TABLE = 25  # slices in a version's table
-MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is told
-MOST_EPISODES = 20  # alerts told in full
+MOST_PLOTS = 12  # slices of a version that are drawn, and whose tail is shown
+MOST_EPISODES = 20  # alerts shown in full
 MOST_EXAMPLES = 5
 
-_MOST_EPISODE_ITEMS = 200_000  # above it, what surrounds an alert is summed from the roll-ups
+_MOST_EPISODE_ITEMS = 200_000  # with more, the time around an alert is summed from the roll-ups
 _HISTORY = timedelta(hours=24)
 _EXAMPLE_SPAN = timedelta(hours=1)
 _HOUR = timedelta(hours=1)
 
 
 class Gathered(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that was read.
+    """The facts of a report, as read.
 
     Parameters
     ----------
     extent, resolution
-        How much there is, and how finely it is summed; None without data.
-    facts
-        Of the slices.
+        How much data there is, and how finely it is summed; None without data.
     drawn
         Per version the slices to draw, worst first.
     series
         Buckets of the drawn slices and the aggregates.
-    changes
-        Pages and tickets.
     n_episodes_left_out
         Alerts beyond `MOST_EPISODES`.
-    coverage
-        Offered and lost.
     """
 
     extent: Extent
@@ -72,22 +66,18 @@ async def gather(
     now: datetime,
     progress: Callable[[str], None],
 ) -> Gathered:
-    """Read everything for a report.
+    """Read the facts of a report.
 
     Parameters
     ----------
     reader
-        One snapshot.
-    config
-        Budgets and caps by model.
-    period
-        What to report on.
+        Reads in one snapshot.
     model
-        Only this one; empty: all.
+        Only this model; empty: all.
     now
-        The period is not looked at beyond it.
+        Gaps are looked for up to this time.
     progress
-        Told each step in words.
+        Called with one readable line per step.
     """
     progress("reading slices and verdicts")
     versions = tuple(await reader.versions(model))
@@ -96,7 +86,7 @@ async def gather(
     extent = await reader.divergence.extent(period.begin, period.end, MOST_ITEMS + 1)
     how = resolution(period, extent)
     verdicts = {
-        (said.version_id, said.slice_id): said for said in await reader.verdicts(period.end, list(caps))
+        (fact.version_id, fact.slice_id): fact for fact in await reader.verdicts(period.end, list(caps))
     }
     open_then = await reader.episodes(period.begin, period.end, list(caps))
 
@@ -111,7 +101,7 @@ async def gather(
         slices=slices,
         totals=totals,
         bins={},
-        verdicts={key: said for key, said in verdicts.items() if key[0] in seen},
+        verdicts={key: fact for key, fact in verdicts.items() if key[0] in seen},
         episodes=(),
     )
     shown, drawn = _choose(config, facts, open_then)
@@ -123,9 +113,9 @@ async def gather(
         series = await reader.divergence.sums(how.window, how.width, caps, wanted)
         facts = msgspec.structs.replace(facts, bins=bins)
 
-    progress("looking into alerts")
-    told = [
-        await _look_into(reader, episode, period, caps, _everything(facts))
+    progress("reading alerts")
+    episodes = [
+        await _read_episode(reader, episode, period, caps, _everything(facts))
         for episode in open_then[:MOST_EPISODES]
     ]
 
@@ -133,7 +123,7 @@ async def gather(
     return Gathered(
         extent=extent,
         resolution=how,
-        facts=msgspec.structs.replace(facts, episodes=tuple(told)),
+        facts=msgspec.structs.replace(facts, episodes=tuple(episodes)),
         drawn=drawn,
         series=tuple(series),
         changes=await reader.changes(period.begin, period.end, list(caps)),
@@ -144,7 +134,7 @@ async def gather(
             model,
             by_stratum=extent.n_items <= MOST_ITEMS,
             versions=versions,
-            found=_gaps(facts, how, series, min(period.end, now)),
+            gaps=_gaps(facts, how, series, min(period.end, now)),
         ),
     )
 
@@ -171,7 +161,7 @@ def _choose(
     return shown, drawn
 
 
-async def _look_into(
+async def _read_episode(
     reader: Reader, episode: Episode, period: Period, caps: dict[int, float], everything: set[int]
 ) -> EpisodeFacts:
     until = min(episode.resolved_at or period.end, period.end)
@@ -179,9 +169,12 @@ async def _look_into(
     after = await _window(reader, episode.onset_at, until, outward=True)
     measured = []
     for window in (before, after):
-        found = await _measure(reader, window, episode, caps, everything)
+        by_slice = await _measure(reader, window, episode, caps, everything)
         measured.append(
-            (found.get(episode.slice_id), next((found[key] for key in found if key in everything), None))
+            (
+                by_slice.get(episode.slice_id),
+                next((by_slice[key] for key in by_slice if key in everything), None),
+            )
         )
     examples = await reader.examples(
         max(episode.onset_at, episode.opened_at - _EXAMPLE_SPAN),
@@ -211,10 +204,10 @@ async def _window(reader: Reader, begin: datetime, end: datetime, *, outward: bo
 async def _measure(
     reader: Reader, window: Window, episode: Episode, caps: dict[int, float], everything: set[int]
 ) -> dict[int, Measured]:
-    mine = {episode.version_id: caps[episode.version_id]}
+    own_cap = {episode.version_id: caps[episode.version_id]}
     wanted = [episode.slice_id, *sorted(everything)]
-    bins = {entry.slice_id: entry.bins for entry in await reader.divergence.bins(window, mine, wanted)}
-    entries = await reader.divergence.sums(window, window.end - window.begin, mine, wanted)
+    bins = {entry.slice_id: entry.bins for entry in await reader.divergence.bins(window, own_cap, wanted)}
+    entries = await reader.divergence.sums(window, window.end - window.begin, own_cap, wanted)
     return {entry.slice_id: Measured(sums=entry.sums, bins=bins.get(entry.slice_id, ())) for entry in entries}
 
 
@@ -235,7 +228,7 @@ async def _coverage(
     *,
     by_stratum: bool,
     versions: Sequence[Version],
-    found: tuple[Gap, ...],
+    gaps: tuple[Gap, ...],
 ) -> CoverageFigures:
     strata, fleet = await reader.coverage.strata(period.begin, period.end, by_stratum=by_stratum)
     return CoverageFigures(
@@ -243,11 +236,13 @@ async def _coverage(
         skipped=tuple(await reader.coverage.skipped(period.begin, period.end)),
         quarantined=tuple(await reader.coverage.quarantined(period.begin, period.end, model)),
         unreferenced=tuple(
-            Unreferenced(model=one.model, version=one.candidate_version, first_seen_at=one.first_seen_at)
-            for one in versions
-            if not one.reference_digest
+            Unreferenced(
+                model=version.model, version=version.candidate_version, first_seen_at=version.first_seen_at
+            )
+            for version in versions
+            if not version.reference_digest
         ),
-        gaps=found,
+        gaps=gaps,
         fleet=fleet,
         judged_until=await reader.judged_until(),
     )

@@ -1,4 +1,4 @@
-"""Fixed-period 95 % intervals, for showing. Alerts come from the anytime-valid detectors, never from here."""
+"""Fixed-period 95 % intervals, for display only. Alerts come from the anytime-valid detectors, never from these."""
 
 from collections.abc import Sequence
 from math import exp, inf, log, sqrt
@@ -9,7 +9,7 @@ Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 LOWEST, HIGHEST, N_BINS = 1e-6, 10.0, 64
 _STEP = log(HIGHEST / LOWEST) / N_BINS
 _LEAST_FOR_MEAN = 30  # below it no normal approximation of a mean is shown
-_LEAST_BEYOND = 10  # a quantile is shown where at least so many observations are expected beyond it
+_LEAST_BEYOND = 10  # a quantile is shown where at least this many observations are expected beyond it
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ def share(mean: float | None, n_effective: float, top: float = 1.0) -> Estimate 
     p, n = min(mean / top, 1.0), n_effective
     middle = (p + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    # At 0 and 1 the bound is exact; do not let rounding move it past the mean.
+    # At 0 and 1 the bound is exact; rounding must not move it past the mean.
     low, high = min(max(0.0, middle - half), p), max(min(1.0, middle + half), p)
     return Estimate(mean=mean, low=top * low, high=max(top * high, mean))
 
@@ -76,8 +76,8 @@ def mean_of_bins(
     mean
         The weighted mean of values capped at `cap`, or None.
     bins
-        (64,): weights per log-spaced bin from 1e-6 to 10, of the same values or of a longer time: they lend
-        their coefficient of variation.
+        (64,): weights per log-spaced bin from 1e-6 to 10, of the same values or of a longer time: only their
+        coefficient of variation is used.
     n_effective
         Effective number of exchanges.
     cap
@@ -132,11 +132,12 @@ def quantile(bins: Sequence[float], probability: float, n_effective: float) -> Q
 
 
 def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> Quantile | None:
-    """Return the mean of a divergence above a quantile; None where that quantile has none either. Values above 10 count as 10.
+    """Return the mean of a divergence above a quantile; None where `quantile` gives None. Values above 10 count as 10.
 
     The interval is normal in the logarithm, with the variance of max(x - q, 0) over (1 - p)^2 n, q the quantile: a mean
     above an estimated quantile varies no more than one above a known one. It is widened to the edges of the bins. With
-    ten exchanges beyond the quantile and a heavy tail it holds in nine of ten periods, with more in all but a few.
+    ten exchanges beyond the quantile and a heavy tail it covers the true value in nine of ten periods, with more
+    exchanges in all but a few.
 
     Parameters
     ----------
@@ -153,18 +154,18 @@ def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> 
     first, within = _bin_of(bins, probability)
     shares = [weight / total for weight in bins[first:]]
     shares[0] *= 1 - within
-    place = _edge(first + within)
+    edge = _edge(first + within)
     begins = [_edge(index) if index else 0.0 for index in range(first, N_BINS)]
     ends = [_edge(index + 1) for index in range(first, N_BINS)]
-    means = [_middle(max(begin, place), end) for begin, end in zip(begins, ends, strict=True)]
-    means[-1] = HIGHEST  # it holds all that is larger
+    means = [_middle(max(begin, edge), end) for begin, end in zip(begins, ends, strict=True)]
+    means[-1] = HIGHEST  # the last bin holds all larger values
 
     def mean(values: Sequence[float]) -> float:
         return sum(share * value for share, value in zip(shares, values, strict=True)) / beyond
 
     value = mean(means)
-    above = [one - place for one in means]
-    variance = max(beyond * mean([one * one for one in above]) - (beyond * mean(above)) ** 2, 0.0)
+    above = [value - edge for value in means]
+    variance = max(beyond * mean([value * value for value in above]) - (beyond * mean(above)) ** 2, 0.0)
     spread = min(Z * sqrt(variance / n_effective) / (beyond * value), 20.0)
     return Quantile(
         probability=probability,
@@ -175,14 +176,14 @@ def shortfall(bins: Sequence[float], probability: float, n_effective: float) -> 
 
 
 def excess(estimate: Estimate | None, budget: float | None) -> float:
-    """Return the lower bound over the budget: above 1 the breach is more than chance. -inf where unknown."""
+    """Return the lower bound divided by the budget: above 1 the budget is exceeded beyond chance. -inf if unknown."""
     if estimate is None or not budget:
         return -inf
     return (estimate.mean if estimate.low is None else estimate.low) / budget
 
 
 def _middle(begin: float, end: float) -> float:
-    """Return the mean of a stretch over which the logarithm is uniform."""
+    """Return the mean of an interval over which the logarithm is uniform."""
     return (end - begin) / log(end / begin) if end > begin * (1 + 1e-9) else begin
 
 

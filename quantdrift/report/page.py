@@ -1,4 +1,4 @@
-"""Writes the report: read one snapshot, decide what it says, draw, write the file, and record the run."""
+"""Writing a report: read one snapshot, derive the figures, draw, write the file, and record the run."""
 
 import asyncio
 import os
@@ -43,25 +43,17 @@ async def write(
 
     Parameters
     ----------
-    config
-        Budgets, title, directory and trace links.
-    secrets
-        The address of Postgres.
-    period
-        What to report on.
     out
         File to write; None: a dated one in `report.directory`.
     progress
-        Called with one line for a person per step.
+        Called with one readable line per step.
     model
-        Report on this one alone; empty: on all.
-    clock
-        When it is written.
+        Report on this model alone; empty: on all.
 
     Returns
     -------
     ReportFigures
-        Everything the page says.
+        All figures of the page.
 
     Raises
     ------
@@ -76,7 +68,7 @@ async def write(
         async with reading(database) as reader:
             gathered = await gather(reader, config, period, model=model, now=now, progress=progress)
         if model and not gathered.facts.versions:
-            raise OperatorError(f"nothing was ever compared for a model `{model}`: check its name")
+            raise OperatorError(f"no comparison of a model `{model}` is stored: check its name")
         figures = _figures(config, period, gathered, now, path)
         progress("drawing trends")
         drawings = await asyncio.to_thread(_draw, config, gathered, figures)
@@ -120,7 +112,7 @@ def _figures(config: Config, period: Period, gathered: Gathered, now: datetime, 
 
 
 def _draw(config: Config, gathered: Gathered, figures: ReportFigures) -> list[Drawing]:
-    """Draw the chosen slices of each version, all of one version on the same axes."""
+    """Draw the chosen slices of each version; all drawings of one version have the same axes."""
     how = gathered.resolution
     if how is None:
         return []
@@ -187,7 +179,7 @@ def _budget(entry: SliceFigures, metric: Metric) -> float | None:
 
 
 def _store(path: Path, html: str) -> None:
-    """Write the file whole or not at all."""
+    """Write the file completely or not at all."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ _WIDTHS = (
 
 
 class PeriodKind(StrEnum):
-    """How the period was asked for."""
+    """The way a period is given."""
 
     WEEK = "week"
     DAY = "day"
@@ -30,7 +30,7 @@ class PeriodKind(StrEnum):
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """A half-open stretch of capture time; both ends aware."""
+    """A half-open range of capture time; both ends are aware."""
 
     kind: PeriodKind
     begin: datetime
@@ -45,25 +45,25 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
         kind
             week, day or range.
         end, start
-            Aware; `start` is needed for a range alone.
+            Aware; only a range needs `start`.
 
         Raises
         ------
         OperatorError
-            It does not begin before it ends.
+            The period does not begin before it ends.
         """
         length = {PeriodKind.WEEK: 7 * _DAY, PeriodKind.DAY: _DAY}.get(PeriodKind(kind))
         begin = start if length is None or start is not None else end - length
         if begin is None or begin >= end:
-            told = "nothing" if begin is None else f"{begin:%Y-%m-%d %H:%M} UTC"
+            given = "no start" if begin is None else f"{begin:%Y-%m-%d %H:%M} UTC"
             raise OperatorError(
-                f"the period must begin before it ends: {told} is not before {end:%Y-%m-%d %H:%M} UTC"
+                f"the period must begin before it ends: {given} is not before {end:%Y-%m-%d %H:%M} UTC"
             )
         return Period(kind=PeriodKind(kind), begin=begin.astimezone(UTC), end=end.astimezone(UTC))
 
 
 class Resolution(msgspec.Struct, frozen=True, kw_only=True):
-    """What a period's sums are read from, and the width of one point of its plots."""
+    """The table and window that a period's sums are read from, and the width of one point of its plots."""
 
     window: Window
     width: timedelta

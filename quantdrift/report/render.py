@@ -1,4 +1,4 @@
-"""The page: figures and drawings into one HTML file that loads nothing and runs nothing."""
+"""Rendering of the page: figures and drawings become one HTML file that loads nothing and runs no script."""
 
 from datetime import timedelta
 from importlib.resources import files
@@ -15,36 +15,36 @@ from quantdrift.report import wording
 from quantdrift.report.figures import ReportFigures
 from quantdrift.report.finding import QUANTILES, SHORTFALL
 
-# What each reason for a loss, a quarantine or a skip means.
+# The meaning of each reason for a loss, a quarantine or a skip.
 REASONS = {
     "held_bytes": "the relay's memory bound was reached",
-    "truncated": "a peer closed in the middle",
-    "framing": "its connection could no longer be followed",
-    "observer_error": "the observer let go of it",
+    "truncated": "the connection was closed in the middle of the exchange",
+    "framing": "the byte stream of its connection could not be parsed any more",
+    "observer_error": "the observer of its connection stopped after an error",
     "capture_down": "the capture process was down",
     "capture_behind": "the capture process did not keep up",
     "error_status": "the candidate answered with an error",
     "unknown_model": "the model is not in the configuration",
-    "decode": "not what the protocol says",
-    "shared_memory": "tensors did not travel on the wire",
+    "decode": "the message does not follow its protocol",
+    "shared_memory": "the tensors were in shared memory, not on the wire",
     "sequence": "part of a stateful sequence",
-    "too_large": "above the stream's payload limit",
-    "rate_cap": "the local cap on exchanges per second",
-    "byte_cap": "the local cap on bytes per second",
+    "too_large": "larger than the stream's payload limit",
+    "rate_cap": "the sidecar's limit on exchanges per second was reached",
+    "byte_cap": "the sidecar's limit on bytes per second was reached",
     "queue_full": "the stream did not keep up",
     "stream_full": "the stream was full",
     "publish": "the stream could not be reached",
-    "expired": "expired in the stream before it was replayed: the shadow was too slow or away",
+    "expired": "expired in the stream before it was replayed: the shadow was too slow or not running",
     "capture_error": "an error of quantdrift itself",
-    "metadata": "only the configuration can tell what its tensors are",
-    "unpaired": "its other half did not come, or could not be told from another's",
+    "metadata": "its tensors are not described: describe them in the configuration",
+    "unpaired": "its request or response did not arrive, or could not be matched to it",
     "no_reference": "the version has no reference",
-    "schema": "tensors do not fit the reference",
+    "schema": "its tensors do not fit the reference",
     "output": "the output cannot be compared with the reference's",
     "replay": "the reference failed on this input",
-    "too_late": "no partition takes its capture time any more",
+    "too_late": "its capture time is older than the oldest partition",
     "too_early": "captured in the future: the sidecar's clock is wrong",
-    "poison": "delivered too often without being finished",
+    "poison": "delivered too many times without being finished",
 }
 
 
@@ -53,12 +53,10 @@ class Drawing(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    version_id, slice_id
-        Of which.
     width_s
-        Seconds of one point: more than that of the others where there is little data.
+        Seconds of one point: more than in other drawings where there is little data.
     svg
-        An `svg` element of our own making: it holds no text from outside.
+        An `svg` element made by `trend.draw`: it contains no text from outside.
     """
 
     version_id: int
@@ -82,14 +80,11 @@ def render(
 
     Parameters
     ----------
-    title
-        Heading.
-    figures
-        Everything it says.
     drawings
-        Trends, in the order they are shown.
+        Trends, in the order in which they are shown.
     most_table, most_tail, most_losses
-        Rows of a version's table of slices, of its table of tails, and of the losses by model; the rest is counted.
+        Largest number of rows of a version's table of slices, of its table of tails, and of the losses by model; the
+        page says how many are left out.
     """
     package = files("quantdrift.report")
     environment = Environment(

@@ -1,4 +1,4 @@
-"""The slices of a back-test below each other: their means over time, and when either side alerted."""
+"""The plot of a back-test: each slice's mean over time, its recorded alerts and those under test."""
 
 import io
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from quantdrift.core.errors import OperatorError
 
 FORMATS = (".png", ".svg")
 _HOUR = timedelta(hours=1)
-_RECORD, _TESTED, _MEAN, _BUDGET = "#8a8f98", "#c2410c", "#1d4ed8", "#3f3f46"
+_RECORDED, _TESTED, _MEAN, _BUDGET = "#8a8f98", "#c2410c", "#1d4ed8", "#3f3f46"
 _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "timeline",
@@ -33,7 +33,7 @@ _STYLE = {
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert: opened as a ticket or page, paged, ended; None where it was not."""
+    """The times of an alert: opened as a ticket or page, paged, ended; None where that did not happen."""
 
     opened: datetime
     paged: datetime | None
@@ -41,16 +41,16 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lane(msgspec.Struct, frozen=True, kw_only=True):
-    """One slice.
+    """The row of one slice.
 
     Parameters
     ----------
     title
         Model, version and slice.
     at, ratio
-        Begins of the hours with data, and the slice's mean there over its budget.
+        Begins of the hours with data, and the slice's mean in each, divided by its budget.
     recorded, tested
-        Alerts of the record and of the policy under test.
+        Alerts in the database, and alerts of the policy under test.
     """
 
     title: str
@@ -65,21 +65,19 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
 
     Parameters
     ----------
-    path
-        Where to.
     lanes
         From top to bottom; at least one.
     begin, end
-        Of the axis.
+        Ends of the time axis.
 
     Raises
     ------
     OperatorError
-        The name says no format that can be written, or the file cannot be.
+        The suffix of `path` is no known format, or the file cannot be written.
     """
     kind = path.suffix.lower()
     if kind not in FORMATS:
-        raise OperatorError(f"{path}: a plot is written as {' or '.join(FORMATS)}")
+        raise OperatorError(f"{path}: name a file that ends in {' or '.join(FORMATS)}")
     with mpl.rc_context(_STYLE):  # type: ignore[arg-type]
         figure = Figure(figsize=(9.0, 0.8 + 1.35 * len(lanes)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -102,12 +100,15 @@ def draw(path: Path, lanes: Sequence[Lane], begin: datetime, end: datetime) -> N
 
 
 def _draw_lane(axis: Axes, lane: Lane, begin: datetime, end: datetime) -> None:
-    # A step as wide as its hour, or as what of it lies on the axis: so a record of less than an hour has a line too.
+    # Each step is as wide as its hour, cut at the axis: so less than an hour of history has a visible line too.
     edges = [_days(edge) for at in lane.at for edge in (max(at, begin), min(at + _HOUR, end))]
     axis.plot(edges, np.repeat(lane.ratio, 2), color=_MEAN, linewidth=1.3, zorder=3)
     axis.axhline(1.0, color=_BUDGET, linewidth=0.9, dashes=(5, 3), zorder=2)
     axis.set_ylim(0, max([2.0, *(1.1 * value for value in lane.ratio)]))
-    for spans, colour, low, high in ((lane.recorded, _RECORD, 0.55, 1.0), (lane.tested, _TESTED, 0.0, 0.45)):
+    for spans, colour, low, high in (
+        (lane.recorded, _RECORDED, 0.55, 1.0),
+        (lane.tested, _TESTED, 0.0, 0.45),
+    ):
         for span in spans:
             ends = _days(span.ended or end)
             axis.axvspan(_days(span.opened), ends, low, high, color=colour, alpha=0.16, linewidth=0)
@@ -122,7 +123,7 @@ def _legend(axis: Axes) -> list[mpl.artist.Artist]:
     return [
         axis.plot([], [], color=_MEAN, label="hourly mean")[0],
         axis.plot([], [], color=_BUDGET, dashes=(5, 3), label="budget")[0],
-        axis.axvspan(0, 0, color=_RECORD, alpha=0.4, label="alert of the record"),
+        axis.axvspan(0, 0, color=_RECORDED, alpha=0.4, label="recorded alert"),
         axis.axvspan(0, 0, color=_TESTED, alpha=0.4, label="alert under test"),
     ]
 

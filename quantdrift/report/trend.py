@@ -1,4 +1,4 @@
-"""One slice over time beside the aggregate, drawn by matplotlib as SVG that takes its colours from the page."""
+"""A plot of one slice and the aggregate over time: matplotlib draws SVG that takes its colours from the page."""
 
 import io
 import re
@@ -23,7 +23,7 @@ from quantdrift.report.figures import EpisodeFigures
 from quantdrift.report.interval import mean_of_bins, share
 from quantdrift.storage.report.facts import SliceSums, Sums
 
-# Each colour stands for a variable of the page's style sheet, so that one drawing serves light, dark and print.
+# Each colour is a placeholder for a variable of the page's style sheet: one drawing fits light, dark and print.
 _INK, _MUTED, _LINE = "#010101", "#020202", "#030303"
 _SLICE, _AGGREGATE, _BUDGET, _ALERT = "#040404", "#050505", "#060606", "#070707"
 _VARIABLES = {
@@ -57,8 +57,8 @@ _STYLE = {
     "axes.titlecolor": _MUTED,
     "timezone": "UTC",
 }
-_TRUSTED = 20  # effective exchanges that a point needs before it stretches the axis
-_ENOUGH = 60  # and so many are wanted in each
+_TRUSTED = 20  # effective exchanges that a point needs to count for the height of the axis
+_ENOUGH = 60  # effective exchanges wanted in each point
 _FACTORS = (1, 2, 3, 4, 6, 10, 15)
 _LEAST_BUCKETS = 7
 Floats = NDArray[np.float64]
@@ -79,7 +79,7 @@ class Grid(msgspec.Struct, frozen=True, kw_only=True):
     n: int
 
     def coarser(self, factor: int) -> "Grid":
-        """Return the same stretch with `factor` buckets in one."""
+        """Return the same time range with `factor` buckets joined into one."""
         return Grid(begin=self.begin, width=factor * self.width, n=-(-self.n // factor))
 
     @property
@@ -95,11 +95,11 @@ class Trend(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     grid
-        Its own buckets: wider than the plot's where there is little data.
+        The trend's own buckets: wider than the plot's where there is little data.
     mean, low, high
-        (grid.n,): nan where nothing was compared or nothing can be said.
+        (grid.n,): nan where nothing was compared or there is too little data.
     top
-        The largest mean that rests on enough data to set the axis; 0 where none does.
+        The largest mean with enough data to count for the height of the axis; 0 where there is none.
     """
 
     grid: Grid
@@ -123,7 +123,7 @@ class Panel(msgspec.Struct, frozen=True, kw_only=True):
 def trend(
     metric: Metric, points: Sequence[SliceSums], grid: Grid, bins: Sequence[float], cap: float
 ) -> Trend:
-    """Return a slice's means with bands.
+    """Return a slice's means with their intervals.
 
     Parameters
     ----------
@@ -132,9 +132,9 @@ def trend(
     points
         The slice's buckets, those without data left out.
     grid
-        All buckets; they are joined until one holds enough of the slice, or few are left.
+        All buckets; they are joined until each has enough exchanges of the slice, or few buckets are left.
     bins
-        The slice's divergence histogram over the whole period: lends each point its variance.
+        The slice's divergence histogram over the whole period, from which the variance of each point is taken.
     cap
         Cap of single divergences.
     """
@@ -146,7 +146,7 @@ def trend(
             merged[index] = merged.get(index, Sums()) + point.sums
     mean, low, high = (np.full(grid.n, nan) for _ in range(3))
     top = 0.0
-    # A last bucket that has only begun would jump about at the end of a line that does not.
+    # The last bucket may have only begun: its mean would add a jump to the end of a calm line.
     least = _TRUSTED if merged and median(sums.n_effective for sums in merged.values()) >= _TRUSTED else 0
     for index, sums in merged.items():
         value, n = sums.mean(metric), sums.n_effective_of(metric)
@@ -176,12 +176,10 @@ def draw(panels: Sequence[Panel], grid: Grid, episodes: Sequence[EpisodeFigures]
     ----------
     panels
         From top to bottom.
-    grid
-        Their buckets.
     episodes
         Alerts of the slice: onset dotted, alert solid, the time between onset and end shaded.
     salt
-        Differs between the drawings of one page, and so do the identifiers in them.
+        Differs for each drawing of a page, so that identifiers in the SVG do not collide.
     """
     style: Any = {**_STYLE, "svg.hashsalt": salt}
     with mpl.rc_context(style):
@@ -215,7 +213,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.fill_between(
         x, scale * panel.slice.low, scale * panel.slice.high, color=_SLICE, alpha=0.14, linewidth=0, zorder=1
     )
-    alone = np.isfinite(panel.slice.mean).sum() <= 2  # a line through one point is not seen
+    alone = np.isfinite(panel.slice.mean).sum() <= 2  # a line through one point is invisible
     axis.plot(
         x,
         scale * panel.slice.mean,
@@ -248,21 +246,16 @@ def _mark(axis: Axes, grid: Grid, episodes: Sequence[EpisodeFigures]) -> None:
 
 
 def axis_top(trends: Sequence[Trend], budget: float | None) -> float:
-    """Return one top for all plots of a metric, so that they can be compared; never 0.
+    """Return the top of the axis for all plots of a metric, so that they can be compared; never 0.
 
-    Parameters
-    ----------
-    trends
-        Those that are drawn.
-    budget
-        It lies in the lower half at most.
+    The budget lies in the lower half of the axis.
     """
-    top = max((1.2 * one.top for one in trends), default=0.0)
+    top = max((1.2 * trend.top for trend in trends), default=0.0)
     return max(top, 2 * (budget or 0.0)) or 1.0
 
 
 def _days(at: datetime) -> float:
-    """Return matplotlib's number of a time: days since its epoch, which is that of Unix."""
+    """Return a time as matplotlib's number: days since its epoch, which is that of Unix."""
     return at.timestamp() / 86400
 
 
@@ -271,7 +264,7 @@ def _ends(grid: Grid) -> tuple[float, float]:
 
 
 def _themed(svg: str) -> str:
-    """Keep what is drawn; leave fonts, size and colours to the page."""
+    """Return the drawing without fonts, size and colours of its own: the page sets them."""
     for pattern, text in (
         (_XML, ""),
         (_SIZE, ""),

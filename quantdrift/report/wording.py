@@ -1,4 +1,4 @@
-"""Numbers and sentences as people read them."""
+"""Numbers and sentences of the report."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -8,7 +8,7 @@ from quantdrift.core.notation import count_of, decimals, fixed, number, percent
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.core.tasks import MEASURES
 from quantdrift.drift.explain import diagnosis_text
-from quantdrift.drift.explain.diagnosis import Aggregate, Whole
+from quantdrift.drift.explain.diagnosis import Aggregate, AggregateState
 from quantdrift.report.figures import EpisodeFigures, SliceFigures
 from quantdrift.report.interval import Estimate
 
@@ -16,12 +16,12 @@ _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
 def amount(metric: Metric, value: float, unit: str) -> str:
-    """Return a value of a metric: `5.2 %`, or in the unit of the model's divergence, if it has one: `0.021 nat`."""
+    """Return a value of a metric as text: `5.2 %`, or with the unit of the model's divergence, if any: `0.021 nat`."""
     return percent(value) if metric is Metric.FLIP else f"{number(value)} {unit}".rstrip()
 
 
 def interval(metric: Metric, estimate: Estimate | None) -> str:
-    """Return the bounds, in the digits of the mean: `[3.9, 6.8]`; empty where there are none."""
+    """Return the bounds with as many decimals as the mean: `[3.9, 6.8]`; empty where there are none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return ""
     scale = 100 if metric is Metric.FLIP else 1
@@ -37,17 +37,17 @@ def measured(metric: Metric, estimate: Estimate | None, unit: str) -> str:
 
 
 def count(n: float) -> str:
-    """Return a whole number with thousands apart."""
+    """Return a whole number with separated thousands."""
     return f"{n:,.0f}"
 
 
 def moment(at: datetime) -> str:
-    """Return a time in UTC to the minute."""
+    """Return a time in UTC, to the minute."""
     return f"{at:%Y-%m-%d %H:%M} UTC"
 
 
 def duration(span: timedelta) -> str:
-    """Return a duration in its largest fitting unit: `12 minutes`, `1.5 days`."""
+    """Return a duration in the largest unit that fits: `12 minutes`, `1.5 days`."""
     seconds = span.total_seconds()
     size, name = next(((size, name) for size, name in _UNITS if seconds >= size), (1, "second"))
     number = f"{seconds / size:.1f}".removesuffix(".0")
@@ -55,23 +55,22 @@ def duration(span: timedelta) -> str:
 
 
 def detail(figures: Mapping[str, Any]) -> str:
-    """Return what a comparator measured of an item, as it stands in `comparison.detail`: `missed 2, box shift 0.12`.
+    """Return the comparator's measures of an item as text, from `comparison.detail`: `missed 2, box shift 0.12`.
 
     Parameters
     ----------
     figures
-        By name: numbers, flags, texts, or lists and further figures by name.
+        By name: numbers, flags, texts, lists, or further figures by name.
     """
-    told = {name: value for name, value in figures.items() if name != "clustering"}
     return ", ".join(
         name.replace("_", " ") + _figure(value)
-        for name, value in told.items()
-        if value is not None and value is not False and value not in ([], {})
+        for name, value in figures.items()
+        if name != "clustering" and value is not None and value is not False and value not in ([], {})
     )
 
 
 def _figure(value: Any) -> str:
-    """Return a figure as it goes after its name; nothing of a flag."""
+    """Return a figure as it follows its name; empty for a flag."""
     match value:
         case bool():
             return ""
@@ -90,14 +89,14 @@ def headline(
     aggregate: SliceFigures | None,
     episodes: Sequence[EpisodeFigures],
 ) -> str:
-    """Return what a director should know of one candidate version, in one or two sentences.
+    """Return a summary of one candidate version for a director, in one or two sentences.
 
     Parameters
     ----------
     title
         Model and version.
     slices
-        Those beside the aggregate.
+        The slices besides the aggregate.
     aggregate
         The slice `all`, where it has data.
     episodes
@@ -107,19 +106,22 @@ def headline(
     unknown = sum(entry.verdict is Verdict.UNKNOWN for entry in slices)
     if aggregate is None or aggregate.flip is None:
         what = "was compared" if aggregate is None else "gave outputs that can be compared"
-        text = f"Nothing of {title} {what} in this period, so nothing can be said of it"
-        return f"{text}; {count_of(len(episodes), 'alert')} stood open." if episodes else f"{text}."
+        text = f"No exchange of {title} {what} in this period, so its health is unknown"
+        if not episodes:
+            return f"{text}."
+        return f"{text}; {count_of(len(episodes), 'alert')} {'was' if len(episodes) == 1 else 'were'} open."
     if pages:
         return _drifted(title, len(slices), aggregate, pages) + _unknown(unknown)
     if episodes:
         first = episodes[0]
         return (
-            f"Nothing of {title} pages, but {count_of(len(episodes), 'ticket')} stood open: "
-            f"{_moved(first)}, {_beside(first, aggregate)}." + _unknown(unknown)
+            f"{title} raised no page, but {count_of(len(episodes), 'ticket')} "
+            f"{'was' if len(episodes) == 1 else 'were'} open: {_moved(first)}, {_versus_aggregate(first, aggregate)}."
+            + _unknown(unknown)
         )
     if aggregate.verdict is Verdict.UNKNOWN and unknown == len(slices):
         why = f" ({aggregate.reason})" if aggregate.reason else ""
-        return f"Nothing can be said of {title} yet{why}: unknown is not healthy."
+        return f"The health of {title} is not known yet{why}: unknown does not mean healthy."
     drifted = f"None of the {len(slices)} slices of {title} drifted" if slices else f"{title} did not drift"
     if len(slices) == 1:
         drifted = f"The one slice of {title} did not drift"
@@ -132,10 +134,10 @@ def _drifted(title: str, n_slices: int, aggregate: SliceFigures, pages: Sequence
         return f"The aggregate of {title} drifted: {_moved(pages[0])}."
     lead = next(page for page in pages if page.slice_id != aggregate.slice_id)
     more = f"; also {_listed(names[1:])}" if len(names) > 1 else ""
-    over = "" if lead.resolved_at is None else f"; it recovered on {moment(lead.resolved_at)}"
+    recovered = "" if lead.resolved_at is None else f"; it recovered on {moment(lead.resolved_at)}"
     return (
         f"{len(names)} of {count_of(n_slices, 'slice')} of {title} drifted: {_moved(lead)}, "
-        f"{_beside(lead, aggregate)}{over}{more}."
+        f"{_versus_aggregate(lead, aggregate)}{recovered}{more}."
     )
 
 
@@ -154,7 +156,7 @@ def _moved(episode: EpisodeFigures) -> str:
     return f"{episode.slice} diverges by {measured(episode.metric, episode.after, measure.unit)} ({measure.name}){against}"
 
 
-def _beside(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
+def _versus_aggregate(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
     flip = episode.metric is Metric.FLIP
     budget = aggregate.flip_budget if flip else aggregate.divergence_budget
     noise = aggregate.flip_noise if flip else aggregate.divergence_noise
@@ -163,7 +165,7 @@ def _beside(episode: EpisodeFigures, aggregate: SliceFigures) -> str:
         mean=episode.aggregate.mean if episode.aggregate else None,
         accepted=None if budget is None else budget + noise,
     )
-    link = "and" if whole.stands is Whole.ALERTING else "while"
+    link = "and" if whole.state is AggregateState.ALERTING else "while"
     return f"{link} {diagnosis_text.aggregate(whole, episode.metric, MEASURES[episode.task].unit)}"
 
 
@@ -177,7 +179,7 @@ def _verb(metric: Metric, aggregate: SliceFigures) -> str:
 def _unknown(n: int) -> str:
     if not n:
         return ""
-    return f" {count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: too little is known to call {'it' if n == 1 else 'them'} healthy."
+    return f" {count_of(n, 'slice')} {'is' if n == 1 else 'are'} unknown: there is too little data to call {'it' if n == 1 else 'them'} healthy."
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -1,1 +1,1 @@
-"""What the commands read."""
+"""The queries of the commands."""

@@ -1,4 +1,4 @@
-"""Every slice as a person asks for it: what it is, how much of the traffic, and what is said of it."""
+"""The list of slices for people: definition, share of the traffic, and current verdict."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,8 +15,8 @@ from quantdrift.storage.monitor.read import detector_row
 from quantdrift.storage.monitor.rows import DetectorRow
 from quantdrift.storage.schema.slice_tables import Status
 
-# A slice is shown with the version on which it was last seen. A declared one that nothing of fell into before had no
-# traffic then; of what was fitted or found later nobody looked, so its share is of the whole hours since.
+# A slice is shown with the version on which it was last seen. A declared slice without rows in an hour had no traffic
+# then; a fitted or discovered slice was not counted before it existed, so its share is of the whole hours since.
 _SLICES: Final = text("""
     with known as (
         select s.id as slice_id, case
@@ -71,19 +71,19 @@ _SIGNALS: Final = text("""
 
 
 class Kind(StrEnum):
-    """Where a slice comes from."""
+    """The origin of a slice."""
 
     ALL = "all"
     DECLARED = "declared"  # an attribute's value
     BINNED = "binned"  # a bin of an input feature
-    CROSSED = "crossed"  # several of these together
+    CROSSED = "crossed"  # several of these combined
     LEARNED = "learned"  # a cluster
     DISCOVERED = "discovered"  # found by a search, confirmed on later traffic
     NOVEL = "novel"  # traffic that was never seen before
 
 
 class SliceTrial(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a slice that a search found; columns as in `discovery`."""
+    """The test of a slice that a search found; columns as in `discovery`."""
 
     id: int
     status: str
@@ -110,20 +110,16 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     id
-        Of `slice`; None for a candidate.
-    model, name, predicate, created_at
-        As in `slice`.
-    kind
-        Where it comes from.
+        Id in the table `slice`; None for a candidate.
     status
-        `active`; for what a search found `candidate`, `confirmed`, `expired` or `retired`.
+        `active`; for a slice that a search found `candidate`, `confirmed`, `expired` or `retired`.
     share
-        Of its version's traffic since the begin that was asked for, estimated from the sample. Of what was fitted or
-        found later than that, in the whole hours since then. None where there was no traffic, or no such hour yet.
+        Share of its version's traffic since the requested begin, in [0, 1], estimated from the sample. For a slice that
+        was fitted or found later, of the whole hours since then. None where there was no traffic, or no such hour yet.
     verdict, reason, evidence, threshold, n_groups, last_at, candidate_version
-        As last said of it; None before anything was. The evidence of one that fires is that of its alarm.
+        The last verdict; None before the first one. The evidence of a firing slice is that of its alarm.
     discovery
-        For what a search found, else None.
+        For a slice that a search found, else None.
     """
 
     id: int | None
@@ -145,7 +141,7 @@ class ListedSlice(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def made(self) -> bool:
-        """Whether it was fitted or found at some time: nobody looked for it before."""
+        """Whether it was fitted or found at some time, and not counted before."""
         return self.kind in {Kind.LEARNED, Kind.DISCOVERED, Kind.NOVEL}
 
     @property
@@ -159,10 +155,8 @@ async def list_slices(connection: AsyncConnection, *, model: str, since: datetim
 
     Parameters
     ----------
-    model
-        A model's name, or empty.
     since
-        Begin of the stretch that shares are of.
+        Begin of the time over which shares are computed.
     """
     wanted = {"model": model, "since": since, "learned": [CLUSTER_KEY, NOVELTY_KEY]}
     found = await connection.execute(_SLICES, wanted)
@@ -176,7 +170,7 @@ async def signals_of(connection: AsyncConnection, slice_id: int) -> list[Detecto
 
 
 def kind_of(where: tuple[Predicate, ...], *, discovered: bool) -> Kind:
-    """Return where a slice with these conditions comes from."""
+    """Return the origin of a slice with these conditions."""
     keys = {condition.key for condition in where}
     if discovered:
         return Kind.DISCOVERED
@@ -198,7 +192,7 @@ def _listed(row: RowMapping) -> ListedSlice:
         id=row["slice_id"],
         kind=kind_of(where, discovered=found),
         status=row["status"] if found else "active",
-        discovery=_trialled(row) if found else None,
+        discovery=_trial(row) if found else None,
         **{
             name: row[name]
             for name in (
@@ -219,6 +213,6 @@ def _listed(row: RowMapping) -> ListedSlice:
     )
 
 
-def _trialled(row: RowMapping) -> SliceTrial:
+def _trial(row: RowMapping) -> SliceTrial:
     values: Mapping[str, Any] = {name: row[name] for name in SliceTrial.__struct_fields__ if name != "id"}
     return SliceTrial(id=row["discovery_id"], **values)

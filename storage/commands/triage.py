@@ -1,4 +1,4 @@
-"""What a triage list is made from: the evidence of every watched slice, and how long the fleet has been watched."""
+"""The inputs of the triage list: the evidence of every watched slice, and how long the fleet has been watched."""
 
 from datetime import datetime
 from typing import Any, Final
@@ -24,7 +24,7 @@ _MONTHS: Final = text("""
 
 
 class TriagedSlice(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice of a candidate version with its evidence; of one that fires, that of its alarm."""
+    """A slice of a candidate version with its evidence; a firing slice has that of its alarm."""
 
     model: str
     version: str

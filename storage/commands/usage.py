@@ -1,4 +1,4 @@
-"""What a model was sent over a stretch of time: traffic, and its shares by slice and header stratum."""
+"""A model's traffic over a period, with its shares by slice and header stratum."""
 
 from datetime import datetime
 from typing import Final
@@ -15,7 +15,7 @@ from quantdrift.storage.report.coverage import Coverage
 _SPAN: Final = text("""
     select extract(epoch from max(at) - min(at)) from tally where at >= :begin and at < :end
 """)
-# Summed weights estimate traffic: each exchange stands for 1 / pi of them.
+# Summed weights estimate traffic: each exchange represents 1 / pi exchanges.
 _WEIGHTS: Final = text("""
     select v.model, s.name, s.predicate, s.definition, sum(r.weight) as weight
     from rollup_hour r join model_version v on v.id = r.model_version_id join slice s on s.id = r.slice_id
@@ -34,7 +34,7 @@ class SliceUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model was sent.
+    """The traffic of a model.
 
     Parameters
     ----------
@@ -55,12 +55,12 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def usage(database: Database, model: str, begin: datetime, end: datetime) -> Usage:
-    """Return what `model` was sent from `begin` to `end`.
+    """Return the traffic of `model` from `begin` to `end`.
 
     Raises
     ------
     OperatorError
-        The record has no tallies or no comparisons of it in that time.
+        There are no tallies, or no comparisons of the model, in that time.
     RetryError
         Postgres is not available.
     """
@@ -76,13 +76,13 @@ async def _usage(connection: AsyncConnection, model: str, begin: datetime, end: 
     offered = {one.stratum: one.offered for one in strata}
     total = sum(offered.values())
     if not total or not seconds:
-        raise OperatorError(f"the record holds no tallies since {begin:%Y-%m-%d %H:%M}: give --rps instead")
+        raise OperatorError(f"the database has no tallies since {begin:%Y-%m-%d %H:%M}: give --rps instead")
     rows = (await connection.execute(_WEIGHTS, period)).mappings().all()
     everything = {row["model"]: float(row["weight"]) for row in rows if row["predicate"] == "true"}
     if not everything.get(model):
         known = ", ".join(sorted(everything)) or "none"
         raise OperatorError(
-            f"the record holds no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {known}"
+            f"the database has no comparisons of model `{model}` since {begin:%Y-%m-%d %H:%M}; models: {known}"
         )
     return Usage(
         requests_per_s=total / float(seconds) * everything[model] / sum(everything.values()),

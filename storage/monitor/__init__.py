@@ -1,1 +1,1 @@
-"""What the monitor reads and writes."""
+"""The monitor's reads and writes."""

@@ -1,4 +1,4 @@
-"""What `quantdrift baseline` asks of the record and adds to it: versions, slices, rows to learn from, decisions."""
+"""The reads and writes of `quantdrift baseline`: versions, slices, rows to learn from, decisions."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
@@ -36,7 +36,7 @@ _ROWS: Final = text("""
         pi1, pi2, u1, u2, candidate_margin, flip, topk, js, divergence, margin
     from comparison join batch on batch.id = comparison.batch_id
     where captured_at >= :begin and captured_at < :end and model_version_id = :version
-        -- What waits for the monitor is learned when it is folded, not twice.
+        -- Rows that wait for the monitor are learned when they are folded, and must not be learned twice.
         and batch.fold_seq is not null and slice_ids && cast(:slices as int[])
         and (captured_at, comparison.exchange_id, item) > (:at, cast(:exchange as uuid), :item)
     order by captured_at, comparison.exchange_id, item limit :most
@@ -87,7 +87,7 @@ class BaselineFact(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """What a person decides about one signal; columns as in `baseline`."""
+    """A person's decision about one signal; columns as in `baseline`."""
 
     model_version_id: int
     slice_id: int
@@ -116,7 +116,7 @@ async def find_version(connection: AsyncConnection, model: str, name: str) -> Ve
     if not rows:
         models = ", ".join((await connection.scalars(_MODELS)).all()) or "none"
         raise OperatorError(
-            f"the record has no version of model `{model}` with a reference; models: {models}"
+            f"the database has no version of model `{model}` with a reference; models: {models}"
         )
     for row in rows:
         if name in {"", row["candidate_version"]}:
@@ -126,10 +126,10 @@ async def find_version(connection: AsyncConnection, model: str, name: str) -> Ve
     known = ", ".join(row["candidate_version"] for row in rows)
     if name in {row["candidate_version"] for row in every}:
         raise OperatorError(
-            f"version `{name}` of model `{model}` has no reference, so nothing of it is compared: name one in "
+            f"version `{name}` of model `{model}` has no reference, so it is not compared: name a reference in "
             f"models.references. Versions with one: {known}"
         )
-    raise OperatorError(f"model `{model}` has no version `{name}` in the record; versions: {known}")
+    raise OperatorError(f"model `{model}` has no version `{name}` in the database; versions: {known}")
 
 
 async def find_slices(connection: AsyncConnection, model: str, names: Sequence[str]) -> dict[int, str]:
@@ -138,7 +138,7 @@ async def find_slices(connection: AsyncConnection, model: str, names: Sequence[s
     Raises
     ------
     OperatorError
-        There is none of that name.
+        There is no slice of that name.
     """
     known = {row.id: row.name for row in await connection.execute(_SLICES, {"model": model})}
     if missing := set(names) - set(known.values()):
@@ -164,9 +164,9 @@ async def baselines(
 
 
 async def learned_signals(connection: AsyncConnection, version_id: int) -> dict[tuple[int, str, str], bytes]:
-    """Return the signals of a version (slice, metric, kind) that the monitor watches and that have a baseline in force.
+    """Return the watched signals of a version (slice, metric, kind) that have a baseline, with their detector's state.
 
-    With each comes the state of its detector, as it is stored.
+    The state is that of the table `detector`, not decoded.
     """
     rows = await connection.execute(_LEARNED, {"version": version_id})
     return {(row.slice_id, row.metric, row.kind): bytes(row.state) for row in rows}
@@ -190,28 +190,28 @@ async def rows_since(
     """Yield a version's rows that lie in any of the slices, in the order of capture, whole exchanges at a time."""
     last = {"at": begin, "exchange": "00000000-0000-0000-0000-000000000000", "item": -1}
     within = {"version": version_id, "slices": list(slice_ids), "begin": begin, "end": end, "most": _PAGE}
-    held: list[ComparisonRow] = []
+    rows: list[ComparisonRow] = []
     while True:
         page = (await connection.execute(_ROWS, {**within, **last})).mappings().all()
-        held += [comparison_row(row) for row in page]
+        rows += [comparison_row(row) for row in page]
         if len(page) < _PAGE:
             break
-        last = {key: page[-1][name] for key, name in _PLACE.items()}
-        cut = len(held) - 1
-        while cut > 0 and held[cut - 1].exchange_id == held[cut].exchange_id:
+        last = {key: page[-1][name] for key, name in _PAGE_KEY.items()}
+        cut = len(rows) - 1
+        while cut > 0 and rows[cut - 1].exchange_id == rows[cut].exchange_id:
             cut -= 1
         if cut:  # an exchange may be longer than a page
-            yield held[:cut]
-        held = held[cut:]
-    if held:
-        yield held
+            yield rows[:cut]
+        rows = rows[cut:]
+    if rows:
+        yield rows
 
 
-_PLACE: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
+_PAGE_KEY: Final = {"at": "captured_at", "exchange": "exchange_id", "item": "item"}
 
 
 async def decide(connection: AsyncConnection, decisions: Sequence[Decision]) -> None:
-    """Record decisions; the monitor follows them with its next batch."""
+    """Record decisions; the monitor applies them with its next batch."""
     if decisions:
         values = [msgspec.structs.asdict(one) | {"source": one.source.value} for one in decisions]
         await connection.execute(insert(Baseline), values)

@@ -1,4 +1,4 @@
-"""What became of discovered slices: the fold follows it, people read it."""
+"""The log of changes of discovered slices: the fold applies them, and people read them."""
 
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from quantdrift.storage.monitor.rows import SliceChange
 from quantdrift.storage.schema.slice_tables import Status
 
-# A candidate is none of the fold's business, and one that was retired stays so until it is confirmed again.
+# The fold ignores candidates; a retired slice stays retired until it is confirmed again.
 _FOLLOW: Final = text("""
     with taken as (
         update discovery_change set fold_seq = :fold_seq where fold_seq is null
@@ -48,7 +48,7 @@ class Change(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def follow(connection: AsyncConnection, fold_seq: int) -> Mapping[int, tuple[SliceChange, ...]]:
-    """Let the fold follow from `fold_seq` on what nobody followed yet; return it under that number."""
+    """Assign the changes that the fold has not applied yet to `fold_seq`; return them under that number."""
     rows = (await connection.execute(_FOLLOW, {"fold_seq": fold_seq})).mappings()
     return _by_fold(rows)
 
@@ -56,18 +56,18 @@ async def follow(connection: AsyncConnection, fold_seq: int) -> Mapping[int, tup
 async def followed(
     connection: AsyncConnection, first: int, last: int
 ) -> Mapping[int, tuple[SliceChange, ...]]:
-    """Return what the fold has followed from `first` to `last`, by the number it did so under."""
+    """Return the changes that the fold applied from `first` to `last`, by `fold_seq`."""
     rows = (await connection.execute(_FOLLOWED, {"first": first, "last": last})).mappings()
     return _by_fold(rows)
 
 
 async def retired(connection: AsyncConnection) -> tuple[int, ...]:
-    """Return the slices that the fold watches no more."""
+    """Return the slices that the fold does not watch any more."""
     return tuple((await connection.scalars(_RETIRED)).all())
 
 
 async def changes_of(connection: AsyncConnection, discovery_id: int) -> list[Change]:
-    """Return everything that became of a discovery, in order."""
+    """Return all changes of a discovery, in order."""
     rows = await connection.execute(_HISTORY, {"discovery": discovery_id})
     return [Change(**{**row, "status": Status(row["status"])}) for row in rows.mappings()]
 

@@ -1,8 +1,8 @@
-"""What was compared around an onset, for the explanation of an alert: bounded reads, inside the fold's transaction.
+"""The comparisons around an onset, for the explanation of an alert: bounded reads, inside the fold's transaction.
 
 Every read follows the primary key of `comparison`, newest first, and ends after a fixed number of the version's rows;
-what it passes over of other versions is bounded by the timeout alone. Rows count that were folded no later than the
-change of verdict: the same record gives the same rows, however the batches were cut into folds.
+only the timeout limits how many rows of other versions it skips. Only rows count that were folded no later than the
+change of verdict: the same data gives the same rows, however the batches were cut into folds.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -18,7 +18,7 @@ from quantdrift.storage.database import translated
 from quantdrift.storage.monitor.rows import from_us, to_us
 
 MOST_ROWS: Final = 5_000  # items of a window: enough to tell 1 % from 1.6 %
-MOST_SCANNED: Final = 100_000  # items of the version that are looked through for a rare slice's
+MOST_SCANNED: Final = 100_000  # items of the version that are read to find those of a rare slice
 _MOST_ALERTS: Final = 256
 
 _NEWEST_OF_SLICE: Final = """
@@ -65,7 +65,7 @@ _ALERTING: Final = text("""
 class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
     """One item; columns as in `comparison`, `group` the session or else the exchange.
 
-    `not_finite` tells that the candidate's output was not a number, infinite or empty.
+    `not_finite`: the candidate's output was not a number, infinite or empty.
     """
 
     captured_us: int
@@ -82,7 +82,7 @@ class EvidenceItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
-    """What else was measured of one item: `detail` is the text of a JSON object, the others as of `EvidenceItem`."""
+    """Other measures of one item: `detail` is the text of a JSON object, the other fields are as in `EvidenceItem`."""
 
     exchange: str
     group: str
@@ -91,7 +91,7 @@ class DetailItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Alerting(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert that is open, with what was told of it."""
+    """An open alert with its details."""
 
     model_version_id: int
     slice_id: int
@@ -100,7 +100,7 @@ class Alerting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Evidence:
-    """Reads what was compared around an onset.
+    """Reads of the comparisons around an onset.
 
     Parameters
     ----------
@@ -113,12 +113,12 @@ class Evidence:
 
     @asynccontextmanager
     async def bounded(self, timeout_s: float) -> AsyncIterator[None]:
-        """Let no statement in the block outlast `timeout_s` or spoil the transaction: the block alone is undone.
+        """Limit each statement in the block to `timeout_s`; after an error only the block is rolled back.
 
         Raises
         ------
         RetryError
-            A statement took too long, or Postgres is away.
+            A statement took too long, or Postgres is not available.
         """
         async with translated(), self._connection.begin_nested():
             before = await self._connection.scalar(text("select current_setting('statement_timeout')"))
@@ -164,7 +164,7 @@ class Evidence:
     async def details(
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[DetailItem]:
-        """Return what else was measured of the items that `items` returns."""
+        """Return the other measures of the items that `items` returns."""
         found = await self._connection.execute(
             _DETAILS, _newest(version, slice_id, begin_us, end_us, fold_seq)
         )
@@ -181,7 +181,7 @@ class Evidence:
     async def last_compared(
         self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> int | None:
-        """Return which of some versions had the slice's newest item captured in [begin, end), or None."""
+        """Return the version, of those given, with the slice's newest item captured in [begin, end), or None."""
         found: int | None = await self._connection.scalar(
             _NEWEST,
             {
@@ -196,7 +196,7 @@ class Evidence:
         return found
 
     async def provenance(self, batches: Sequence[int]) -> dict[int, dict[str, str]]:
-        """Return per batch what replayed it: runtime, version, provider, device; empty where it is not known."""
+        """Return per batch the engine that replayed it: runtime, version, provider, device; empty where unknown."""
         found = await self._connection.execute(_PROVENANCE, {"batches": list(batches)})
         return {row["id"]: row["provenance"] for row in found.mappings()}
 
@@ -206,9 +206,9 @@ class Evidence:
         return None if at is None else to_us(at)
 
     async def doubt(self, version: int) -> str | None:
-        """Return what the outputs of a version's reference say against the configuration, or None."""
-        said: str | None = await self._connection.scalar(_DOUBT, {"version": version})
-        return said
+        """Return where the outputs of a version's reference contradict the configuration, or None."""
+        doubt: str | None = await self._connection.scalar(_DOUBT, {"version": version})
+        return doubt
 
     async def alerting(self, versions: Sequence[int]) -> list[Alerting]:
         """Return the open alerts of some versions, oldest first, at most 256."""

@@ -1,9 +1,9 @@
-"""The exchanges that show an alert best: for all alerts that a fold opens or escalates at once.
+"""Example exchanges of alerts: one query for all alerts that a fold opens or escalates.
 
-An hour of a busy version is hundreds of thousands of rows, half a second to look through: once for the fold, not once
-per alert. The worst few thousand items of the hour are sorted out first; as a rule every alerting slice has its
-examples among them, and these are then exactly the ones that a look at each slice alone would have found. Slices that
-have too few are asked for again, without the others.
+An hour of a busy version is hundreds of thousands of rows and takes half a second to read: once per fold, not once per
+alert. The few thousand most divergent items of the hour are selected first; usually every alerting slice has its
+examples among them, and they are exactly those that a query per slice would have found. Slices with too few are queried
+again, without the others.
 """
 
 import logging
@@ -20,9 +20,7 @@ from quantdrift.storage.monitor.evidence import Evidence
 from quantdrift.storage.monitor.rows import TransitionRow, from_us
 
 MOST: Final = 5  # per alert
-DEPTH: Final = (
-    5_000  # items that are sorted out in one go: more do not fit into Postgres's default sort memory
-)
+DEPTH: Final = 5_000  # items selected by one query: more do not fit into Postgres's default sort memory
 ROUNDS: Final = 3
 STATEMENT_S: Final = 5.0
 _SPAN: Final = timedelta(hours=1)
@@ -56,7 +54,7 @@ _WORST: Final = text("""
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """What an alert shows.
+    """The example exchanges of an alert.
 
     Parameters
     ----------
@@ -70,7 +68,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[str, ...] = ()
 
     def attributes(self, trace_url: str) -> dict[str, list[str]]:
-        """Return it as the event carries it.
+        """Return them as attributes of the event.
 
         Parameters
         ----------
@@ -86,9 +84,9 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -> list[Shown]:
-    """Return the most divergent exchanges of each alert since its onset, of the hour before the change at most.
+    """Return the most divergent exchanges of each alert since its onset, within the hour before the change.
 
-    An alert goes out with or without them: a read that takes too long is undone alone, and said in the log.
+    An alert is sent with or without them: a query that takes too long is rolled back alone, and logged.
 
     Parameters
     ----------
@@ -107,10 +105,10 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
                 worst, n_sorted = await _worst(connection, {place: rows[place] for place in lacking})
             found |= worst
             left = [place for place in lacking if len(found[place]) < MOST]
-            # Where all of it was looked at, or nobody else stood in the way, there are no more.
+            # If all items were read, or no other slice took places, there are no more examples.
             lacking = [] if n_sorted < DEPTH or len(left) == len(lacking) else left
     except RetryError as error:
-        _LOG.warning("%d alerts go without examples: %s", len(lacking), error)
+        _LOG.warning("%d alerts are sent without examples: %s", len(lacking), error)
     return [
         Shown(examples=tuple(one for one, _ in shown), traces=tuple(trace for _, trace in shown))
         for shown in found.values()
@@ -120,7 +118,7 @@ async def examples(connection: AsyncConnection, rows: Sequence[TransitionRow]) -
 async def _worst(
     connection: AsyncConnection, alarms: Mapping[int, TransitionRow]
 ) -> tuple[dict[int, list[tuple[str, str]]], int]:
-    """Return per place exchanges and traces, the worst first, and how many items were sorted out for them."""
+    """Return exchanges and traces per index of an alert, the most divergent first, and how many items were selected."""
     windows = [_window(row) for row in alarms.values()]
     rows = await connection.execute(
         _WORST,

@@ -1,4 +1,4 @@
-"""What explains an alert, as `alert.details`, `transition.details` and the event carry it: flat, and free of SQL."""
+"""The explanation of an alert, as stored in `alert.details` and `transition.details` and sent with the event: flat."""
 
 import math
 from collections.abc import Mapping
@@ -9,31 +9,31 @@ from msgspec import Meta
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a slice alerts; `None` and empty ones are left out of the event. Moves are in the unit of what decided.
+    """Why a slice alerts; `None` and empty values are left out of the event.
 
-    Parts of a move add up to it. `_se` is a standard error; the onset was chosen by looking, which no standard error
-    knows of.
+    Moves are in the unit of the metric that decided, and the parts of a move add up to it. `_se` is a standard error; it
+    does not account for the onset being chosen from the same data.
     """
 
     explanation: Annotated[
-        tuple[str, ...], Meta(description="All of the below in sentences, the most telling first.")
+        tuple[str, ...], Meta(description="All of the below in sentences, the most important first.")
     ] = ()
     unexplained: Annotated[
-        str | None, Meta(description="Why there is no explanation: the alert itself is as sound as any.")
+        str | None, Meta(description="Why there is no explanation; the alert itself is valid.")
     ] = None
     explained_by: Annotated[
         str | None,
         Meta(
-            description="The smaller alerting slice, no less severe, without whose items nothing is left of this alert."
+            description="The smaller alerting slice, at least as severe, without whose items this alert vanishes."
         ),
     ] = None
     incident: Annotated[
         str | None,
-        Meta(description="The slice that explains it, or its own: what an alert manager groups by."),
+        Meta(description="The slice that explains it, or its own slice: an alert manager can group by it."),
     ] = None
     explained_by_id: Annotated[int | None, Meta(description="Its slice id.")] = None
     explains: Annotated[
-        tuple[str, ...], Meta(description="Larger alerting slices of which nothing is left without this one.")
+        tuple[str, ...], Meta(description="Larger alerting slices whose alerts vanish without this one.")
     ] = ()
     explains_ids: Annotated[tuple[int, ...], Meta(description="Their slice ids.")] = ()
     not_finite: Annotated[
@@ -45,19 +45,21 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     not_finite_before: Annotated[float | None, Meta(description="The same before the onset.")] = None
     doubt: Annotated[
         str | None,
-        Meta(description="What the reference's outputs say against the configuration: figures may mislead."),
+        Meta(
+            description="Where the reference's outputs contradict the configuration: the figures may be misleading."
+        ),
     ] = None
     begin: Annotated[
         str | None,
         Meta(
-            description="How the slice stood before the onset: new_version (the version came within an hour of it),"
-            " first_seen (fewer than 30 exchanges before it: nothing tells that anything changed) or changed."
+            description="State of the slice before the onset: new_version (the version was first seen within an hour of"
+            " it), first_seen (fewer than 30 exchanges before it, too few to say that anything changed) or changed."
         ),
     ] = None
     cause: Annotated[
         str | None,
         Meta(
-            description="damage (at equal margins), input_shift (other margins), unseen (margins that were not there"
+            description="damage (at equal margins), input_shift (margins changed), unseen (margins that did not occur"
             " before), both (more than one), undecided, or too_few (exchanges before or since)."
         ),
     ] = None
@@ -65,11 +67,11 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         float | None, Meta(description="Part of the slice's move at equal margins of the reference.")
     ] = None
     damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
-    shift: Annotated[float | None, Meta(description="Part of it by other margins than before.")] = None
+    shift: Annotated[float | None, Meta(description="Part of it because the margins changed.")] = None
     shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     unseen: Annotated[
         float | None,
-        Meta(description="Part of it at margins that were not there before: neither of the two."),
+        Meta(description="Part of it at margins that did not occur before: neither of the two."),
     ] = None
     unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     divergence_damage: Annotated[
@@ -78,12 +80,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     divergence_damage_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     divergence_shift: Annotated[
-        float | None, Meta(description="The same of the mean divergence by other margins.")
+        float | None, Meta(description="The same of the mean divergence because the margins changed.")
     ] = None
     divergence_shift_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     divergence_unseen: Annotated[
         float | None,
-        Meta(description="The same of the mean divergence at margins that were not there before."),
+        Meta(description="The same of the mean divergence at margins that did not occur before."),
     ] = None
     divergence_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     low_margin_before: Annotated[
@@ -94,7 +96,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
         str | None,
         Meta(
             description="Why the aggregate moved since the onset: within (its slices), mix (of traffic), unseen"
-            " (traffic that was not there before), both (more than one), undecided or too_few."
+            " (traffic that did not occur before), both (more than one), undecided or too_few."
         ),
     ] = None
     aggregate_move: Annotated[
@@ -108,50 +110,55 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_mix: Annotated[float | None, Meta(description="Part of it by another mix of slices.")] = None
     aggregate_mix_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     aggregate_unseen: Annotated[
-        float | None, Meta(description="Part of it by traffic that was not there before: neither of the two.")
+        float | None, Meta(description="Part of it by traffic that did not occur before: neither of the two.")
     ] = None
     aggregate_unseen_se: Annotated[float | None, Meta(description="Its standard error.")] = None
     moved: Annotated[
         tuple[str, ...],
         Meta(
-            description="Other measures of the slice, as in comparison.detail, whose means moved beyond chance, the surest"
-            " first."
+            description="Other measures of the slice, as in comparison.detail, whose means moved beyond chance, the most"
+            " certain first."
         ),
     ] = ()
     moved_before: Annotated[tuple[float, ...], Meta(description="Their means before the onset.")] = ()
     moved_after: Annotated[tuple[float, ...], Meta(description="Their means since the onset.")] = ()
-    n_measures: Annotated[int | None, Meta(description="How many other measures were looked at.")] = None
+    n_measures: Annotated[int | None, Meta(description="How many other measures were compared.")] = None
     changes: Annotated[
         tuple[str, ...],
         Meta(description="Candidate version, replay engine, provider, device or sidecar that are new."),
     ] = ()
     compared_with: Annotated[
-        str | None, Meta(description="Which window is the before of all of this, in words.")
+        str | None,
+        Meta(description="Description of the window before the onset that everything is compared with."),
     ] = None
     compared_version: Annotated[
         str | None,
-        Meta(description="The version it is of, where this one has too little of its own before the onset."),
+        Meta(
+            description="The version of that window, where this version has too few exchanges before the onset."
+        ),
     ] = None
     n_window_before: Annotated[
-        int | None, Meta(description="Exchanges of the slice that were looked at before the onset.")
+        int | None, Meta(description="Exchanges of the slice in the window before the onset.")
     ] = None
     n_window_after: Annotated[int | None, Meta(description="The same since the onset.")] = None
 
     def attributes(self) -> dict[str, Any]:
-        """Return it as plain JSON types, without what is not known, empty or no finite number."""
+        """Return it as plain JSON types, without values that are unknown, empty or not finite."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {
-            name: value for name, value in plain.items() if value not in (None, [], ()) and _sayable(value)
+            name: value
+            for name, value in plain.items()
+            if value not in (None, [], ()) and _is_json_value(value)
         }
 
 
-def _sayable(value: Any) -> bool:
-    """Return whether JSON has a word for it: an error of infinity, of a single exchange, has none."""
+def _is_json_value(value: Any) -> bool:
+    """Return whether JSON can hold the value: an infinite standard error, of a single exchange, it cannot."""
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def explanation_of(details: Mapping[str, Any]) -> Explanation:
-    """Return what `details` say; empty where they were written by a release that explained nothing."""
+    """Return the explanation in `details`; an empty one where they hold none."""
     try:
         return msgspec.convert(details, Explanation)
     except msgspec.ValidationError:

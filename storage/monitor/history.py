@@ -1,7 +1,7 @@
-"""What was folded, read again in the order of the fold: for a back-test. Nothing is ever written.
+"""The folded batches in the order of the fold, for a back-test. Nothing is ever written.
 
-Each read is a short read-only transaction of its own: a back-test of weeks neither holds back the vacuum nor stands in
-the way of retention. Numbered batches do not change any more, so the reads need not be of one moment.
+Each read is a short read-only transaction of its own: a back-test of weeks blocks neither the vacuum nor retention.
+Numbered batches do not change any more, so the reads need no common snapshot.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -21,7 +21,7 @@ from quantdrift.storage.monitor.rows import BatchRows, Catalog, to_us
 
 BATCHES_AT_ONCE: Final = 64
 
-# Retention deletes old batches but for those that hold a sidecar's last tally: what can be folded begins after the
+# Retention deletes old batches except those with a sidecar's last tally: the history to fold begins after the
 # last gap.
 _KEPT: Final = """
     with placed as (
@@ -54,7 +54,7 @@ _TRANSITIONS: Final = text("""
 
 
 class HistoryExtent(msgspec.Struct, frozen=True, kw_only=True):
-    """What there is to fold again.
+    """The batches that can be folded again.
 
     Parameters
     ----------
@@ -74,12 +74,12 @@ class HistoryExtent(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def complete(self) -> bool:
-        """Whether it begins where the record does: the fold's state before it is known to be nothing."""
+        """Whether it begins with the first batch ever folded, before which the fold's state is empty."""
         return self.first == 1
 
 
 class StoredTransition(msgspec.Struct, frozen=True, kw_only=True):
-    """A change of verdict as the record has it; `details` is what was sent."""
+    """A stored change of verdict; `details` are the attributes of its event."""
 
     model_version_id: int
     slice_id: int
@@ -91,24 +91,18 @@ class StoredTransition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class History:
-    """Reads the record in the order of the fold.
-
-    Parameters
-    ----------
-    database
-        The record.
-    """
+    """Reads of stored batches and transitions, in the order of the fold."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def extent(self, begin: datetime | None, end: datetime | None) -> HistoryExtent:
-        """Return what is kept of a period; None is open.
+        """Return the batches that are kept of a period; None leaves an end open.
 
         Raises
         ------
         OperatorError
-            Nothing of it is there, or the database has no tables.
+            No batch of the period is kept, or the database has no tables.
         RetryError
             Postgres is not available.
         """
@@ -118,10 +112,10 @@ class History:
                 folded = await connection.scalar(text("select max(fold_seq) from batch"))
         if not rows:
             raise OperatorError(
-                "the record holds no folded batches of this period: widen --from and --to; what is older than "
-                "storage.retention_days is gone"
+                "the database has no folded batches of this period: widen --from and --to; batches older than "
+                "storage.retention_days are deleted"
                 if folded
-                else "the record is empty: nothing has been folded yet. Is a monitor running on this database?"
+                else "the database has no folded batches yet: check that a monitor runs on it"
             )
         (row,) = rows
         return HistoryExtent(
@@ -145,7 +139,7 @@ class History:
         Raises
         ------
         OperatorError
-            Retention has deleted some of them meanwhile.
+            Retention has deleted some of them since `extent` was read.
         """
         for first in range(extent.first, extent.last + 1, at_once):
             last = min(first + at_once - 1, extent.last)
@@ -153,12 +147,12 @@ class History:
                 rows = await refold(connection, first, last)
             if len(rows) != last - first + 1:
                 raise OperatorError(
-                    f"batches between {first} and {last} were deleted by retention just now: begin later with --from"
+                    f"retention has just deleted batches between {first} and {last}: begin later with --from"
                 )
             yield rows
 
     async def transitions(self, extent: HistoryExtent) -> list[StoredTransition]:
-        """Return the changes of verdict of an extent, after the last one before it of each slice that then alerted."""
+        """Return the changes of verdict of an extent, preceded by the last earlier one of each slice that alerted then."""
         async with self._reading() as connection:
             rows = await _rows(connection, _TRANSITIONS, first=extent.first, last=extent.last)
         return [

@@ -1,4 +1,4 @@
-"""What was computed again: written by the shadow, read by the fold, and what the fold knows of it."""
+"""Noise: the items that the shadow computed twice, and the noise floors and changes that the fold writes."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -24,7 +24,7 @@ _OF_VERSION: Final = text("""
 
 
 async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[int, tuple[NoiseRow, ...]]:
-    """Return the items of batches, by batch, those of an exchange and side together."""
+    """Return the noise items of batches, by batch; those of one exchange and side are next to each other."""
     found: dict[int, list[NoiseRow]] = {}
     for row in (await connection.execute(_NOISE, {"batches": list(batches)})).mappings():
         found.setdefault(row["batch_id"], []).append(
@@ -43,7 +43,7 @@ async def noise_of(connection: AsyncConnection, batches: Sequence[int]) -> dict[
 
 
 async def floors(connection: AsyncConnection, version_id: int | None = None) -> tuple[FloorRow, ...]:
-    """Return what is known of the noise of every version, or of one."""
+    """Return the noise floors of every version, or of one."""
     wanted = _FLOORS if version_id is None else _OF_VERSION
     rows = await connection.execute(wanted, {} if version_id is None else {"version": version_id})
     return tuple(
@@ -63,7 +63,7 @@ def floor_values(row: FloorRow) -> dict[str, Any]:
 
 
 async def write_noise_change(connection: AsyncConnection, row: NoiseChangeRow) -> None:
-    """Note that noise became too much or is no longer, with the event that tells of it."""
+    """Store a change of noise and put its event into the outbox."""
     changed = await connection.scalar(
         upsert(tables.NoiseChange)
         .values(

@@ -1,7 +1,7 @@
-"""Events that wait for the collector, in the order of their numbers.
+"""The events that wait for the collector, in the order of their ids.
 
-An event that the collector refused although it took others waits behind those that it never refused, so that it
-holds up nobody. It is never given up: the outbox holds alert transitions alone, and their number is its bound.
+An event that the collector refused although it accepted others waits behind those that it never refused, so that it
+does not delay them. It is never given up: the outbox contains only alert transitions and changes of noise, which are few.
 """
 
 from typing import Any, Final
@@ -27,22 +27,20 @@ _UNREACHED: Final = text("update outbox set last_error = :error where id = :id")
 
 
 class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """A transition, or a change of noise, that the collector has not taken yet.
+    """A transition, or a change of noise, that the collector has not accepted yet.
 
     Parameters
     ----------
-    id
-        Its number in the outbox.
     attempts
-        How often the collector refused it while it took others.
+        How often the collector refused it while it accepted others.
     at_us
         Event time, microseconds since 1970.
     from_verdict, to_verdict
-        What changed; None where noise did.
+        The change of verdict; None for a change of noise.
     details
-        Its attributes, without their prefix.
+        Attributes of the event, without their prefix.
     exceeds
-        Whether noise is too much from here on; None where a verdict changed.
+        Whether noise is too high from now on; None for a change of verdict.
     """
 
     id: int
@@ -55,7 +53,7 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
-    """Return waiting events in their order, those that the collector refused behind the others."""
+    """Return waiting events in the order of sending: those that the collector refused come last."""
     return [
         WaitingEvent(
             id=row["id"],
@@ -71,15 +69,15 @@ async def unsent(connection: AsyncConnection, most: int) -> list[WaitingEvent]:
 
 
 async def mark_sent(connection: AsyncConnection, event_id: int) -> None:
-    """Note that the collector took an event, or that there is none to be told."""
+    """Mark an event as accepted by the collector, or as done where there is no collector."""
     await connection.execute(_SENT, {"id": event_id})
 
 
 async def mark_failed(connection: AsyncConnection, event_id: int, error: str, *, refused: bool) -> None:
-    """Note that an export failed; it will be tried again, behind the others where it was `refused`."""
+    """Record that an export failed; it will be tried again, behind the others where it was `refused`."""
     await connection.execute(_REFUSED if refused else _UNREACHED, {"id": event_id, "error": error})
 
 
 async def count_unsent(connection: AsyncConnection) -> int:
-    """Return how many events wait."""
+    """Return the number of waiting events."""
     return int(await connection.scalar(text("select count(*) from outbox where sent_at is null")) or 0)

@@ -1,7 +1,7 @@
-"""What the fold reads: where it stands, what the numbers mean, and the next batches, numbered in passing.
+"""The fold's reads: its position, the catalog of ids, and the next batches, which get their numbers when read.
 
-All of it, and the writing in `storage.outcome`, belongs to one transaction of the leader. The `fold` row is locked
-first, so that a leader that lost its lock without noticing cannot fold beside the new one.
+All reads, and the writes in `storage.monitor.write`, are in one transaction of the leader. The `fold` row is locked
+first, so that a leader that lost its lock without noticing cannot fold at the same time as the new one.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +39,7 @@ from quantdrift.storage.monitor.rows import (
 
 _HOUR: Final = timedelta(hours=1)
 
-# The row must be there to be locked: without one, two monitors could both begin.
+# The row must exist to be locked: without it, two monitors could both begin.
 _BEGIN: Final = text("""
     insert into fold (id, fold_seq, mass, n_detectors) values (1, 0, 0, 0) on conflict (id) do nothing
 """)
@@ -83,7 +83,7 @@ _RECENT_EXPIRIES: Final = text(f"""
     select {_EXPIRY} where b.fold_seq is not null and b.stored_at > :horizon
     order by b.fold_seq, e.boot, e.counts_row
 """)
-# However long a sidecar was silent: its next tally is measured against its last. One step per sidecar start and
+# The last tally of each sidecar, however old: its next tally is compared with it. One step per sidecar start and
 # stratum along the primary key; reading every tally would take minutes in a large fleet.
 _BASELINES: Final = text(f"""
     with recursive known as (
@@ -104,7 +104,7 @@ _BASELINES: Final = text(f"""
     where newest.at > cast(:horizon as timestamptz) - interval '30 days'
 """)  # noqa: S608 - constants
 
-# What people decided holds from the next batch on: the record can then be folded again with the same result.
+# Decisions of people apply from the next batch on, so that folding again gives the same result.
 _DECIDE: Final = text("update baseline set fold_seq = :fold_seq where fold_seq is null returning *")
 _FOLDED: Final = text("""
     select id, fold_seq, kind, stored_at, captured_from, captured_to, unreferenced from batch
@@ -114,7 +114,7 @@ _DECIDED: Final = text("""
     select * from baseline
     where fold_seq between :first and :last and source in ('accepted', 'imported', 'frozen', 'kept')
 """)
-# What has no live detector is history, but for a version without a reference: it never had one.
+# A verdict without a live detector is history, except for a version without a reference, which never has a detector.
 _VERDICTS: Final = text("""
     select v.* from verdict v join model_version m on m.id = v.model_version_id
     where (m.reference_digest = '' and coalesce(v.last_at >= cast(:silent as timestamptz), true))
@@ -136,7 +136,7 @@ _IMPORTED: Final = """
 
 
 async def resume(connection: AsyncConnection) -> Snapshot:
-    """Return where the record stands, for a fold that begins or goes on; what is retired stays behind."""
+    """Return the state from which a fold starts or continues; retired detectors are left out."""
     position = await _position(connection)
     detectors = await _rows(
         connection,
@@ -169,12 +169,12 @@ async def resume(connection: AsyncConnection) -> Snapshot:
 async def load_catalog(
     connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
 ) -> Catalog:
-    """Return every version and slice, and the policies; each model with a version has its slice `all`.
+    """Return all versions and slices, and the policies; each model with a version gets its slice `all`.
 
     Parameters
     ----------
     wanted
-        Policies that must be in it: hundreds are made on a day. All of them where left out.
+        Policies that must be in it, since hundreds are made in a day; None: all of them.
     known
         An earlier catalog: its policies, which never change, are not read again; the newest of them are kept.
     """
@@ -192,7 +192,7 @@ async def load_catalog(
 async def read_catalog(
     connection: AsyncConnection, *, wanted: Collection[int] | None = None, known: Catalog | None = None
 ) -> Catalog:
-    """Return the same as `load_catalog`, but write nothing."""
+    """Return the same as `load_catalog`, without writing anything."""
     versions = await _rows(
         connection, "select id, model, candidate_version, reference_digest, first_seen_at from model_version"
     )
@@ -239,17 +239,17 @@ async def _policies(
 
 
 async def claim(connection: AsyncConnection, after: int, most: int) -> list[BatchRows]:
-    """Give numbers to up to `most` new batches, consecutively after `after`; return them with their rows.
+    """Assign numbers to up to `most` new batches, consecutively after `after`; return them with their rows.
 
     Raises
     ------
     RetryError
-        The record does not stand at `after`: somebody else folded; resume.
+        The stored position is not `after`: another monitor has folded; resume.
     """
     position = await _position(connection)
     if position.fold_seq != after:
         raise RetryError(
-            f"the record stands at fold {position.fold_seq}, not at {after}: another monitor leads"
+            f"the database is at fold {position.fold_seq}, not at {after}: another monitor leads"
         )
     numbered = (await connection.execute(_NUMBER, {"most": most, "last": after})).mappings().all()
     if not numbered:
@@ -260,7 +260,7 @@ async def claim(connection: AsyncConnection, after: int, most: int) -> list[Batc
 
 
 async def refold(connection: AsyncConnection, first: int, last: int) -> list[BatchRows]:
-    """Return the batches that were folded as `first` to `last`, as they were folded; nothing is written."""
+    """Return the batches that were folded as `first` to `last`, with the same rows; nothing is written."""
     borders = {"first": first, "last": last}
     numbered = (await connection.execute(_FOLDED, borders)).mappings().all()
     decided = (await connection.execute(_DECIDED, borders)).mappings().all()
@@ -273,7 +273,7 @@ async def _batches(
     decided: Sequence[RowMapping],
     changed: Mapping[int, tuple[SliceChange, ...]],
 ) -> list[BatchRows]:
-    """Return numbered batches with their rows and what had been decided on, in order."""
+    """Return numbered batches with their rows and the decisions that apply from them on, in order."""
     decisions: dict[int, list[BaselineRow]] = {}
     for row in sorted(decided, key=lambda row: row["id"]):
         decisions.setdefault(row["fold_seq"], []).append(_baseline(row))

@@ -1,4 +1,4 @@
-"""What the fold reads from the record and writes to it: typed rows, free of SQL. Times are microseconds since 1970."""
+"""Typed rows that the fold reads and writes, without SQL. Times are microseconds since 1970."""
 
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -9,7 +9,7 @@ import msgspec
 from quantdrift.core.records import Metric, Policy, Predicate, Side, Verdict
 from quantdrift.core.slices import SliceKey
 
-RETIRED_AFTER: Final = timedelta(days=30)  # of silence: a signal, or a version without a reference
+RETIRED_AFTER: Final = timedelta(days=30)  # without data: a signal, or a version without a reference
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
@@ -56,9 +56,9 @@ class ComparisonRow(_Row, frozen=True, kw_only=True):
 
 
 class TallyRow(_Row, frozen=True, kw_only=True):
-    """Cumulative counts of one header stratum of one sidecar; `lost` over all reasons; `models` taken and lost of each.
+    """Cumulative counts of one header stratum of one sidecar: `lost` over all reasons, `models` taken and lost by model.
 
-    `at_us` is not later than the storing: a clock that runs ahead must not make its counts recent for ever.
+    `at_us` is not later than the time of storing: the counts of a clock that is ahead must not stay recent for ever.
     """
 
     source: str
@@ -73,7 +73,7 @@ class TallyRow(_Row, frozen=True, kw_only=True):
 
 
 class ExpiryRow(_Row, frozen=True, kw_only=True):
-    """Exchanges that expired in the stream; columns as in `expiry`. `at_us` is when that was stored."""
+    """Exchanges that expired in the stream; columns as in `expiry`. `at_us` is the time of storing."""
 
     stratum: str
     model: str
@@ -82,21 +82,21 @@ class ExpiryRow(_Row, frozen=True, kw_only=True):
 
 
 class Source(StrEnum):
-    """Where a baseline comes from."""
+    """The origin of a baseline."""
 
     LEARNED = "learned"  # by the monitor, from enough of the version's own groups
     INHERITED = "inherited"  # by the monitor, from the version before
     ACCEPTED = "accepted"  # by a person, from stored rows: the new normal
     IMPORTED = "imported"  # by a person, from an offline evaluation: a budget
-    FROZEN = "frozen"  # by a person: nothing more is learned
-    KEPT = "kept"  # by a person: the alert was none, what was seen while it lasted is learned
+    FROZEN = "frozen"  # by a person: learning stops
+    KEPT = "kept"  # by a person: the alert was false, and the groups seen during it are learned
 
 
 class BaselineRow(_Row, frozen=True, kw_only=True):
-    """What a signal is measured against from `fold_seq` on; columns as in `baseline`.
+    """A baseline that applies to a signal from `fold_seq` on; columns as in `baseline`.
 
-    `content` is None where the decision is about the baseline in force; its keys are the detector's own, or `mean`
-    of an imported budget, in the metric's unit.
+    `content` is None where the decision is about the current baseline; its keys are the detector's own, or `budget` of
+    an imported budget, in the metric's unit.
     """
 
     model_version_id: int
@@ -115,7 +115,7 @@ class BaselineRow(_Row, frozen=True, kw_only=True):
 
 
 class SliceChange(_Row, frozen=True, kw_only=True):
-    """A discovered slice is watched, or no more; `reason` says why in words, `made_by` who: a person, or monitor."""
+    """The start or end of the watch of a discovered slice; `made_by` is a person or `monitor`, `reason` a text."""
 
     slice_id: int
     watched: bool
@@ -124,7 +124,7 @@ class SliceChange(_Row, frozen=True, kw_only=True):
 
 
 class SessionRow(_Row, frozen=True, kw_only=True):
-    """A session that is open; columns as in `session`."""
+    """An open session; columns as in `session`."""
 
     model_version_id: int
     policy_id: int
@@ -140,7 +140,7 @@ class SessionRow(_Row, frozen=True, kw_only=True):
 
 
 class NoiseRow(_Row, frozen=True, kw_only=True):
-    """An item that was computed again; columns as in `noise`, `pi` the total inclusion probability."""
+    """An item that was computed twice; columns as in `noise`, `pi` is the total inclusion probability."""
 
     exchange_id: str
     side: Side
@@ -153,7 +153,7 @@ class NoiseRow(_Row, frozen=True, kw_only=True):
 
 
 class FloorRow(_Row, frozen=True, kw_only=True):
-    """What is known of the noise of one side; columns as in `noise_floor`."""
+    """The noise of one side in one metric; columns as in `noise_floor`."""
 
     model_version_id: int
     side: Side
@@ -175,7 +175,7 @@ class FloorRow(_Row, frozen=True, kw_only=True):
 
 
 class NoiseChangeRow(_Row, frozen=True, kw_only=True):
-    """Noise became too much, or is no longer; columns as in `noise_change`."""
+    """A change of noise to too high, or back; columns as in `noise_change`."""
 
     model_version_id: int
     side: Side
@@ -187,11 +187,11 @@ class NoiseChangeRow(_Row, frozen=True, kw_only=True):
 
 
 class BatchRows(_Row, frozen=True, kw_only=True):
-    """One batch in its place in the fold; comparisons by (exchange_id, item), tallies and expiries by their keys.
+    """One numbered batch of the fold; comparisons are ordered by (exchange_id, item), tallies and expiries by their keys.
 
-    `decisions` are the baselines that people decided on since the batch before, `slices` the discovered slices that
-    were confirmed, retired or restored; they hold from this one on. `unreferenced` are versions without a reference
-    whose exchanges the workers met, `noise` items that were computed again.
+    `decisions` are people's decisions about baselines since the previous batch, `slices` the discovered slices that were
+    confirmed, retired or restored; both apply from this batch on. `unreferenced` are versions without a reference whose
+    exchanges the workers received, `noise` items that were computed twice.
     """
 
     fold_seq: int
@@ -231,7 +231,7 @@ class SliceRow(_Row, frozen=True, kw_only=True):
 
 
 class Catalog(_Row, frozen=True, kw_only=True):
-    """What the numbers in the other rows stand for."""
+    """The versions, slices and policies that other rows refer to, by id."""
 
     versions: dict[int, VersionRow]
     slices: dict[int, SliceRow]
@@ -239,7 +239,7 @@ class Catalog(_Row, frozen=True, kw_only=True):
 
 
 class DetectorRow(_Row, frozen=True, kw_only=True):
-    """A detector's state with what is shown of it; `noise` is the part of `budget` that was added for noise."""
+    """A detector's state and its displayed figures; `noise` is the part of `budget` that was added for noise."""
 
     model_version_id: int
     slice_id: int
@@ -257,7 +257,7 @@ class DetectorRow(_Row, frozen=True, kw_only=True):
 
 
 class VerdictRow(_Row, frozen=True, kw_only=True):
-    """What is said of a slice now."""
+    """The current verdict of a slice."""
 
     model_version_id: int
     slice_id: int
@@ -274,7 +274,7 @@ class VerdictRow(_Row, frozen=True, kw_only=True):
 
 
 class Episode(StrEnum):
-    """What a transition does to the slice's alert."""
+    """The effect of a transition on the slice's alert."""
 
     NONE = "none"
     OPEN = "open"
@@ -288,11 +288,11 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
     Parameters
     ----------
     episode
-        What it does to the alert. Everything but `NONE` is also sent as an event.
+        The effect on the alert. All but `NONE` are also sent as an event.
     metric
         The metric with the most evidence.
     onset_us
-        Estimated begin of the drift; the time of the change where none is told.
+        Estimated begin of the drift; the time of the change where there is no estimate.
     details
         Attributes of the event, without their prefix.
     """
@@ -310,7 +310,7 @@ class TransitionRow(_Row, frozen=True, kw_only=True):
 
 
 class RollupRow(_Row, frozen=True, kw_only=True):
-    """What one hour of one slice grows by; columns as in `rollup_hour`, which `rollup_day` shares."""
+    """The increments of one hour of one slice; columns as in `rollup_hour` and `rollup_day`."""
 
     model_version_id: int
     slice_id: int
@@ -334,7 +334,7 @@ class RollupRow(_Row, frozen=True, kw_only=True):
 
 
 class Position(_Row, frozen=True, kw_only=True):
-    """How far the fold has come."""
+    """The position of the fold."""
 
     fold_seq: int = 0
     event_us: int | None = None
@@ -343,28 +343,26 @@ class Position(_Row, frozen=True, kw_only=True):
 
 
 class Snapshot(_Row, frozen=True, kw_only=True):
-    """Everything that the fold needs to go on where it stopped.
+    """The stored state from which the fold continues.
 
     Parameters
     ----------
-    position
-        Where it stopped.
     detectors, verdicts
         All that are not retired.
     baselines
         Per sidecar start and stratum the newest folded tally before the recent window.
     tallies
-        Folded tallies inside it, in the order of the fold.
+        Folded tallies inside the recent window, in the order of the fold.
     expiries
-        What was found to have expired inside it, in the same order.
+        Expiries inside the recent window, in the same order.
     sessions
-        Those that are open.
+        The open sessions.
     imported
         The newest imported budgets.
     retired
-        Slices that are retired: what still comes in for them is not watched.
+        Retired slices: comparisons that still arrive for them are not watched.
     floors
-        What is known of noise.
+        The noise floors.
     """
 
     position: Position
@@ -380,7 +378,7 @@ class Snapshot(_Row, frozen=True, kw_only=True):
 
 
 class AlertNote(_Row, frozen=True, kw_only=True):
-    """What is added to the details of an alert that is open, when the fold is written; None takes it away."""
+    """A change to the details of an open alert, made when the fold is written; None removes a key."""
 
     model_version_id: int
     slice_id: int
@@ -388,7 +386,7 @@ class AlertNote(_Row, frozen=True, kw_only=True):
 
 
 class Outcome(_Row, frozen=True, kw_only=True):
-    """What a fold writes, in one transaction."""
+    """The rows that a fold writes, in one transaction."""
 
     position: Position
     detectors: tuple[DetectorRow, ...]

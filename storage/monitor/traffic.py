@@ -1,6 +1,6 @@
-"""What the sampling policy is worked out from: recent items, traffic, evidence, and what the sidecars offer.
+"""The inputs of the sampling policy: recent items, traffic by slice, evidence, and the offered requests.
 
-Every query is bounded: by a window of time on an index, and by a number of rows.
+Every query is limited by a time window on an index, and by a number of rows.
 """
 
 from collections.abc import Sequence
@@ -28,8 +28,8 @@ _ITEMS: Final = text("""
         min(candidate_margin) over (partition by captured_at, exchange_id) as margin
     from latest order by captured_at, exchange_id, item
 """)
-# Counts are cumulative: two thin slices of time tell the rate between them, however many tallies lie there. Who is not
-# in the later one offers nothing any more.
+# Counts are cumulative: two short intervals give the rate between them, however many tallies there are. A sidecar that is
+# not in the later one is gone.
 _OFFERED: Final = text("""
     with edges as (
         select source, boot, stratum, min(at) as first, max(at) as last,
@@ -45,8 +45,8 @@ _OFFERED: Final = text("""
     where last > first and last > cast(:end as timestamptz) - cast(:edge as interval)
     group by 1
 """)
-# Summed weights estimate exchanges; the items of each are counted along. What was retired gets no share from the hour
-# it was retired in: a slice that nothing watches has no live detector.
+# Summed weights estimate exchanges, here multiplied by their items. A slice without a live detector was retired and
+# gets no share from then on.
 _TRAFFICS: Final = text("""
     select s.id, s.model, s.name, s.predicate, s.definition,
         sum(r.weight * r.n_items / r.n_groups)::double precision as weight
@@ -75,18 +75,14 @@ _REPLAYED: Final = text("""
 
 
 class RecentItems(msgspec.Struct, frozen=True, kw_only=True):
-    """A bounded sample of the items that were compared last, column by column; one entry per item.
+    """The items that were compared last, a limited number, by column; one entry per item.
 
     Parameters
     ----------
-    slice_ids, n_items, header_stratum
-        As stored.
     pi
         Total inclusion probabilities.
     margin
         The candidate's smallest margin in the exchange, or None.
-    flip
-        Or None.
     """
 
     slice_ids: tuple[tuple[int, ...], ...]
@@ -98,7 +94,7 @@ class RecentItems(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SliceTraffic(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice with the summed weight of its items of a day."""
+    """A slice with the summed weight of its items in 24 hours."""
 
     id: int
     model: str
@@ -109,7 +105,7 @@ class SliceTraffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SignalEvidence(msgspec.Struct, frozen=True, kw_only=True):
-    """What one detector has against a slice of one candidate version, with its stored state."""
+    """The evidence of one detector of a slice and candidate version, with its stored state."""
 
     slice_id: int
     model_version_id: int
@@ -120,14 +116,14 @@ class SignalEvidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offered(msgspec.Struct, frozen=True, kw_only=True):
-    """What the sidecars see.
+    """The requests that the sidecars see.
 
     Parameters
     ----------
     per_s
         Requests per second by header stratum, of the whole fleet.
     n_sources
-        Sidecars that say so.
+        Number of sidecars that reported them.
     """
 
     per_s: dict[str, float]
@@ -135,7 +131,7 @@ class Offered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TrafficRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it, of one moment."""
+    """All inputs of the policy, from one snapshot."""
 
     items: RecentItems
     offered: Offered
@@ -146,20 +142,16 @@ class TrafficRecord(msgspec.Struct, frozen=True, kw_only=True):
 async def read_traffic(
     database: Database, now: datetime, *, window_s: float, tally_s: float, stale_s: float
 ) -> TrafficRecord:
-    """Return what a policy is worked out from.
+    """Return the inputs of a policy.
 
     Parameters
     ----------
-    database
-        The record.
-    now
-        The time.
     window_s
-        How far back items and offers count.
+        Age up to which items and tallies count.
     tally_s
-        How often sidecars publish tallies.
+        Interval at which sidecars publish tallies.
     stale_s
-        A slice of a version that was not compared for so long has no evidence.
+        A slice of a version that was not compared for this long has no evidence.
 
     Raises
     ------
@@ -214,7 +206,7 @@ async def read_traffic(
 
 
 async def read_evidence(database: Database, since: datetime) -> dict[int, float]:
-    """Return the most evidence of each slice that was compared since then and does not fire: a cheap look.
+    """Return the largest evidence of each slice that was compared since then and does not fire; a cheap query.
 
     Raises
     ------

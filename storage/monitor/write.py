@@ -1,4 +1,4 @@
-"""What the fold writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, all or nothing."""
+"""The fold's writes: states, verdicts, alerts, transitions, outbox, roll-ups and its position, in one transaction."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -77,14 +77,12 @@ _SUMS: Final = (
 
 
 async def write(connection: AsyncConnection, outcome: Outcome, trace_url: str) -> None:
-    """Store what a fold made: states, verdicts, alerts, transitions, outbox, roll-ups and the position.
+    """Store the outcome of a fold: states, verdicts, alerts, transitions, outbox, roll-ups and the position.
 
     Parameters
     ----------
     connection
         Inside the transaction that claimed the batches.
-    outcome
-        What to store.
     trace_url
         Link to a production trace, with `{trace_id}`; empty: no links.
     """

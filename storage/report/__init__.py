@@ -1,1 +1,1 @@
-"""What the report reads."""
+"""The report's reads, and the record of each written report."""

@@ -1,4 +1,4 @@
-"""What was offered, taken and lost: exact counts of a stretch of time."""
+"""Exact counts of offered, taken and lost exchanges over a period."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from quantdrift.storage.shadow.expiries import EXPIRED
 
 _EDGE = timedelta(minutes=15)  # a sidecar's clock may run ahead of the database's by so much
 
-# Counts are cumulative per boot: what a period saw is its last statement less the last one before the period, however
-# old that is. Where there is none, the boot is counted from zero, as in the view `coverage_hour`.
+# Counts are cumulative per boot: those of a period are its last tally less the last one before the period, however old
+# that is. Where there is none, the boot is counted from zero, as in the view `coverage_hour`.
 _TALLIES = text("""
     with edge as (
         select source, boot, stratum, min(sequence) as first, max(sequence) as last
@@ -59,7 +59,7 @@ _QUARANTINED = text("""
 
 
 class Coverage:
-    """Counts exchanges in one snapshot.
+    """Counts of exchanges in one snapshot.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ class Coverage:
     async def strata(
         self, begin: datetime, end: datetime, *, by_stratum: bool
     ) -> tuple[list[StratumCounts], Fleet]:
-        """Return the exact counts of a period by header stratum, and the sidecars that stated them.
+        """Return the exact counts of a period by header stratum, and the sidecars that reported them.
 
         Parameters
         ----------

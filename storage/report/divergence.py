@@ -1,4 +1,4 @@
-"""Sums and histograms of divergence over stretches of time.
+"""Sums and histograms of divergence over periods of time.
 
 Long windows are summed from the roll-ups. Only windows that `extent` found small are summed from `comparison`.
 """
@@ -86,7 +86,7 @@ _ITEM_BINS = text(f"""
 
 
 class Divergence:
-    """Sums divergence in one snapshot.
+    """Sums of divergence in one snapshot.
 
     Parameters
     ----------
@@ -98,10 +98,10 @@ class Divergence:
         self._connection = connection
 
     async def extent(self, begin: datetime, end: datetime, most: int) -> Extent:
-        """Return where comparisons begin and end in a period, and how many there are, counted up to `most`."""
+        """Return the first and last comparison of a period, and how many there are, counted up to `most`."""
         row = (await self._rows(_EXTENT, begin=begin, end=end))[0]
         first, last = row["first"], row["last"]
-        # Roll-ups outlive comparisons: an hour that has none left is known by its borders alone.
+        # Roll-ups outlive comparisons: of an hour without comparisons only begin and end are known.
         if row["first_hour"] and (first is None or row["first_hour"] + _HOUR < first):
             first = row["first_hour"]
         if row["last_hour"] and (last is None or row["last_hour"] > last):

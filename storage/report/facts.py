@@ -1,4 +1,4 @@
-"""What `storage.reading` hands out: typed, frozen, and free of SQL."""
+"""The facts that `quantdrift.storage.report.reading` returns: typed, frozen, and without SQL."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -11,11 +11,11 @@ from quantdrift.storage.monitor.explanation import Explanation
 
 
 class _Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """A row, or a sum of rows, of the record."""
+    """A row, or a sum of rows, of the database."""
 
 
 class Grain(StrEnum):
-    """Which table a sum is taken from."""
+    """The table that a sum is taken from."""
 
     ITEM = "comparison"  # exact borders, for short windows
     HOUR = "rollup_hour"
@@ -23,7 +23,7 @@ class Grain(StrEnum):
 
 
 class Window(_Fact, frozen=True, kw_only=True):
-    """A half-open stretch of capture time, and the table it is read from.
+    """A half-open range of capture time, and the table it is read from.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Version(_Fact, frozen=True, kw_only=True):
 
 
 class SliceName(_Fact, frozen=True, kw_only=True):
-    """A slice as people know it."""
+    """A slice with its name and predicate."""
 
     id: int
     model: str
@@ -63,12 +63,12 @@ class SliceName(_Fact, frozen=True, kw_only=True):
 
 
 class Extent(_Fact, frozen=True, kw_only=True):
-    """How much there is of a period.
+    """The amount of data in a period.
 
     Parameters
     ----------
     first, last
-        Earliest and latest capture, as exactly as the record still knows it; None where nothing was compared.
+        Earliest and latest capture, as exactly as the database still has it; None where nothing was compared.
     n_items
         Rows of `comparison` in it, counted no further than the caller's limit.
     """
@@ -79,7 +79,7 @@ class Extent(_Fact, frozen=True, kw_only=True):
 
 
 class Sums(_Fact, frozen=True, kw_only=True):
-    """Sums over the exchanges of one slice; a mean is the sum over the weight of what has that metric.
+    """Sums over the exchanges of one slice; a mean is the sum divided by the weight of the items with that metric.
 
     Parameters
     ----------
@@ -91,7 +91,7 @@ class Sums(_Fact, frozen=True, kw_only=True):
         Weighted sums over items, each with an equal part of its exchange's weight; divergence is capped per item at the
         model's `budget.cap`, js in nats.
     flip_weight, js_weight, divergence_weight
-        The part of `weight` that has that metric: outputs that are no distribution have none.
+        The part of `weight` with that metric: outputs that are not a distribution have no JS.
     n_infinite
         Items whose divergence was infinite.
     """
@@ -117,12 +117,12 @@ class Sums(_Fact, frozen=True, kw_only=True):
         return self.weight**2 / self.weight_sq if self.weight_sq else 0.0
 
     def mean(self, metric: Metric) -> float | None:
-        """Return the weighted mean over exchanges of flip, js or divergence; None where none has that metric."""
+        """Return the weighted mean over exchanges of flip, js or divergence; None where no item has that metric."""
         total, weight = self._of(metric)
         return total / weight if weight else None
 
     def n_effective_of(self, metric: Metric) -> float:
-        """Return the part of `n_effective` that has that metric: flip, js or divergence."""
+        """Return the part of `n_effective` with that metric: flip, js or divergence."""
         return self.n_effective * self._of(metric)[1] / self.weight if self.weight else 0.0
 
     def _of(self, metric: Metric) -> tuple[float, float]:
@@ -151,7 +151,7 @@ class SliceBins(_Fact, frozen=True, kw_only=True):
 
 
 class VerdictFact(_Fact, frozen=True, kw_only=True):
-    """What the monitor said of a slice at the end of the period.
+    """The verdict of a slice at the end of the period.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Deciding(_Fact, frozen=True, kw_only=True):
-    """What decided an alert, as the monitor told it; None where an earlier release did not.
+    """The figures that decided an alert, from its details; None where they are missing.
 
     Parameters
     ----------
@@ -207,7 +207,7 @@ class Deciding(_Fact, frozen=True, kw_only=True):
 
 
 class Episode(_Fact, frozen=True, kw_only=True):
-    """An alert that was open at some time of the period, with what decided it and what was told of its cause."""
+    """An alert that was open at some time of the period, with the figures that decided it and its explanation."""
 
     id: int
     version_id: int
@@ -222,7 +222,7 @@ class Episode(_Fact, frozen=True, kw_only=True):
 
 
 class Example(_Fact, frozen=True, kw_only=True):
-    """An exchange that shows the drift; `trace` is its traceparent, or empty, `detail` what else was measured of it."""
+    """An example exchange of an alert; `trace` is its traceparent or empty, `detail` has its other measures."""
 
     exchange_id: str
     item: int
@@ -234,7 +234,7 @@ class Example(_Fact, frozen=True, kw_only=True):
 
 
 class Changes(_Fact, frozen=True, kw_only=True):
-    """How often the monitor raised its voice in the period: alerts that paged, and those that were a ticket alone."""
+    """The number of alerts in the period: those that paged, and those that remained tickets."""
 
     pages: int
     tickets: int
@@ -250,7 +250,7 @@ class StratumCounts(_Fact, frozen=True, kw_only=True):
     lost
         Of the taken, by reason; `expired` are part of the published as well.
     models
-        Of the lost, by model and reason, as far as the requests had told their model.
+        Of the lost, by model and reason, where the request named its model.
     """
 
     stratum: str

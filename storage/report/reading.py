@@ -1,4 +1,4 @@
-"""What a report asks of the record: one snapshot, a bounded number of statements, typed facts out."""
+"""The reads of a report: one snapshot, a fixed number of statements, and typed facts as results."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -80,7 +80,7 @@ _EXAMPLES = text("""
 
 
 class Reader:
-    """Asks one snapshot of the record.
+    """Reads in one snapshot of the database.
 
     Parameters
     ----------
@@ -109,7 +109,7 @@ class Reader:
         return [SliceName(**row) for row in await self._rows(_SLICES, model=model)]
 
     async def verdicts(self, end: datetime, versions: Sequence[int]) -> list[VerdictFact]:
-        """Return what was said of each slice at `end`; the reason is empty where it has changed since."""
+        """Return the verdict of each slice at `end`; the reason is empty where the verdict has changed since."""
         return [
             VerdictFact(
                 version_id=row["model_version_id"],
@@ -163,7 +163,7 @@ class Reader:
 
 @asynccontextmanager
 async def reading(database: Database) -> AsyncIterator[Reader]:
-    """Open a snapshot: everything read through it is of one moment, and nothing can be written.
+    """Open a snapshot: all reads see the same state of the database, and nothing can be written.
 
     Raises
     ------
@@ -182,14 +182,14 @@ async def reading(database: Database) -> AsyncIterator[Reader]:
 async def record_run(
     database: Database, *, kind: str, begin: datetime, end: datetime, path: str, figures: Mapping[str, Any]
 ) -> int:
-    """Store that a report was written, with its figures (JSON types alone), and return its number."""
+    """Store the run of a report with its figures (JSON types only), and return its id."""
     async with database.begin() as connection:
         statement = insert(ReportRun).values(kind=kind, from_at=begin, to_at=end, path=path, figures=figures)
         return int(await connection.scalar(statement.returning(ReportRun.id)) or 0)
 
 
 def _deciding_of(details: Mapping[str, Any]) -> Deciding:
-    """Return what decided an alert; nothing where another release told it in another way."""
+    """Return the figures that decided an alert; none where its details have another form."""
     try:
         return msgspec.convert(details, Deciding)
     except msgspec.ValidationError:
@@ -197,7 +197,7 @@ def _deciding_of(details: Mapping[str, Any]) -> Deciding:
 
 
 def _of_estimate(estimate: Mapping[str, Any], member: str) -> dict[Metric, float]:
-    """Return a member of the objects that `verdict.estimate` has per metric, where there is one."""
+    """Return, by metric, one member of the objects in `verdict.estimate`, where it is present."""
     return {
         Metric(name): float(entry[member])
         for name, entry in estimate.items()

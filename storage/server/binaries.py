@@ -1,4 +1,4 @@
-"""Where the Postgres server programs lie on this machine."""
+"""The search for the Postgres server programs on this machine."""
 
 import importlib.util
 import os
@@ -24,7 +24,7 @@ class Binaries(msgspec.Struct, frozen=True, kw_only=True):
     directory
         Holds `postgres` and `initdb`.
     major
-        Major version, e.g. 18: a data directory is readable by its own major version alone.
+        Major version, e.g. 18: only its own major version can read a data directory.
     """
 
     directory: Path
@@ -37,7 +37,7 @@ class Binaries(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def initdb(self) -> str:
-        """Path of the program that makes a data directory."""
+        """Path of the program that creates a data directory."""
         return str(self.directory / "initdb")
 
 
@@ -47,7 +47,7 @@ def find_binaries(explicit: Path | None = None, *, major: int | None = None) -> 
     Parameters
     ----------
     explicit
-        A directory that must hold them; nothing else is looked at then.
+        The directory of the programs; no other place is searched then.
     major
         The only version that will do, because a data directory exists already.
 

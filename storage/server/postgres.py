@@ -1,4 +1,4 @@
-"""A Postgres server of one's own: a direct child, on this machine alone, that dies with its owner."""
+"""The embedded Postgres server: a direct child process, reachable only on this machine, that ends with its owner."""
 
 import contextlib
 import os
@@ -45,7 +45,7 @@ _FAST_AND_LOSE: Final = {
     "autovacuum": "off",
     "shared_buffers": "32MB",
 }
-# What the log of a server says that could not start because its predecessor has not quite gone.
+# Log messages of a server that could not start because its predecessor has not ended yet.
 _PREDECESSOR: Final = ("still in use", "lock file")
 _PORT_TAKEN: Final = "could not bind"
 _STAMP: Final = re.compile(
@@ -118,7 +118,7 @@ class PostgresServer:
         return self.pid is not None
 
     def start(self, port: int = 0) -> None:
-        """Start it and return when it answers. Nothing happens while it runs.
+        """Start it and return when it answers. Does nothing while it runs.
 
         Parameters
         ----------
@@ -153,7 +153,7 @@ class PostgresServer:
             threading.Event().wait(_AGAIN_S)
 
     def last_words(self) -> str:
-        """Return why it has ended: what killed it, or what it said last of what is wrong, or last of all."""
+        """Return why it has ended: the signal, its last error message, or the last line of its log."""
         if self._process is not None and (self._process.poll() or 0) < 0:
             return f"it {ending(self._process.returncode)}"
         try:
@@ -165,7 +165,7 @@ class PostgresServer:
         return _telling(said)
 
     def stop(self) -> None:
-        """End it: clients are disconnected, everything committed is kept. Nothing happens when it does not run."""
+        """Stop it: clients are disconnected, everything committed is kept. Does nothing when it does not run."""
         if self._process is None or self._process.poll() is not None:
             return
         self._process.send_signal(signal.SIGINT)
@@ -175,7 +175,7 @@ class PostgresServer:
             self.kill()
 
     def kill(self) -> None:
-        """End it as a power cut would: nothing committed is lost, and `start` recovers.
+        """Kill it, as a power cut would: nothing committed is lost, and `start` recovers.
 
         Its sessions are killed with it: left alone, one of them might still commit before it notices.
         """
@@ -255,7 +255,7 @@ class PostgresServer:
     def _try_to_start(
         self, binaries: Binaries, account: UnprivilegedUser, port: int, deadline_s: float
     ) -> str:
-        """Return what it said when it ended at once, or nothing when it answers."""
+        """Return its last message if it ended at once, or an empty string when it answers."""
         settings = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with self._log.open("ab") as log:
             begin = log.tell()
@@ -301,7 +301,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _environment() -> dict[str, str]:
-    # PGDATA, PGPORT and their like in the caller's environment are about another server.
+    # PGDATA, PGPORT and similar variables in the caller's environment belong to another server.
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return kept | {"LC_ALL": "C"}
 
@@ -315,6 +315,6 @@ def _free_port() -> int:
 def _telling(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip() and "HINT:" not in line]
     telling = [line for line in lines if any(level in line for level in ("FATAL:", "PANIC:", "error:"))]
-    # Else what initdb says last is that it cleans up: the reason stands before it.
+    # The last lines of initdb are about its cleaning up: the reason is before them.
     found = telling[-1] if telling else "; ".join(lines[-3:]) or "nothing was said"
     return _STAMP.sub("", found)

@@ -1,4 +1,4 @@
-"""A database for a moment: migrated to the newest schema, gone afterwards. For the tools of developers."""
+"""A temporary database, migrated to the newest schema and deleted at the end, for developers' tools."""
 
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from quantdrift.storage.server.postgres import PostgresServer
 def throwaway_server() -> Iterator[PostgresServer]:
     """Start an embedded server in a temporary directory, and remove both at the end."""
     with tempfile.TemporaryDirectory(prefix="quantdrift-") as parent:
-        # As root the server runs as somebody else, who must be able to enter.
+        # For root the server runs under another account, which must be able to enter the directory.
         Path(parent).chmod(0o755)
         with PostgresServer(Path(parent) / "postgres", durable=False) as server:
             yield server

@@ -1,4 +1,4 @@
-"""The account a Postgres server runs under: Postgres refuses to be root, and must die with its owner."""
+"""The unprivileged account that a Postgres server runs under: Postgres refuses to run as root, and must end with its owner."""
 
 import os
 import shutil
@@ -10,12 +10,12 @@ import msgspec
 from quantdrift.core.errors import OperatorError
 
 _NOBODY = 65534
-# The kernel sends it when the owner is gone, however it died: fast shutdown.
+# The kernel sends this signal when the owner is gone, however it ended: fast shutdown.
 _DIE_WITH_OWNER = ("--pdeathsig", "INT")
 
 
 class UnprivilegedUser(msgspec.Struct, frozen=True, kw_only=True):
-    """How to start a program so that it is not root and ends with its owner.
+    """The way to start a program so that it is not root and ends with its owner.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def choose_account(directory: Path, program: str) -> UnprivilegedUser:
     Parameters
     ----------
     directory
-        Exists. Owned by root and not empty means that the user namespace was chosen before.
+        It exists. If it is owned by root and not empty, the user namespace was chosen before.
     program
         The server, run with `--version` to see whether the account can reach it.
 

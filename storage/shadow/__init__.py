@@ -1,1 +1,1 @@
-"""What the shadow writes."""
+"""The shadow's writes."""

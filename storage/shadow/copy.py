@@ -1,4 +1,4 @@
-"""Rows of `comparison`, inserted by COPY at line rate, and safe to repeat."""
+"""The insertion of `comparison` rows by COPY: at line rate, and safe to repeat."""
 
 from datetime import UTC, date, datetime
 from typing import Any, Final
@@ -107,7 +107,7 @@ def comparison_rows(
 
 
 async def insert_comparisons(connection: AsyncConnection, rows: list[Row]) -> tuple[int, frozenset[date]]:
-    """Insert rows; return how many were new, and the days that no partition takes.
+    """Insert rows; return how many were new, and the days without a partition.
 
     The caller's transaction must have executed a statement before: the adapter begins lazily, and a COPY that
     comes first would survive a rollback.
@@ -119,7 +119,7 @@ async def insert_comparisons(connection: AsyncConnection, rows: list[Row]) -> tu
     except asyncpg.CheckViolationError as error:
         if error.constraint_name:  # a check of the table itself, not a missing partition
             raise
-    # Partitions are days: whatever has none is found by trying each day alone.
+    # Partitions are days: those without a partition are found by trying each day alone.
     by_day: dict[date, list[Row]] = {}
     for row in rows:
         by_day.setdefault(day_of(row[0]), []).append(row)
@@ -135,7 +135,7 @@ async def insert_comparisons(connection: AsyncConnection, rows: list[Row]) -> tu
 
 
 async def _copy_or_merge(connection: AsyncConnection, rows: list[Row]) -> int:
-    """COPY inside a savepoint; where rows are there already, merge them through a staging table instead."""
+    """COPY inside a savepoint; where rows exist already, merge them through a staging table instead."""
     driver: asyncpg.Connection = (await connection.get_raw_connection()).driver_connection
     try:
         async with connection.begin_nested():
@@ -150,5 +150,5 @@ async def _copy_or_merge(connection: AsyncConnection, rows: list[Row]) -> int:
 
 
 def day_of(at: datetime) -> date:
-    """Return the UTC day: the partition that takes `at`."""
+    """Return the UTC day of `at`, which names its partition."""
     return at.astimezone(UTC).date()

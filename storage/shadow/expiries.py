@@ -1,9 +1,9 @@
-"""What expired in the stream: counted once, from the numbers that exchanges travel with.
+"""Counts of exchanges that expired in the stream, each counted once, from the numbers in the exchanges.
 
-A tally says how many exchanges of a row the stream had taken, and the last number by then. Once everything that the
-stream stored before the tally is in the stream no more, what workers are not done with among these numbers is gone
-unread: it expired, or was purged. Workers note numbers in the transaction that stores what became of the exchanges, so
-that neither a kill nor a second delivery changes the count.
+A tally says how many exchanges of a row the stream had accepted, and the last number by then. Once all messages that the
+stream stored before the tally have left it, the numbers among these that no worker has finished are lost unread: they
+expired, or were purged. Workers record numbers in the transaction that stores the results of the exchanges, so that
+neither a kill nor a second delivery changes the count.
 """
 
 from collections.abc import Iterable, Sequence
@@ -111,7 +111,7 @@ _COUNT: Final = text("""
 
 
 class Expired(msgspec.Struct, frozen=True, kw_only=True):
-    """By how much a count has grown; negative where what was in hand came after all."""
+    """The growth of a count; negative where exchanges counted as expired arrived after all."""
 
     stratum: str
     model: str
@@ -119,7 +119,7 @@ class Expired(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def note_numbers(connection: AsyncConnection, numbered: Iterable[Numbered]) -> None:
-    """Note exchanges that a worker is done with, whatever became of them; the last statement of their transaction."""
+    """Record the exchanges that a worker has finished, with any result; the last statement of their transaction."""
     rows = [
         (boot, row, _multirange([one.number for one in of_row]))
         for (boot, row), of_row in groupby(
@@ -162,22 +162,22 @@ async def note_tallies(connection: AsyncConnection, tallies: Iterable[Tally]) ->
 
 
 async def count_expired(database: Database, worker: str, gone_until: datetime) -> Sequence[Expired]:
-    """Count what has expired, and return by how much the counts have grown; nothing while another worker counts.
+    """Count expired exchanges, and return the growth of the counts; empty while another worker counts.
 
     Parameters
     ----------
     database
-        The record.
+        The database.
     worker
         Name of this worker.
     gone_until
-        What the stream stored before is there no more. Asked of the stream before this is called: what a worker is
-        done with by then is in the record.
+        Messages that the stream stored before this time have left it. It must be read from the stream before this call:
+        the exchanges that workers have finished by then are in the database.
 
     Raises
     ------
     RetryError
-        Postgres is away or busy: nothing has changed.
+        Postgres is not available: nothing has changed.
     """
     async with database.begin() as connection:
         if not await connection.scalar(text(f"select pg_try_advisory_xact_lock({_LOCK})")):
@@ -218,7 +218,7 @@ async def count_expired(database: Database, worker: str, gone_until: datetime) -
 
 
 def _multirange(numbers: Sequence[int]) -> str:
-    """Return distinct numbers in rising order as Postgres writes a set of them."""
+    """Return distinct numbers in rising order, as a Postgres multirange."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number:

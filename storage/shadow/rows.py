@@ -1,4 +1,4 @@
-"""What a shadow worker hands to the writer: one record per compared exchange, not one per column."""
+"""The records that a shadow worker passes to the writer: one per compared exchange, not one per column."""
 
 from datetime import datetime
 
@@ -79,14 +79,14 @@ class ComparedExchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is set aside.
+    """A message that is set aside (quarantined).
 
     Parameters
     ----------
     stream_sequence, payload
         Its place in the stream and the message itself, which the writer may leave out.
     reason, detail
-        Why, and in words without any payload.
+        The reason, and a text without any payload.
     exchange_id, model, captured_at
         Where they could be read.
     """
@@ -141,7 +141,7 @@ class VectorRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
-    """The divergence of an item from itself, computed again; None where it is undefined.
+    """The divergence of an item's output from a second computation of it; None where it is undefined.
 
     Parameters
     ----------
@@ -168,14 +168,14 @@ class NoiseItem(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConfigWarningRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether a reference's outputs look like what the configuration says of them.
+    """The check whether a reference's outputs agree with the configuration.
 
     Parameters
     ----------
     model, reference_digest
         Whose.
     option, doubt
-        What may be wrong, and in words what seems to be; empty where nothing does.
+        The option that may be wrong, and what seems to be wrong, as text; empty where nothing does.
     """
 
     model: str
@@ -185,14 +185,14 @@ class ConfigWarningRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
-    """What one transaction stores.
+    """The rows that one transaction stores.
 
     Parameters
     ----------
     worker
         The shadow worker.
     at
-        When it was read from the stream: stands in where nothing in it tells a capture time.
+        When it was read from the stream: used where nothing in it has a capture time.
     compared, quarantined, unreferenced
         What became of the exchanges.
     references
@@ -223,12 +223,12 @@ class StoreBatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True):
-    """What a transaction changed.
+    """The result of a transaction.
 
     Parameters
     ----------
     n_rows
-        Rows that were not there before.
+        Number of new rows.
     unplaced
         Indices into `compared` of exchanges that no partition takes, with the reason they were set aside for.
     """

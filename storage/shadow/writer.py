@@ -1,9 +1,9 @@
-"""The shadow's door to the record: one transaction per batch, written by COPY, safe to repeat.
+"""The shadow's writer: one transaction per batch, written by COPY, safe to repeat.
 
-Nothing is acknowledged to the stream before the transaction has committed, so everything here may be asked to
-store what is stored already: rows, quarantined messages and tallies are there once, whatever happens.
+Nothing is acknowledged to the stream before the transaction has committed, so every function here may be called again
+with rows that are stored already: rows, quarantined messages and tallies are stored exactly once.
 
-What the outputs of references say against the configuration, as the shadow states it.
+It also stores doubts: where the outputs of references contradict the configuration.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from quantdrift.storage.shadow.rows import (
 
 
 async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarningRow], at: datetime) -> None:
-    """State what was seen of references, in place of what was seen before."""
+    """Replace the stored doubts about references by the new ones."""
     # In one order everywhere, so that two workers never wait for each other.
     for doubt in sorted(doubts, key=lambda one: (one.model, one.reference_digest)):
         told = {"option": doubt.option, "doubt": doubt.doubt.replace("\0", ""), "found_at": at}
@@ -53,14 +53,14 @@ async def write_doubts(connection: AsyncConnection, doubts: Sequence[ConfigWarni
 
 PAYLOAD_BYTES_PER_HOUR: Final = 256 * MIB
 _HOUR_S: Final = 3600.0
-# Yesterday, today and tomorrow have a partition for as long as anybody makes them.
+# Yesterday, today and tomorrow have a partition as long as maintenance runs.
 _MAINTAINED: Final = timedelta(days=1)
 _UNDEFINED_TABLE: Final = "42P01"
 _NO_REFERENCE: Final = "no_reference"
 
 
 class Writer:
-    """Stores what a shadow worker compared. Any number of tasks of one event loop may use it.
+    """The writer of compared exchanges. Any number of tasks of one event loop may use it.
 
     Parameters
     ----------
@@ -77,12 +77,12 @@ class Writer:
         self._payloads = _Allowance(PAYLOAD_BYTES_PER_HOUR, clock)
 
     async def slices(self) -> list[SliceKey]:
-        """Return every slice the record knows, oldest first.
+        """Return every stored slice, oldest first.
 
         Raises
         ------
         RetryError
-            Postgres is away.
+            Postgres is not available.
         OperatorError
             The database has no schema yet.
         """
@@ -117,7 +117,7 @@ class Writer:
         Raises
         ------
         RetryError
-            Postgres is away or busy, or lacks the partition of today: nothing is stored, the same call may succeed
+            Postgres is not available, or lacks the partition of today: nothing is stored, the same call may succeed
             later.
         OperatorError
             The address, a right or the schema is wrong: the same call succeeds once that is mended.
@@ -173,7 +173,7 @@ class Writer:
         Raises
         ------
         RetryError
-            Postgres is away or busy: nothing is stored, the same call may succeed later.
+            Postgres is not available: nothing is stored, the same call may succeed later.
         """
         if not any(tally.strata for tally in tallies):
             return Written(n_rows=0)
@@ -191,7 +191,7 @@ class Writer:
                 .returning(tables.Batch.id)
             )
             assert batch_id is not None
-            # Handed over beside the statement, which then goes out in parts that Postgres can take.
+            # Passed separately from the statement, so that the driver sends them in parts that Postgres can accept.
             stored = await connection.scalars(
                 upsert(tables.Tally).on_conflict_do_nothing().returning(tables.Tally.sequence),
                 [
@@ -211,7 +211,7 @@ class Writer:
 async def _ids(
     connection: AsyncConnection, batch: StoreBatch
 ) -> tuple[dict[VersionKey, int], dict[str, int], dict[tuple[str, str], int]]:
-    """Return the ids of everything that the batch points to, having made what was missing.
+    """Return the ids of all rows that the batch refers to, after inserting those that were missing.
 
     They are asked for each time: a failover may have lost what an earlier transaction made, and hand the same ids
     out again for something else.
@@ -267,7 +267,7 @@ async def _ids_of(
     names: tuple[str, ...],
     wanted: Mapping[tuple[str, ...], dict[str, Any]],
 ) -> dict[tuple[str, ...], int]:
-    """Return the ids of the rows with these keys, having inserted those that were missing with their other values."""
+    """Return the ids of the rows with these keys, after inserting those that were missing with their other values."""
     if not wanted:
         return {}
     columns = [table.c[name] for name in names]
@@ -287,7 +287,7 @@ async def _ids_of(
 
 
 class _Allowance:
-    """So many bytes per hour."""
+    """An allowance of bytes per hour."""
 
     def __init__(self, bytes_per_hour: int, clock: Clock) -> None:
         self._bytes_per_hour = bytes_per_hour
@@ -296,7 +296,7 @@ class _Allowance:
         self._since_s = clock.monotonic_s()
 
     def grants(self, n_bytes: int) -> bool:
-        """Return whether `n_bytes` are left of this hour, and take them."""
+        """Return whether `n_bytes` are left of this hour, and use them if so."""
         now_s = self._clock.monotonic_s()
         if now_s - self._since_s >= _HOUR_S:
             self._left, self._since_s = self._bytes_per_hour, now_s
@@ -309,7 +309,7 @@ class _Allowance:
 async def _quarantine(
     connection: AsyncConnection, messages: Sequence[Quarantined], payloads: _Allowance
 ) -> list[str]:
-    """Set messages aside; return the reasons of those that were not there before."""
+    """Store quarantined messages; return the reasons of those that are new."""
     if not messages:
         return []
     stored = await connection.scalars(
@@ -338,7 +338,7 @@ async def _open_batch(
     skipped: Counter[str],
     unreferenced: Sequence[int],
 ) -> int:
-    """Insert the `batch` row. COPY relies on a statement before it: the adapter begins lazily."""
+    """Insert the `batch` row. COPY needs a statement before it, because the adapter begins the transaction lazily."""
     times = [
         *(c.exchange.captured_at for c in batch.compared),
         *(u.captured_at for u in batch.unreferenced),
@@ -365,7 +365,7 @@ async def _open_batch(
 async def _correct_batch(
     connection: AsyncConnection, batch_id: int, n_rows: int, skipped: Counter[str], *, keep: bool = False
 ) -> None:
-    """State what the batch really holds, or take its row back where that is nothing."""
+    """Update the `batch` row to the rows that were stored, or delete it where there are none."""
     same = tables.Batch.id == batch_id
     if n_rows or skipped or keep:
         await connection.execute(
@@ -422,7 +422,7 @@ def _unplaced(compared: ComparedExchange, now: datetime) -> Quarantined:
     ahead = day_of(exchange.captured_at) - day_of(now)
     if abs(ahead) <= _MAINTAINED:
         raise RetryError(
-            f"the record has no partition for {day_of(exchange.captured_at)}: the monitor makes them every day, "
+            f"the database has no partition for {day_of(exchange.captured_at)}: the monitor makes them every day, "
             "is it running? `quantdrift db upgrade` makes them too"
         )
     reason = QuarantineReason.TOO_EARLY if ahead > _MAINTAINED else QuarantineReason.TOO_LATE

@@ -1,4 +1,4 @@
-"""Clusterings and the vectors they are fitted to: read, written and kept within bounds."""
+"""Reads and writes of clusterings and of the vectors they are fitted to, and the deletion of old ones."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -54,7 +54,7 @@ _WIDTH: Final = text("""
     where model = :model and reference_digest = :digest and space = :space
     order by captured_at desc limit 1
 """)
-# Whatever retention took of `comparison` leaves its vector without a description, but with a place.
+# A vector whose `comparison` row was deleted by retention is kept, without a description.
 _SAMPLE: Final = text("""
     select e.captured_at, e.exchange_id::text as exchange_id, e.item, e.pi, e.vector,
         coalesce(c.attributes, '{}') as attributes, coalesce(c.slice_ids, '{}') as slice_ids
@@ -92,7 +92,7 @@ _SURPLUS_VECTORS: Final = """
         limit :chunk
     )
 """
-# Comparisons that name an older one are gone by then; the newest of each space stays, however old.
+# Comparisons that refer to an older clustering are deleted by then; the newest of each space stays, however old.
 _OLD_CLUSTERINGS: Final = """
     delete from clustering where id in (
         select c.id from clustering c
@@ -107,7 +107,7 @@ _OLD_CLUSTERINGS: Final = """
 
 
 class Space(msgspec.Struct, frozen=True, kw_only=True):
-    """Vectors that belong together.
+    """The vectors of one space: a model, reference and kind of features.
 
     Parameters
     ----------
@@ -157,7 +157,7 @@ class Vectors(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """A clustering with what the record says of it.
+    """A stored clustering with its origin.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ async def newest_clusterings(
     space: str = "",
     unreadable: Callable[[str, OperatorError], None] | None = None,
 ) -> list[Stored]:
-    """Return the clustering in force of every reference and space, of one model or of all.
+    """Return the newest clustering of every reference and space, of one model or of all.
 
     Parameters
     ----------
@@ -211,12 +211,12 @@ async def newest_clusterings(
     model, digest, space
         Only these; all where left out.
     unreadable
-        Told which one cannot be read, in words, and why; it is then left out.
+        Called with the name of a clustering that cannot be read, and the reason; it is then left out.
 
     Raises
     ------
     RetryError
-        Postgres is away.
+        Postgres is not available.
     OperatorError
         A clustering is damaged or of another version of quantdrift, and there is no `unreadable`.
     """
@@ -232,13 +232,13 @@ async def newest_clusterings(
                 raise
             unreadable(_named(row), error)
             continue
-        told = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
-        found.append(Stored(clustering=clustering, **{name: row[name] for name in told}))
+        names = ("made_at", "made_by", "from_at", "to_at", "n_vectors", "clusters")
+        found.append(Stored(clustering=clustering, **{name: row[name] for name in names}))
     return found
 
 
 def _named(row: RowMapping) -> str:
-    """Return which clustering a row is, in words."""
+    """Return the name of a row's clustering for messages."""
     return f"{row['model']}, version {row['version']} in `{row['space']}` of reference {row['reference_digest'][:12]}"
 
 
@@ -248,7 +248,7 @@ async def keep_vectors(database: Database, rows: Sequence[VectorRow]) -> None:
     Raises
     ------
     RetryError
-        Postgres is away or busy: nothing is stored.
+        Postgres is not available or busy: nothing is stored.
     """
     if not rows:
         return
@@ -352,24 +352,24 @@ async def store_clustering(
     )
     if made is None:
         raise RetryError(
-            f"version {clustering.version} of the clustering of {clustering.model} was stored by somebody else"
+            f"version {clustering.version} of the clustering of {clustering.model} was stored by another process"
         )
 
 
 async def prune(database: Database, *, before: datetime, most: int) -> int:
-    """Delete vectors that are too old or too many, and clusterings that no comparison names; return how many vectors.
+    """Delete old and surplus vectors, and clusterings that no comparison refers to; return the number of deleted vectors.
 
     Parameters
     ----------
     before
         Older ones go.
     most
-        At most so many of each space stay, the newest; an exchange goes whole.
+        The newest of each space that are kept; the vectors of one exchange are deleted together.
 
     Raises
     ------
     RetryError
-        Postgres is away or busy: what was done stays done.
+        Postgres is not available or busy: what was done stays done.
     """
     n_rows = await in_chunks(database, _OLD_VECTORS, {"before": before})
     async with database.begin() as connection:

@@ -1,4 +1,4 @@
-"""What was seen of the confirmed discovered slices lately: sums over their traffic, their alerts, their evidence."""
+"""The recent data of confirmed discovered slices: sums over their traffic, their alerts, their evidence."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -28,7 +28,7 @@ _ALERTED: Final = text("""
     select distinct d.id from discovery d join alert a on a.slice_id = d.slice_id
     where d.status = 'confirmed' and (a.resolved_at is null or a.resolved_at >= :since)
 """)
-# While it alerts, a verdict's evidence is that of the alarm; else it is what stands now.
+# While a slice alerts, the evidence of its verdict is that of the alarm; else it is the current evidence.
 _EVIDENCE: Final = text("""
     select d.id, max(v.evidence / v.threshold) as ratio from discovery d join verdict v on v.slice_id = d.slice_id
     where d.status = 'confirmed' and v.threshold > 0 and v.last_at >= :since group by 1
@@ -56,19 +56,19 @@ class Sums(msgspec.Struct, frozen=True, kw_only=True):
         return self.divergence if metric is Metric.DIVERGENCE else self.flip
 
     def weight_of(self, metric: Metric) -> float:
-        """Return the weight of what has that metric."""
+        """Return the weight of the items with that metric."""
         return self.divergence_weight if metric is Metric.DIVERGENCE else self.flip_weight
 
 
 class VersionSums(msgspec.Struct, frozen=True, kw_only=True):
-    """The traffic of one candidate version, inside a slice and altogether."""
+    """The traffic of one candidate version, inside a slice and in total."""
 
     inside: Sums
     everything: Sums
 
 
 class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen of a slice in a period.
+    """The data of a slice in a period.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
     alerted
         Whether an alert of it was open at any time, or is.
     evidence_ratio
-        Largest evidence of any version over its paging threshold, as it stands.
+        Largest current evidence of any version, divided by its paging threshold.
     """
 
     versions: tuple[VersionSums, ...]
@@ -86,7 +86,7 @@ class SlicePeriod(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def watched_slices(connection: AsyncConnection, since: datetime) -> dict[int, SlicePeriod]:
-    """Return what was seen of the confirmed slices since then, by the id of the discovery."""
+    """Return the data of the confirmed slices since then, by the id of the discovery."""
     period = {"since": since}
     versions: dict[int, list[VersionSums]] = {}
     for row in (await connection.execute(_SUMS, period)).mappings():

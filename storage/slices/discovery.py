@@ -1,4 +1,4 @@
-"""Discovered slices in the record: where each stands, and what a round of tests and searches changes, at once."""
+"""Discovered slices in the database: their state, and the changes of a round, written in one transaction."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ _DISCOVERIES: Final = text("""
         as seen_at
     from discovery d order by d.id
 """)
-# What people declared, and what the shadow met, stands in `slice` beside what was discovered.
+# The table `slice` has the declared slices, those that the shadow assigned, and the discovered ones.
 _SLICES: Final = text("""
     select s.model, s.name, s.predicate, s.definition from slice s
     where not exists (
@@ -40,7 +40,7 @@ _SLICES: Final = text("""
     )
     order by s.id
 """)
-# Who changes the status of a discovered slice holds this lock, so that nothing is decided on what is no more.
+# Whoever changes the status of a discovered slice holds this lock, so that no decision rests on an old status.
 _TURN: Final = text("select pg_advisory_xact_lock(:key)")
 _ACTIVE: Final = text("""
     select s.model, s.name, s.predicate, s.definition
@@ -51,7 +51,7 @@ _MARK: Final = text("""
     select (select max(searched_at) from discovery_search), (select max(tested_at) from discovery),
         (select coalesce(max(id), 0) from discovery_change)
 """)
-MONITOR: Final = "monitor"  # who changed what no person did
+MONITOR: Final = "monitor"  # `made_by` of changes that no person made
 
 
 Mark = tuple[datetime | None, datetime | None, int]
@@ -105,14 +105,14 @@ class DiscoveryRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoredRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round changed of one discovery, or found anew.
+    """A discovery that a round has changed or found.
 
     Parameters
     ----------
     row
-        As it stands now.
+        The discovery after the change.
     reason
-        Why its status has changed, in words; empty where it has not.
+        Why its status has changed, as text; empty where it has not.
     """
 
     row: DiscoveryRow
@@ -140,20 +140,20 @@ class SearchedVersion(msgspec.Struct, frozen=True, kw_only=True):
     candidate_version: str
 
 
-class RecordState(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the record stands before a round.
+class DiscoveryState(msgspec.Struct, frozen=True, kw_only=True):
+    """The stored state before a round.
 
     Parameters
     ----------
     versions
-        Those that were compared within the last day.
+        Versions that were compared within the last day.
     discoveries
-        All, by id.
+        All discoveries, by id.
     slices
-        What is monitored, or was met, by model; discoveries that have ended are left out.
+        Known slices by model, without discoveries that have ended.
     mark
-        Changes with every round, and with every decision of a person: when anything was last searched, up to when
-        anything was last tested, and the newest change of status.
+        A value that changes with every round and every decision of a person: time of the last search, time up to which
+        anything was tested, and id of the newest change of status.
     """
 
     versions: tuple[SearchedVersion, ...]
@@ -167,13 +167,13 @@ class RecordState(msgspec.Struct, frozen=True, kw_only=True):
         return self.mark[0]
 
 
-async def load_standing(connection: AsyncConnection, now: datetime) -> RecordState:
-    """Return where the record stands at `now`."""
+async def load_state(connection: AsyncConnection, now: datetime) -> DiscoveryState:
+    """Return the stored state at `now`."""
     versions = (await connection.execute(_VERSIONS, {"since": now - _SEEN_WITHIN})).mappings().all()
     slices: dict[str, list[SliceKey]] = {}
     for key in await _slices(connection, _SLICES):
         slices.setdefault(key.model, []).append(key)
-    return RecordState(
+    return DiscoveryState(
         versions=tuple(SearchedVersion(**row) for row in versions),
         discoveries=await load_discoveries(connection),
         slices={model: tuple(found) for model, found in slices.items()},
@@ -218,12 +218,12 @@ async def store_round(
     discoveries: Iterable[StoredRow],
     searches: Sequence[SearchRow],
 ) -> None:
-    """Write what a round changed, in the caller's transaction; a confirmed slice becomes one of `slice`.
+    """Write the changes of a round, in the caller's transaction; a confirmed slice gets a row of `slice`.
 
     Parameters
     ----------
     after
-        `RecordState.mark` that the round began with.
+        `DiscoveryState.mark` that the round began with.
     discoveries
         New or changed ones.
     searches
@@ -250,17 +250,17 @@ async def store_round(
 
 
 async def take_turn(connection: AsyncConnection) -> None:
-    """Wait until nobody else changes discovered slices; until the transaction ends nobody will."""
+    """Take the lock on changes of discovered slices, until the transaction ends."""
     await connection.execute(_TURN, {"key": _LOCK})
 
 
 async def store(connection: AsyncConnection, stored: StoredRow, *, made_by: str) -> None:
-    """Write one discovery, and a change of its status beside it.
+    """Write one discovery, and its change of status if there is a reason.
 
     Parameters
     ----------
     connection
-        In a transaction that has its turn.
+        In a transaction that called `take_turn`.
     stored
         New or changed.
     made_by

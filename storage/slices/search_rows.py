@@ -1,4 +1,4 @@
-"""The rows that a search of slices and the tests of its candidates look at: bounded, and chosen without looking.
+"""The rows for the search of slices and the tests of candidates: limited, and chosen independently of their values.
 
 Where there are more than are wanted, whole sessions or exchanges are kept by a hash of their key: that share says
 nothing about their divergence.
@@ -51,7 +51,7 @@ _POLICIES: Final = text("select id, definition from policy where id = any(cast(:
 
 
 class SearchedItem(msgspec.Struct, frozen=True, kw_only=True):
-    """One item as a search looks at it; columns as in `comparison`, `pi` is the total inclusion probability."""
+    """One item of a search; columns as in `comparison`, `pi` is the total inclusion probability."""
 
     exchange_id: str
     pi: float
@@ -80,7 +80,7 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def n_items(connection: AsyncConnection, window: Window) -> int:
-    """Return how many items the roll-ups count in whole hours around a window: an estimate, and cheap."""
+    """Return the number of items that the roll-ups count in whole hours around a window: a cheap estimate."""
     wanted = {"version": window.version_id, "begin": window.begin, "end": window.end}
     return int(await connection.scalar(_N_ITEMS, wanted) or 0)
 
@@ -88,7 +88,7 @@ async def n_items(connection: AsyncConnection, window: Window) -> int:
 async def searched_items(
     connection: AsyncConnection, window: Window, most: int
 ) -> AsyncIterator[SearchedItem]:
-    """Yield the newest items of a window, at most `most`, without holding them all."""
+    """Yield the newest items of a window, at most `most`, without keeping them all in memory."""
     parameters = {**window.parameters(), "most": most}
     found = await connection.stream(_SEARCHED, parameters, execution_options={"yield_per": _AT_ONCE})
     async for row in found.mappings():
@@ -130,7 +130,7 @@ async def tested_items(
 
 
 async def policies_of(connection: AsyncConnection, wanted: Collection[int]) -> dict[int, Policy]:
-    """Return the policies of these ids that are there, by id."""
+    """Return the stored policies of these ids, by id."""
     rows = await connection.execute(_POLICIES, {"wanted": sorted(wanted)})
     return {row.id: msgspec.convert(row.definition, Policy) for row in rows}
 

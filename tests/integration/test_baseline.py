@@ -17,7 +17,7 @@ from sqlalchemy import text
 from quantdrift.cli.options import user_name
 from quantdrift.core.config.schema import Budget, Model
 from quantdrift.core.errors import OperatorError
-from quantdrift.monitor.baselines.decisions import Scope, accept, settle
+from quantdrift.monitor.baselines.decisions import Scope, accept, freeze_or_keep
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.baseline import Decision, decide, rows_since
@@ -206,7 +206,10 @@ async def test_the_life_of_a_baseline(
 async def decided(database: Database, record: asyncpg.Connection, postgres_dsn: str, tmp_path: Path) -> None:
     """Freeze, import a budget, and fold the whole record again."""
     code, _, err = await typed(postgres_dsn, tmp_path, "keep", "--model", "digits", "--version", "2")
-    assert (code, "no alert has set anything of digits 2 aside" in err) == (2, True), err
+    assert (code, "no alert has set aside exchanges of the selected signals of digits 2" in err) == (
+        2,
+        True,
+    ), err
     code, out, err = await typed(postgres_dsn, tmp_path, "freeze", "--model", "digits", "--version", "2")
     assert (code, "2 signals frozen" in out) == (0, True), err
     frozen = [one for one in await listed(postgres_dsn, tmp_path) if one["source"] == "frozen"]
@@ -271,7 +274,7 @@ async def test_a_tail_is_pooled_from_slices_that_have_one(
     await folded(database)
     arguments = ("accept", "--model", "digits", "--slice", "scanner=faint", "--pool", "all")
     code, _, err = await typed(postgres_dsn, tmp_path, *arguments)
-    assert (code, "all cannot be pooled: a tail takes 10,000 exchanges" in err) == (2, True), err
+    assert (code, "all cannot be pooled: each of them needs 10,000 exchanges" in err) == (2, True), err
     await stored(record, 9500, first=1000, slices=(ALL_ID,))
     await folded(database)
     code, out, err = await typed(postgres_dsn, tmp_path, *arguments)
@@ -292,7 +295,7 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
         return [(one.slice, one.kind, one.recorded) for one in found]
 
     await stored(record, 500, first=0)
-    with pytest.raises(OperatorError, match="not seen digits 1 yet: 500 comparisons wait for it"):
+    with pytest.raises(OperatorError, match="not folded digits 1 yet: 500 comparisons wait"):
         await accepted()
     with pytest.raises(OperatorError, match=r"has no reference.*Versions with one: 1"):
         await accepted("2")
@@ -306,8 +309,10 @@ async def test_what_the_monitor_could_not_follow_is_refused_by_name(
         ("scanner=faint", "tail", False),
         ("scanner=faint", "change", False),
     ]
-    with pytest.raises(OperatorError, match="or is watched any more"):
-        await settle(database, Scope(model="digits", slices=("scanner=faint",), by="ada"), Source.FROZEN)
+    with pytest.raises(OperatorError, match="has a baseline and is still watched"):
+        await freeze_or_keep(
+            database, Scope(model="digits", slices=("scanner=faint",), by="ada"), Source.FROZEN
+        )
     code, out, err = await typed(
         postgres_dsn, tmp_path, "accept", "--model", "digits", "--slice", "scanner=faint"
     )

@@ -23,7 +23,7 @@ from quantdrift.monitor.discovery.schedule import Discoverer
 from quantdrift.shadow.slices.discovered import DiscoveredSlices
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.discovery import load_standing, store_round
+from quantdrift.storage.slices.discovery import load_state, store_round
 from tests.support.commands import invoked
 from tests.support.storage.discovered_traffic import DAY, NOW, write_traffic, write_version
 
@@ -171,7 +171,7 @@ async def test_two_rounds_at_once_do_not_count_the_same_exchanges_twice(
     assert all(isinstance(one, Round | RetryError) for one in done)
     assert await record.fetchval("select count(*) from discovery") == 1
     async with database.begin() as connection:
-        standing = await load_standing(connection, NOW)
+        standing = await load_state(connection, NOW)
     await discover(database, CONFIG, NOW + timedelta(hours=2))
     with pytest.raises(RetryError, match="in the meantime"):
         async with database.begin() as connection:

@@ -20,7 +20,7 @@ from quantdrift.drift.discovery.confirmation import N_BETS
 from quantdrift.shadow.worker import serve
 from quantdrift.storage.database import Database
 from quantdrift.storage.schema.slice_tables import Status
-from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow, load_standing, store_round
+from quantdrift.storage.slices.discovery import DiscoveryRow, StoredRow, load_state, store_round
 from tests.support.shadow.onnx_models import exchange_of, inputs_of, linear_model, saved
 from tests.support.storage.discovered_traffic import NOW, write_version
 
@@ -51,7 +51,7 @@ async def test_later_items_carry_the_id_of_a_confirmed_slice(
     record = await asyncpg.connect(postgres_dsn)
     version = await write_version(record)
     async with Database(postgres_dsn, config.storage) as database, database.begin() as connection:
-        standing = await load_standing(connection, NOW)
+        standing = await load_state(connection, NOW)
         row = DiscoveryRow(
             model="digits",
             predicate=key.predicate,

@@ -136,7 +136,7 @@ async def test_outputs_that_are_no_numbers_are_told(database: Database, record: 
     assert dark.not_finite is not None
     assert 0.1 < dark.not_finite < 0.7
     assert dark.not_finite_before == 0
-    (said,) = [one for one in dark.explanation if one.startswith("No numbers: ")]
+    (said,) = [one for one in dark.explanation if one.startswith("Invalid outputs: ")]
     assert f"{100 * dark.not_finite:.3g} % of the slice's outputs since the onset" in said
     assert "(before: 0 %)" in said
 
@@ -171,9 +171,9 @@ async def test_what_else_moved_is_told(database: Database, record: asyncpg.Conne
         "box_shift": pytest.approx(0.305, abs=0.01),
         "candidate_nan": pytest.approx(0.5, abs=0.3),
     }
-    (said,) = [one for one in dark.explanation if one.startswith("Beside it moved ")]
+    (said,) = [one for one in dark.explanation if one.startswith("Other measures that moved ")]
     assert "box_shift from 0.105 to 0.30" in said
-    assert said.endswith("of 6 other measures.")
+    assert "(6 compared)" in said
 
 
 async def test_a_record_that_answers_late_tells_not_what_else_moved(
@@ -202,7 +202,7 @@ async def test_a_doubt_of_the_configuration_is_told(database: Database, record: 
     await fold_all(database, at_once=16)
     dark = (await alerts(record))[DARK]
     assert dark.doubt == "they are probabilities"
-    assert "In doubt: they are probabilities." in dark.explanation
+    assert "Configuration in doubt: they are probabilities." in dark.explanation
 
 
 async def test_more_close_calls_are_told_as_input_shift(
@@ -231,7 +231,7 @@ async def test_a_version_that_is_bad_from_its_first_exchange_is_held_against_the
     assert dark.compared_version == "1"
     assert dark.compared_with == "version 1 in the week before this version came"
     assert (dark.cause, dark.aggregate_cause) == ("damage", "within")
-    assert any("Held against version 1" in one for one in dark.explanation)
+    assert any("Compared with version 1" in one for one in dark.explanation)
     assert any(change.startswith("candidate version 2 (this one)") for change in dark.changes)
     assert all(one.cause != "input_shift" for one in found.values())
 

@@ -95,7 +95,7 @@ async def test_an_empty_record_and_an_empty_period_say_so(
     postgres_dsn: str, record: asyncpg.Connection, history: History
 ) -> None:
     """Different things to do: start a monitor, or widen the period."""
-    with pytest.raises(OperatorError, match="nothing has been folded yet"):
+    with pytest.raises(OperatorError, match="no folded batches yet"):
         await history.extent(None, None)
     await _fold(postgres_dsn, record)
     with pytest.raises(OperatorError, match="widen --from and --to"):
@@ -114,7 +114,7 @@ async def test_what_retention_took_is_left_out_or_counted(
     await record.execute("delete from comparison where batch_id = (select id from batch where fold_seq = 31)")
     read = [rows async for chunk in history.batches(extent) for rows in chunk]
     assert sum(len(rows.comparisons) for rows in read) < extent.n_items
-    with pytest.raises(OperatorError, match="deleted by retention just now"):
+    with pytest.raises(OperatorError, match="retention has just deleted"):
         _ = [chunk async for chunk in history.batches(whole)]
 
 

@@ -208,7 +208,7 @@ async def test_an_empty_database_gives_a_page_that_does_not_reassure(
     figures, html = await _write(postgres_dsn, tmp_path)
     assert figures.models == ()
     assert figures.episodes == ()
-    assert "silence is not health" in Page(html).text
+    assert "health is unknown, not good" in Page(html).text
     assert figures.headlines()[0].startswith("Nothing was compared")
     assert 'class="card headline unknown"' in html
 
@@ -224,9 +224,9 @@ async def test_a_model_without_slices_has_its_aggregate(postgres_dsn: str, tmp_p
     (model,) = figures.models
     assert (model.n_slices, model.slices) == (0, ())
     assert model.aggregate is not None
-    assert model.aggregate.reason == "not judged by the monitor yet"
+    assert model.aggregate.reason == "the monitor has not folded it yet"
     assert model.headline.startswith(
-        "Nothing can be said of digits int8-7 yet (not judged by the monitor yet)"
+        "The health of digits int8-7 is not known yet (the monitor has not folded it yet)"
     )
     assert html.count("<svg ") == 1
 
@@ -320,9 +320,9 @@ async def test_a_silent_slice_with_an_open_alert_is_still_told(postgres_dsn: str
     figures, html = await _write(postgres_dsn, tmp_path, days=40)
     (model,) = figures.models
     assert model.status is Verdict.FIRING
-    assert "1 alert stood open" in model.headline
+    assert "1 alert was open" in model.headline
     assert all(entry.verdict is not Verdict.OK for entry in model.slices)
-    assert "There is nothing to draw" in Page(html).text
+    assert "There is no data to draw" in Page(html).text
 
 
 async def test_one_model_alone_is_reported_on_request(postgres_dsn: str, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
     StoredRow,
     active_slices,
-    load_standing,
+    load_state,
     store,
     store_round,
 )
@@ -162,7 +162,7 @@ async def test_a_person_decides_and_a_round_that_began_before_writes_nothing(
 
     slice_id = str(await record.fetchval("select slice_id from discovery"))
     async with database.begin() as connection:
-        standing = await load_standing(connection, NOW)
+        standing = await load_state(connection, NOW)
     done = await quantdrift("retire", slice_id, "--by", "anna", "--reason", "a load test")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("x-scanner=faint of digits is retired: ")

@@ -66,7 +66,7 @@ RAISED = (
     "digits 1, scanner=faint: ok -> firing: 5.3 % of decisions changed since 2026-03-01 12:00 UTC (254 exchanges), 1 %"
     " accepted"
 )
-FINE = "Route this slice to the unquantised model while you look: the aggregate is fine at 0.58 %."
+FINE = "Route this slice to the unquantised model while you investigate: the aggregate is fine at 0.58 %."
 
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "damage in a slice with a history": (
@@ -75,19 +75,19 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
             RAISED,
             (
                 "Numeric damage: the flip rate rose by +4.9 points (standard error 0.8) on inputs that are as hard as before,"
-                " and by nothing beyond chance (standard error 0.2 points) because of other margins; close calls (margin"
+                " and by nothing beyond chance (standard error 0.2 points) because the margins changed; close calls (margin"
                 " below 0.1) were 8 % of the slice and are 9 %."
             ),
             (
                 "Mean KL moved by +0.09 nat (standard error 0.01) at equal margins and by nothing beyond chance (standard"
-                " error 0.001 nat) by other margins."
+                " error 0.001 nat) because the margins changed."
             ),
             "Over all traffic nothing moved beyond chance.",
-            "Beside it moved box_shift from 0.105 to 0.305, topk_overlap from 1 to 0.999, of 1 other measure.",
-            "Held against the week before the onset without its last hour (400 exchanges, 254 since).",
+            "Other measures that moved (1 compared): box_shift from 0.105 to 0.305, topk_overlap from 1 to 0.999.",
+            "Compared with the week before the onset without its last hour (400 exchanges, 254 since).",
             (
-                f"{FINE} Look for what changed around {AT}. It is numeric damage: these inputs reach a range or need a"
-                " resolution that quantisation gave away. Calibrate again with them, or use finer (per-channel) quantisation"
+                f"{FINE} Look for what changed around {AT}. It is numeric damage: these inputs need a range or a"
+                " resolution that quantisation removed. Calibrate again with them, or use finer (per-channel) quantisation"
                 " or higher precision in the sensitive layers: calibration alone moves ranges and adds no resolution. Measure"
                 " with labels which of them helps."
             ),
@@ -98,15 +98,15 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             RAISED,
             (
-                "Too few to tell damage from input shift: 1 exchange of the slice before the onset and 261 since; 30 and 10"
-                " independent ones with a margin are needed."
+                "Too few exchanges to distinguish damage from input shift: 1 exchange before the onset and 261 since; 30 and"
+                " 10 independent ones with a margin are needed."
             ),
-            "Of all traffic there are too few exchanges before or since the onset to split its move.",
-            "Held against the week before the onset (1 exchange, 261 since).",
+            "Over all traffic there are too few exchanges before or since the onset to split the move.",
+            "Compared with the week before the onset (1 exchange, 261 since).",
             (
-                f"{FINE} The slice has no history before the drift (1 exchange before the estimated onset, of 30 that a"
-                " comparison takes): it may have been as bad from its first exchange. Compare with the version that served"
-                f" before, if there was one, and go back to it if that one is better. {GUESS} {MEND}"
+                f"{FINE} The slice has no history before the drift (1 exchange before the estimated onset, 30 are needed"
+                " to compare): it may have been as bad from its first exchange. Compare it with the version that served"
+                f" before, if there was one, and roll back if that one is better. {GUESS} {MEND}"
             ),
         ],
     ),
@@ -115,8 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         [
             RAISED,
             (
-                f"{FINE} The version is new (1 came within an hour of the estimated onset): compare with the one that served"
-                f" before, and go back to it if that one is better. {GUESS} {MEND}"
+                f"{FINE} The version is new (1 was first seen within an hour of the estimated onset): compare it with the"
+                f" version that served before, and roll back if that one is better. {GUESS} {MEND}"
             ),
         ],
     ),
@@ -178,7 +178,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
                 " nat accepted"
             ),
             (
-                "Route this slice to the unquantised model while you look: the aggregate is fine at 0.0055 nat. Look for what"
+                "Route this slice to the unquantised model while you investigate: the aggregate is fine at 0.0055 nat. Look for what"
                 f" changed around {AT}. Divergence of the whole output distribution points to numeric damage (range or"
                 f" resolution lost). {MEND}"
             ),
@@ -227,7 +227,7 @@ def test_the_end_of_an_alert_tells_the_evidence_and_not_the_window_that_still_ho
         aggregate_verdict=Verdict.OK, advice="", detector=detector,
     )  # fmt: skip
     assert summary(story) == (
-        f"digits 1, s: firing -> ok: {said}; the evidence for that is 12,345, and 10,000 is needed"
+        f"digits 1, s: firing -> ok: {said}; the evidence of recovery is 12,345, and 10,000 is needed"
     )
 
 
@@ -358,4 +358,4 @@ def test_a_move_that_six_digits_do_not_show_is_told_as_none() -> None:
         moved=("topk_overlap",), moved_before=(1.0,), moved_after=(1.0 - 1e-12,), n_measures=1
     )
     (said,) = sentences(found, Metric.FLIP, BUDGET.kind, Task.CLASSIFICATION)
-    assert said == "Beside it nothing moved beyond chance, of 1 other measure."
+    assert said == "No other measure moved beyond chance (1 compared)."

@@ -243,7 +243,7 @@ def test_an_empty_budget_is_refused(budget: Budget) -> None:
 
 def test_negative_evidence_is_refused() -> None:
     """It would take samples from others."""
-    with pytest.raises(ValueError, match="not negative"):
+    with pytest.raises(ValueError, match="not be negative"):
         made_of({"k=1": -1.0})
 
 

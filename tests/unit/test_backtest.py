@@ -13,7 +13,7 @@ from quantdrift.core.records import Metric, Verdict
 from quantdrift.monitor.fold.fold import Fold
 from quantdrift.monitor.planning.alerts import Match
 from quantdrift.monitor.planning.backtest import Backtest, Findings, accepted
-from quantdrift.monitor.planning.backtest_report import hindsight
+from quantdrift.monitor.planning.backtest_report import build_report
 from quantdrift.storage.monitor.history import HistoryExtent, StoredTransition
 from quantdrift.storage.monitor.rows import BatchRows, Position, Snapshot
 from tests.support.monitor.fold_stream import (
@@ -120,10 +120,10 @@ def test_a_stretch_that_begins_later_is_folded_from_nothing() -> None:
     """It keeps the numbers of the fold, and its text says that the state at the beginning is not known."""
     late = STREAM[40:]
     found = compared(CONFIG, late, first=41)
-    told = hindsight(found, extent(late, 41), CATALOG, ["first note"])
+    told = build_report(found, extent(late, 41), CATALOG, ["first note"])
     assert not told.complete
     assert told.notes[0] == "first note"
-    assert "begin from nothing" in told.notes[1]
+    assert "start empty there" in told.notes[1]
     assert "fold 41 to 80" in told.text()
 
 
@@ -151,14 +151,14 @@ def test_hours_hold_the_means_of_every_slice() -> None:
 def test_the_text_names_slices_and_says_what_became_of_each_alert() -> None:
     """For people; a missed page stands out."""
     found = compared(TOLERANT, STREAM)
-    told = hindsight(found, extent(STREAM), CATALOG, [])
+    told = build_report(found, extent(STREAM), CATALOG, [])
     text = told.text()
     assert "digits 1, scanner=faint" in text
     assert "MISSED" in text
-    assert f"pages    {told.pages_recorded} in the record, 0 under test" in text
+    assert f"pages    {told.pages_recorded} recorded, 0 under test" in text
     assert told.pages_recorded == sum(one.to_verdict is Verdict.FIRING for one in recorded())
-    same = hindsight(compared(CONFIG, STREAM), extent(STREAM), CATALOG, []).text()
-    assert "Every change of verdict is the record's own" in same
+    same = build_report(compared(CONFIG, STREAM), extent(STREAM), CATALOG, []).text()
+    assert "Every change of verdict is as recorded" in same
 
 
 def test_a_model_without_a_configuration_has_the_default_budget() -> None:

@@ -10,7 +10,7 @@ from quantdrift.core.records import Metric, Predicate
 from quantdrift.core.slices import SliceKey, slice_of
 from quantdrift.drift.discovery.items import Gathering, Items
 from quantdrift.drift.discovery.search import Found
-from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, frozen, origins, settled, with_traffic
+from quantdrift.monitor.discovery.candidates import EXPIRE_DAYS, decide, new_candidate, origins, with_traffic
 from quantdrift.storage.monitor.rows import ComparisonRow, to_us
 from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.discovery import DiscoveryRow, SearchedVersion
@@ -123,7 +123,7 @@ def test_enough_evidence_confirms_and_stays_confirmed() -> None:
     clean = after([item(NOW + 5 * HOUR + timedelta(seconds=i), flip=0.0) for i in range(500)], row, hours=8)
     assert clean.log_evidence == row.log_evidence
     assert max(clean.log_wealth) < max(row.log_wealth)
-    (done,), waiting = settled([clean], {}, NOW + DAY, LIMITS)
+    (done,), waiting = decide([clean], {}, NOW + DAY, LIMITS)
     assert done.row.status is Status.CONFIRMED
     assert done.row.confirmed_at == NOW + DAY
     assert "530 exchanges" in done.reason
@@ -132,7 +132,7 @@ def test_enough_evidence_confirms_and_stays_confirmed() -> None:
 
 def stands(row: DiscoveryRow, at: datetime, retiring: dict[int, str] | None = None) -> tuple[Status, str]:
     """Return what becomes of one discovery, and why."""
-    (done,), _ = settled([row], retiring or {}, at, LIMITS)
+    (done,), _ = decide([row], retiring or {}, at, LIMITS)
     return done.row.status, done.reason
 
 
@@ -153,17 +153,19 @@ def test_the_strongest_get_the_places_and_the_rest_wait_for_so_long() -> None:
     rows = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n) for n in range(1, 5)]
     rows += [discovery(id=9, model="other", log_evidence=8.0)]
     limits, begin = Discovery(most_slices=2), NOW + timedelta(days=99)
-    done, waiting = settled(rows, {}, begin, limits)
+    done, waiting = decide(rows, {}, begin, limits)
     assert [one.row.status for one in done] == [Status.CANDIDATE] * 2 + [Status.CONFIRMED] * 3
     assert [one.row.waits_since for one in done] == [begin, begin, None, None, None]
     assert waiting == {"digits": 2}
     days = timedelta(days=EXPIRE_DAYS)
-    later, waiting = settled([one.row for one in done], {}, begin + days - HOUR, limits)
+    later, waiting = decide([one.row for one in done], {}, begin + days - HOUR, limits)
     assert [one.row.waits_since for one in later[:2]] == [begin, begin], "it does not begin to wait anew"
     assert waiting == {"digits": 2}
-    over, waiting = settled([one.row for one in later], {}, begin + days, limits)
+    over, waiting = decide([one.row for one in later], {}, begin + days, limits)
     assert [one.row.status for one in over[:2]] == [Status.EXPIRED] * 2
-    assert {one.reason for one in over[:2]} == {"no place became free within 14 days"}
+    assert {one.reason for one in over[:2]} == {
+        "no place among discovery.most_slices became free within 14 days"
+    }
     assert waiting == {}
 
 
@@ -171,7 +173,7 @@ def test_who_waits_takes_the_place_of_what_is_retired() -> None:
     """In the same round, the strongest of those that wait."""
     there = discovery(id=1, status=Status.CONFIRMED, confirmed_at=NOW, seen_at=NOW)
     wait = [discovery(id=n, predicate=str(n), log_evidence=7.0 + n, waits_since=NOW) for n in (2, 3)]
-    done, waiting = settled([there, *wait], {1: "quiet"}, NOW + DAY, Discovery(most_slices=1))
+    done, waiting = decide([there, *wait], {1: "quiet"}, NOW + DAY, Discovery(most_slices=1))
     assert [one.row.status for one in done] == [Status.RETIRED, Status.CANDIDATE, Status.CONFIRMED]
     assert done[2].row.waits_since is None
     assert waiting == {"digits": 1}
@@ -250,7 +252,9 @@ def test_what_has_ended_is_tested_again_under_its_own_name(status: Status) -> No
     (origin,) = origins("digits", [moved], traffic(), [], [expired])
     assert not origin.watched
     version = SearchedVersion(id=2, model="digits", candidate_version="int8-8")
-    again = frozen(origin, version, Budget(), threshold=100.0, now=NOW + DAY, frozen_at=NOW + DAY + HOUR)
+    again = new_candidate(
+        origin, version, Budget(), threshold=100.0, now=NOW + DAY, frozen_at=NOW + DAY + HOUR
+    )
     assert (again.id, again.slice_id, again.predicate) == (7, 4, key.predicate)
     assert again.first_found_at == NOW
     assert again.n_found == 2

@@ -11,12 +11,12 @@ from quantdrift.core.sampling.policy_message import MAX_BYTES, PolicyMessage, en
 from quantdrift.drift.evidence.margin import EDGES
 from quantdrift.monitor.sampling.demands import (
     POLICY_STRATA,
-    account_of,
     draft,
     edges_of,
     header_layout,
     lowered,
     recent_of,
+    summary_of,
     surged,
 )
 from quantdrift.sidecar.state.policy import check_policy
@@ -117,7 +117,7 @@ def test_the_account_tells_what_each_slice_gets() -> None:
     """Most replays first; the shares of the evidence add up to one."""
     made = draft(CONFIG, record(signals=(evidence(FAINT, 1.0), evidence(CLEAR, 1e-4))), None)
     assert made
-    told = account_of(made, epoch="m0", made_at=BEGIN, budget_per_s=10.0)
+    told = summary_of(made, epoch="m0", made_at=BEGIN, budget_per_s=10.0)
     assert told.slices[0].name == "all"
     assert {one.name for one in told.slices} == {"all", "scanner=faint", "scanner=clear"}
     assert sum(one.evidence_share for one in told.slices) == pytest.approx(1.0)

@@ -101,8 +101,8 @@ def test_a_page_is_never_folded_under_a_ticket(big: Verdict, small: Verdict, exp
     """Whoever silences what is explained must still be woken by what explains it."""
     scene = drifted()
     beside = {BIG: alert(BIG, big), SMALL: alert(SMALL, small)}
-    assert smallest(scene, beside, scene.sizes(), mine=BIG, cap=2.0, tolerance=0.25) == expected
-    assert smallest(scene, beside, scene.sizes(), mine=SMALL, cap=2.0, tolerance=0.25) is None
+    assert smallest(scene, beside, scene.sizes(), slice_id=BIG, cap=2.0, tolerance=0.25) == expected
+    assert smallest(scene, beside, scene.sizes(), slice_id=SMALL, cap=2.0, tolerance=0.25) is None
 
 
 def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_other_way_round() -> None:
@@ -110,7 +110,7 @@ def test_of_two_slices_with_the_same_items_one_explains_the_other_and_not_the_ot
     scene = WindowSample([item(number, (ALL, BIG, SMALL), flip=1.0) for number in range(50)])
     beside = {BIG: alert(BIG), SMALL: alert(SMALL)}
     found = [
-        smallest(scene, beside, scene.sizes(), mine=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
+        smallest(scene, beside, scene.sizes(), slice_id=one, cap=2.0, tolerance=0.25) for one in (BIG, SMALL)
     ]
     assert found == [None, BIG]
 
@@ -131,10 +131,10 @@ def test_alerts_stand_as_after_the_batch_of_a_change() -> None:
 def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> None:
     """The alert's own row is newer than the note."""
     standing = AlertingSlices([alert(BIG)], [change(SMALL, 5), change(BIG, 6, Episode.ESCALATE)])
-    assert standing.explained(change(SMALL, 5), (BIG,), "small") == []
-    assert standing.explains(change(SMALL, 5), BIG, Explanation()) == []
+    assert standing.notes_on_explained(change(SMALL, 5), (BIG,), "small") == []
+    assert standing.notes_on_explaining(change(SMALL, 5), BIG, Explanation()) == []
     alone = AlertingSlices([alert(BIG)], [change(SMALL, 5)])
-    (note,) = alone.explained(change(SMALL, 5), (BIG,), "small")
+    (note,) = alone.notes_on_explained(change(SMALL, 5), (BIG,), "small")
     more = {"explained_by": "small", "explained_by_id": SMALL, "incident": "small"}
     assert (note.slice_id, note.more) == (BIG, more)
 
@@ -142,10 +142,10 @@ def test_nothing_is_noted_that_a_later_change_of_the_same_fold_says_better() -> 
 def test_an_alert_comes_out_from_under_one_that_has_ended() -> None:
     """Nothing explains it any more."""
     known = [alert(BIG, slice="big", explained_by="small", explained_by_id=SMALL), alert(SMALL)]
-    (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).endings()
+    (note,) = AlertingSlices(known, [change(SMALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended()
     assert note.slice_id == BIG
     assert note.more == {"explained_by": None, "explained_by_id": None, "incident": "big"}
-    assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).endings() == []
+    assert AlertingSlices(known, [change(ALL, 5, Episode.CLOSE, Verdict.OK)]).notes_on_ended() == []
 
 
 def test_what_is_looked_at_follows_the_detector_that_decided() -> None:
@@ -248,9 +248,9 @@ def test_sentences_tell_everything_the_most_telling_first() -> None:
     assert "nat" in sentences(FOUND, Metric.DIVERGENCE, BUDGET.kind, TASK)[3]
     assert "points" in sentences(FOUND, Metric.DIVERGENCE, TAIL.kind, TASK)[3]
     (why,) = sentences(
-        Explanation(unexplained="the record did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
+        Explanation(unexplained="the database did not answer in time"), Metric.FLIP, BUDGET.kind, TASK
     )
-    assert why.startswith("Not explained: the record did not answer in time")
+    assert why.startswith("Not explained: the database did not answer in time")
 
 
 def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> None:
@@ -264,10 +264,10 @@ def test_too_few_are_said_to_be_too_few_and_no_figure_of_theirs_is_told() -> Non
     )
     slice_, aggregate, window = sentences(found, Metric.DIVERGENCE, BUDGET.kind, TASK)
     assert slice_.startswith(
-        "Too few to tell damage from input shift: 8 exchanges of the slice before the onset"
+        "Too few exchanges to distinguish damage from input shift: 8 exchanges before the onset"
     )
-    assert aggregate.startswith("Of all traffic there are too few")
-    assert window == "Held against the week before the onset (8 exchanges, 45 since)."
+    assert aggregate.startswith("Over all traffic there are too few")
+    assert window == "Compared with the week before the onset (8 exchanges, 45 since)."
     assert "nat" not in slice_ + aggregate
 
 
@@ -293,15 +293,15 @@ def test_what_was_not_there_before_is_told_apart() -> None:
         aggregate_unseen_se=0.005,
     )
     *_, slice_, aggregate = sentences(new, Metric.FLIP, BUDGET.kind, TASK)
-    assert slice_.startswith("Inputs at margins that were not there before")
-    assert "at margins that were not there before: +8 points (standard error 1)" in slice_
+    assert slice_.startswith("Inputs at margins that did not occur before")
+    assert "at margins that did not occur before: +8 points (standard error 1)" in slice_
     assert aggregate.endswith("; traffic that is new or was rare before: +2 points (standard error 0.5).")
     beside = msgspec.structs.replace(new, cause="damage", aggregate_cause="within")
     assert (
         "traffic that is new or was rare before: +2 points"
         in sentences(beside, Metric.FLIP, BUDGET.kind, TASK)[-1]
     )
-    assert not any("not there" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
+    assert not any("did not occur" in one for one in sentences(FOUND, Metric.FLIP, BUDGET.kind, TASK))
 
 
 def test_a_part_that_rose_is_not_called_the_reason_of_a_fall() -> None:
@@ -342,11 +342,11 @@ def test_outputs_that_are_no_numbers_are_told_by_weight() -> None:
     assert found.not_finite == pytest.approx(20 / 60)
     assert found.not_finite_before == 0
     said = sentences(found, Metric.FLIP, BUDGET.kind, Task.REGRESSION)
-    assert said[0].startswith("No numbers: 33.3 % of the slice's outputs since the onset")
+    assert said[0].startswith("Invalid outputs: 33.3 % of the slice's outputs since the onset")
     assert "(before: 0 %)" in said[0]
     few = WindowSample(before.items[:5])
     alone = sentences(findings(few, WindowSample(spoilt), measure, cap), Metric.FLIP, BUDGET.kind, TASK)
-    assert "No numbers: 50 %" in alone[0]
+    assert "Invalid outputs: 50 %" in alone[0]
     assert "before:" not in alone[0]
     assert findings(before, WindowSample(kept), measure, cap).not_finite is None
 

@@ -73,7 +73,7 @@ def test_what_was_seen_long_ago_is_forgotten() -> None:
 
 def test_a_group_that_is_none_is_refused() -> None:
     """A value above its weight would break the bounds."""
-    with pytest.raises(ValueError, match="is none"):
+    with pytest.raises(ValueError, match="0 <= value <= weight <= 1"):
         Noise().seen(0.6, 0.5, WINDOW)
 
 

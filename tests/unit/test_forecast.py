@@ -109,7 +109,7 @@ def test_a_replay_budget_scales_every_rate_and_says_so() -> None:
     assert found.granted == pytest.approx(2.0 / found.replays_per_s)
     assert by_name["all"].samples_per_s == pytest.approx(2.0)
     assert found.gpu_share == pytest.approx(0.02)
-    assert "2 can be had" in found.notes[0]
+    assert "2 are possible" in found.notes[0]
 
 
 def test_the_sidecars_own_cap_counts() -> None:

@@ -91,12 +91,12 @@ def test_advice_follows_the_metric_and_the_state() -> None:
 def test_a_slice_that_was_bad_from_its_first_exchange_is_not_said_to_have_changed() -> None:
     """One exchange before the onset is no history, and the monitor's case goes before the report's own count."""
     one = _advise(before=None, n_before=1)
-    assert "no history before the drift (1 exchange before the estimated onset, of 30" in one
+    assert "no history before the drift (1 exchange before the estimated onset, 30 are needed" in one
     assert "did not change" not in one
     told = msgspec.structs.replace(
         EPISODE, explanation=Explanation(begin="first_seen"), deciding=Deciding(n_history=8)
     )
-    assert "(8 exchanges before the estimated onset, of 30" in _advise(told)
+    assert "(8 exchanges before the estimated onset, 30 are needed" in _advise(told)
     unread = msgspec.structs.replace(EPISODE, explanation=Explanation(begin="a later release's"))
     assert "did not change" in _advise(unread)
 
@@ -107,14 +107,14 @@ def test_what_is_said_of_decisions_is_what_became_of_them() -> None:
     many, few = (Estimate(mean=mean, low=None, high=None) for mean in (0.44, 0.003))
     assert "Decisions changed too (44 % since the onset)" in _advise(moved, flips=many)
     assert "Few decisions changed (0.3 % since the onset, 1 % accepted)" in _advise(moved, flips=few)
-    assert "of changed decisions nothing is known" in _advise(moved)
+    assert "how many decisions changed is not known" in _advise(moved)
     assert not any("before decisions" in _advise(moved, flips=one) for one in (many, few, None))
 
 
 def test_a_share_of_traffic_before_is_told_of_enough_exchanges_alone() -> None:
     """A share that a single exchange gave is the count of it."""
     said = _advise(before=None, n_before=1, shares=(0.0005, 0.04))
-    assert "grew to 4 % of all exchanges (1 exchange of it before)" in said
+    assert "grew to 4 % of all exchanges (1 exchange before the onset)" in said
 
 
 def test_a_trace_link_holds_the_trace_id() -> None:

@@ -6,7 +6,7 @@ import pytest
 from quantdrift.core.config.schema import Budget, Config, Model
 from quantdrift.core.records import Metric, Verdict
 from quantdrift.report.figures import EpisodeFigures, Gap
-from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, folded, gaps, models
+from quantdrift.report.finding import EpisodeFacts, Facts, Measured, episodes, gaps, grouped, models
 from quantdrift.report.interval import N_BINS
 from quantdrift.storage.report.facts import (
     Deciding,
@@ -168,7 +168,7 @@ def test_an_alert_tells_what_decided_beside_the_whole_period() -> None:
     facts = _facts(_said(2, Verdict.OK), told=(msgspec.structs.replace(entry, episode=over),))
     (model,) = models(CONFIG, facts)
     assert model.slices[0].decided.startswith(
-        "its alert ended 2026-11-16 12:00 UTC; the figures hold the time"
+        "its alert ended 2026-11-16 12:00 UTC; the figures include the time"
     )
 
 
@@ -205,7 +205,7 @@ def test_what_is_explained_follows_what_explains_it() -> None:
         figures = make_episode(slice_id=number)
         return msgspec.structs.replace(figures, alert_id=number, explained_by_id=by)
 
-    found = folded([told(1, by=3), told(2), told(3), told(4, by=1), told(5, by=9)])
+    found = grouped([told(1, by=3), told(2), told(3), told(4, by=1), told(5, by=9)])
     assert [(one.alert_id, one.folded) for one in found] == [
         (2, False),
         (3, False),
@@ -213,4 +213,4 @@ def test_what_is_explained_follows_what_explains_it() -> None:
         (4, True),
         (5, False),
     ]
-    assert sorted(one.alert_id for one in folded([told(1, by=2), told(2, by=1)])) == [1, 2]
+    assert sorted(one.alert_id for one in grouped([told(1, by=2), told(2, by=1)])) == [1, 2]

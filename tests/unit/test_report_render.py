@@ -91,7 +91,7 @@ def test_every_part_of_the_page_is_there() -> None:
         "the stream did not keep up",
         "Versions without a reference",
         "Gaps",
-        "Not judged",
+        "No verdicts yet",
         "anytime-valid",
         "rollup_hour",
     ):

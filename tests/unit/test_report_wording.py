@@ -140,9 +140,7 @@ def test_the_headline_of_a_ticket_says_that_nothing_pages() -> None:
     found = headline(
         "digits int8-7", OTHERS, ALL, [make_episode(severity=Verdict.WARNING, metric=Metric.DIVERGENCE)]
     )
-    assert found.startswith(
-        "Nothing of digits int8-7 pages, but 1 ticket stood open: scanner=faint diverges by"
-    )
+    assert found.startswith("digits int8-7 raised no page, but 1 ticket was open: scanner=faint diverges by")
 
 
 def test_the_headline_of_a_quiet_week_still_counts_what_is_unknown() -> None:
@@ -150,7 +148,7 @@ def test_the_headline_of_a_quiet_week_still_counts_what_is_unknown() -> None:
     unknown = make_slice("scanner=z", verdict=Verdict.UNKNOWN)
     assert headline("digits int8-7", [*OTHERS, unknown], ALL, []) == (
         "None of the 6 slices of digits int8-7 drifted; over all its traffic it flips 0.4 % [0.3, 0.52] of"
-        " decisions against a budget of 1 %. 1 slice is unknown: too little is known to call it healthy."
+        " decisions against a budget of 1 %. 1 slice is unknown: there is too little data to call it healthy."
     )
 
 
@@ -159,7 +157,8 @@ def test_the_headline_of_an_unknown_version_does_not_reassure() -> None:
     whole = make_slice("all", verdict=Verdict.UNKNOWN)
     found = headline("digits int8-7", [], whole, [])
     assert (
-        found == "Nothing can be said of digits int8-7 yet (evidence 34 against 10): unknown is not healthy."
+        found
+        == "The health of digits int8-7 is not known yet (evidence 34 against 10): unknown does not mean healthy."
     )
 
 
@@ -167,13 +166,13 @@ def test_the_headline_of_a_version_whose_outputs_are_no_distributions_says_so() 
     """A reference that gives nothing but NaN measures nothing, however much was replayed."""
     blind = msgspec.structs.replace(ALL, flip=None, divergence=None, js=None)
     assert headline("digits int8-7", OTHERS, blind, []) == (
-        "Nothing of digits int8-7 gave outputs that can be compared in this period, so nothing can be said of it."
+        "No exchange of digits int8-7 gave outputs that can be compared in this period, so its health is unknown."
     )
 
 
 def test_the_headline_without_data_says_so() -> None:
     """Silence is not health."""
     assert headline("digits int8-7", [], None, []) == (
-        "Nothing of digits int8-7 was compared in this period, so nothing can be said of it."
+        "No exchange of digits int8-7 was compared in this period, so its health is unknown."
     )
-    assert headline("digits int8-7", [], None, [make_episode()]).endswith("; 1 alert stood open.")
+    assert headline("digits int8-7", [], None, [make_episode()]).endswith("; 1 alert was open.")

@@ -8,7 +8,7 @@ from quantdrift.core.tasks import Task
 from quantdrift.drift.detectors.protocol import BUDGET, DETECTORS, TAIL
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.fold.alert_event import AlertEvent, ended, summary, tell
+from quantdrift.monitor.fold.alert_event import AlertEvent, ended, summary, transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
 from tests.support.monitor.fold_stream import BEGIN_US, CATALOG, FAINT_ID, WITH_REFERENCE
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.unit
 
 def told(state: FloatArray, *, kind: str, metric: Metric, moved: Onset | None = None) -> TransitionRow:
     """Return an alert of `scanner=faint` that a detector decided."""
-    return tell(
+    return transition_row(
         task=Task.CLASSIFICATION,
         version=CATALOG.versions[WITH_REFERENCE],
         place=CATALOG.slices[FAINT_ID],
@@ -74,5 +74,5 @@ def test_an_alert_of_a_budget_tells_no_tail() -> None:
 
 def test_the_end_of_an_alert_says_whether_it_is_well_or_gone() -> None:
     """What is compared no more is not called healthy."""
-    assert "compared no more" in ended(Verdict.UNKNOWN)
-    assert "inside its budget again" in ended(Verdict.OK)
+    assert "not compared any more" in ended(Verdict.UNKNOWN)
+    assert "within its budget again" in ended(Verdict.OK)

@@ -95,7 +95,7 @@ def test_an_alert_of_a_version_that_another_replaced_ends_as_unknown() -> None:
     assert _closed(outcome) == [(WITH_REFERENCE, FAINT_ID, Verdict.FIRING, Verdict.UNKNOWN)]
     assert _verdict(fold, WITH_REFERENCE) == (Verdict.UNKNOWN, "superseded")
     (story,) = [row.details for row in outcome.transitions if row.episode is Episode.CLOSE]
-    assert "nothing can be said" in story["advice"]
+    assert "its health is unknown" in story["advice"]
     assert {row.model_version_id for row in fold.current()} == {2, NEW}
     # One straggler of the old version changes nothing.
     fold.batch(_compared(seq + 7, late_us + SECOND_US, version=WITH_REFERENCE, captured_us=at_us + SECOND_US))

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from quantdrift.core.records import Metric, Verdict
-from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, BeforeWindow, yardstick
-from quantdrift.monitor.explain.sample import Measure, WindowSample, damaged
+from quantdrift.monitor.explain.before_window import ENOUGH, GAP_US, BeforeWindow, find_before_window
+from quantdrift.monitor.explain.sample import Measure, WindowSample, damage_between
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Episode, TransitionRow, VersionRow
 from tests.support.monitor.fold_stream import BEGIN_US, SECOND_US
@@ -102,7 +102,7 @@ def held_against(
     )
     versions = {one.id: one for one in (version(OWN, own_us), *earlier)}
     record = Record(items)
-    found = asyncio.run(yardstick(record, row, versions))
+    found = asyncio.run(find_before_window(record, row, versions))
     assert record.asked <= 4
     return found
 
@@ -116,13 +116,13 @@ def test_the_last_hour_before_an_onset_is_left_out_where_there_is_enough_without
     assert found.n == 2000
     assert list(found.past) == (sound + late)[::-1]
     after = WindowSample(run(ONSET_US, 40, flip=1.0))
-    told = damaged(WindowSample(found.items), after, FLIPS)
+    told = damage_between(WindowSample(found.items), after, FLIPS)
     assert told is not None
     assert told.cause == "damage"
     # Whoever holds it against what lies right before the onset finds nothing.
-    mixed = damaged(WindowSample(late), after, FLIPS)
-    assert mixed is not None
-    assert mixed.cause == "undecided"
+    whole_window = damage_between(WindowSample(late), after, FLIPS)
+    assert whole_window is not None
+    assert whole_window.cause == "undecided"
 
 
 def test_of_a_short_past_the_newest_quarter_is_left_out() -> None:
@@ -161,7 +161,7 @@ def test_a_version_that_came_with_the_onset_is_held_against_the_one_last_compare
     times = [item.captured_us for item in found.past]
     assert times == sorted(times, reverse=True)
     assert len(times) == 670
-    told = damaged(WindowSample(found.items), WindowSample(run(ONSET_US, 40, flip=1.0)), FLIPS)
+    told = damage_between(WindowSample(found.items), WindowSample(run(ONSET_US, 40, flip=1.0)), FLIPS)
     assert told is not None
     assert told.cause == "damage"
 

@@ -1,4 +1,4 @@
-"""What a cluster is made of, in words: declared slices that are more frequent in it than elsewhere."""
+"""The description of a cluster: declared slices that are more frequent in it than elsewhere."""
 
 import math
 from collections import Counter, defaultdict
@@ -42,7 +42,7 @@ def traits_of(
     labels: Sequence[Sequence[str]],
     n_clusters: int,
 ) -> list[tuple[Trait, ...]]:
-    """Return per cluster the labels that tell it from the rest, the most telling first.
+    """Return per cluster the labels that distinguish it from the rest, the most distinctive first.
 
     A label is as telling as it adds to the divergence of the cluster's labels from everything's: share * ln(lift).
     One counts only from `LEAST_COUNT` vectors and a lift of `LEAST_LIFT` on. These are descriptions, not tests:

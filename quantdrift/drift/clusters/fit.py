@@ -9,11 +9,11 @@ of cluster j is t * spread_j, t the smallest score with
 which is split conformal prediction (Vovk, Gammerman and Shafer 2005; weighted as in Tibshirani et al. 2019, with the
 largest weight for the next item). So a further vector of the same traffic lies beyond every radius with probability at
 most 1 - q, on average over samples of this size, if vectors of different exchanges are exchangeable. Measured on the
-half that placed the centroids the scores would be too small: that is the classic mistake. Where q cannot be reached with
-so few vectors the radii are infinite and nothing is called novel.
+half that placed the centroids, the scores would be too small. Where q cannot be reached with so few vectors the radii
+are infinite and nothing counts as novel.
 
-The centroids are Sculley's (2010). A refit starts from the centroids there are, and from new ones beside; the former win
-unless the latter divide the traffic better by `_BETTER`. Ids then follow the nearest centroids (`matching`).
+The centroids are Sculley's (2010). A refit starts once from the existing centroids and once from new ones; the former
+are kept unless the latter divide the traffic better by `_BETTER`. Ids then follow the nearest centroids (`matching`).
 """
 
 import zlib
@@ -42,7 +42,7 @@ from quantdrift.drift.clusters.vocabulary import known_values
 _BETTER: Final = 0.95
 _LEAST_IN_CLUSTER: Final = 20
 _LEAST_SPREAD: Final = (
-    0.25  # of the spread over all clusters: a few equal vectors must not have a radius of nothing
+    0.25  # of the spread over all clusters: a few equal vectors must not have a radius of 0
 )
 _TINY: Final = 1e-6
 _FARTHEST: Final = 100.0  # medians of the distance: beyond it a vector places no centroid
@@ -53,7 +53,7 @@ _N_MEDOIDS: Final = 3
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a clustering is fitted to: one row per item.
+    """The sample that a clustering is fitted to: one row per item.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True, eq=False):
 
 
 class Naming(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose clustering it is to be.
+    """The names and ids of a clustering to be fitted.
 
     Parameters
     ----------
@@ -166,7 +166,7 @@ def fit_clusters(
     naming
         Whose it is.
     n_clusters
-        Most clusters; fewer where they would hold less than a handful of vectors.
+        Most clusters; fewer where they would have only a few vectors.
     quantile
         q: at most 1 - q of ordinary traffic is expected to be called novel.
     previous
@@ -185,7 +185,7 @@ def fit_clusters(
     sample = sample.rows(finite)
     if len(sample.vectors) == 0:
         raise ValueError("no vector is made of finite numbers")
-    # One vector a million times as far out as the others would have a centroid of its own, and the scale to itself.
+    # One vector a million times as far out as the others would get its own centroid and determine the scale.
     near = _near(sample.vectors)
     placing = _half(sample.exchanges)
     places, measured = placing & near, ~placing
@@ -248,7 +248,7 @@ def novelty_threshold(scores: Float64, weights: Float64, quantile: float) -> flo
 
 
 def _half(exchanges: Iterable[str]) -> Bools:
-    """Return which rows place the centroids: half of the exchanges, the same ones each time."""
+    """Return which rows are used to fit the centroids: half of the exchanges, the same ones each time."""
     return np.array([zlib.crc32(one.encode()) % 2 == 0 for one in exchanges], dtype=np.bool_)
 
 
@@ -298,7 +298,7 @@ def _centroids(
 
 
 def _filled(start: npt.NDArray[Any], points: Float64, weights: Float64, k: int, seed: int) -> Float64:
-    """Return k places to start from: those there were, and points far from them (k-means++) where these are fewer."""
+    """Return k starting points: the previous centroids, filled up with points far from them (k-means++)."""
     chosen: Float64 = start[:k].astype(np.float64)
     generator = np.random.default_rng(seed)
     while len(chosen) < k:
@@ -343,7 +343,7 @@ def _identities(
     *,
     scaled: Callable[[Float32], Float64],
 ) -> tuple[tuple[int, ...], Anchors, int]:
-    """Return the ids, the clusters that are gone, and the next free id.
+    """Return the ids, the clusters that disappeared, and the next free id.
 
     A centroid takes the id of the one it continues, else that of one that was gone and is back, else a new one.
     """

@@ -1,4 +1,4 @@
-"""Which new centroid is which old one: the assignment that keeps a cluster's id through refits."""
+"""The matching of new centroids to old ones, which keeps a cluster's id over refits."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Which values of an attribute are known, and whether they can be known at all."""
+"""The vocabulary of attributes: the known values of those attributes that have a limited set of values."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ def known_values(
     *,
     most_unseen: float,
 ) -> dict[str, frozenset[str]]:
-    """Return per attribute the values that were met, for those attributes whose values are known by now.
+    """Return per attribute the values seen so far, for those attributes whose values are known by now.
 
     The share of traffic whose value was never met is about the share whose value was met exactly once (Good 1953).
     With the next item counted as one of these, at the largest weight, (W_1 + w_max) / (W + w_max) must be at most

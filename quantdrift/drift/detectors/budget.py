@@ -64,14 +64,14 @@ FLOOR_X = slice(FLOOR_W.stop, FLOOR_W.stop + _K)
 MIRROR = slice(FLOOR_X.stop, FLOOR_X.stop + len(resolve.BETS))
 WINDOWS = slice(MIRROR.stop, MIRROR.stop + window.SIZE)
 SIZE = WINDOWS.stop
-# Where they begin: compiled code knows no slices of the module.
+# Start indices, since compiled code cannot use slices of the module.
 _RATES, _PAGE, _TICKET, _CUSUM = RATES.start, PAGE.start, TICKET.start, CUSUM.start
 _FLOOR_AT, _FLOOR_N, _FLOOR_W, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_W.start, FLOOR_X.start
 _MIRROR, _WINDOWS = MIRROR.start, WINDOWS.start
 
 
 class BudgetDetector:
-    """The detector of this module, for many signals at a time. It holds nothing: states are rows of numbers."""
+    """The detector of this module, for many signals at a time. It has no state of its own: states are rows of numbers."""
 
     kind = "budget"
     size = SIZE
@@ -102,23 +102,26 @@ class BudgetDetector:
         return state
 
     def lower(self, state: FloatArray, budget: float) -> None:
-        """Test against a smaller mean from here on, in place; the evidence stays.
+        """Test against a smaller mean from now on, in place; the evidence stays.
 
-        What was won against a larger mean was won against every smaller one too: H0 "mean <= m" holds the smaller one's.
-        Not while an alert lasts: that a mean lies below the larger one says nothing of the smaller.
+        Evidence against a larger mean is also evidence against every smaller one: H0 "mean <= m" includes the smaller
+        one's. Not during an alert: recovery below the larger mean says nothing about the smaller.
 
         Raises
         ------
         ValueError
-            The mean is not smaller, is none, or an alert lasts.
+            The mean is not smaller, is not positive, or an alert is open.
         """
         if not 0 < budget <= state[M] or state[ALERTING]:
-            raise ValueError(f"{budget} does not go on from {state[M]} with the evidence that there is")
+            raise ValueError(
+                f"the evidence against {state[M]} cannot be kept for {budget}: it must be smaller and positive, and no"
+                " alert may be open"
+            )
         state[M] = budget
         state[RATES] = _rates(budget, state[RATES.start])
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let both copies begin anew at this mass and time, in place."""
+        """Restart both copies at this mass and time, in place."""
         header.armed(state, mass=mass)
         state[PAGE] = state[TICKET] = state[MIRROR] = 0.0
         state[CUSUM] = 1.0
@@ -144,15 +147,15 @@ class BudgetDetector:
         return found
 
     def page_mass(self, state: FloatArray) -> float:
-        """Return the calendar mass that the page copy was given since its reset."""
+        """Return the calendar mass given to the page copy since its reset."""
         return float(state[PAGE_MASS])
 
     def live(self, state: FloatArray) -> bool:
-        """Return whether it takes part: always, it has nothing to learn."""
+        """Return whether the signal is live: always, since it learns nothing."""
         return bool(state[M] > 0)
 
     def missing(self, state: FloatArray) -> int:
-        """Return how many groups it lacks until it takes part: none."""
+        """Return how many more groups the signal needs until it is live: none."""
         return 0
 
     def missings(self, states: FloatArray) -> IntArray:
@@ -164,7 +167,7 @@ class BudgetDetector:
         return np.where(window.full(states, WINDOWS.start), -np.inf, np.inf)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let the recent window move on, in place."""
+        """Advance the recent window, in place."""
         window.rotate(state, WINDOWS.start)
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
@@ -176,7 +179,7 @@ class BudgetDetector:
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 
     def moved(self, state: FloatArray) -> Onset:
-        """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it."""
+        """Return the onset and the means before and after it, of a running copy: call it before `alarmed` resets it."""
         evidence = state[PAGE] if state[PAGING] else state[TICKET]
         bet = onset.onset_bet(evidence)
         scale = float(state[SCALE])
@@ -191,13 +194,13 @@ class BudgetDetector:
         )
 
     def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
-        """Return what signals with `states`, (N, SIZE), go through along `block`."""
+        """Run signals with `states`, (N, SIZE), over `block`, and return their run."""
         return BlockRun(self.follow, states, block)
 
-    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
-        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
-        course = np.empty((path.N_ROWS, len(trail.seen)))
-        if not _follow(states, trail, course):
+    def follow(self, states: FloatArray, groups: GroupSequence) -> SequenceRun:
+        """Run signals over their groups, changing `states`, (N, SIZE), in place, and return their run."""
+        course = np.empty((path.N_ROWS, len(groups.seen)))
+        if not _follow(states, groups, course):
             raise ValueError("a weight above 1 would break the false-alarm bound")
         return SequenceRun(course=course, states=states)
 
@@ -211,9 +214,9 @@ def _rates(budget: float, smallest: float) -> FloatArray:
 
 
 @compiled
-def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
-    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
-    ends, x, seen, mass, at_us = trail
+def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
+    """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
+    ends, x, seen, mass, at_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -245,7 +248,7 @@ def _see(state: FloatArray, vx: float, v: float, given: float, at_us: float) -> 
         factor = 1.0 + state[_RATES + bet] * z
         state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor
         after = onset.twin(state[_CUSUM + bet], factor)
-        # Without branches: what is written is mostly what was there, but the processor takes several bets at a time.
+        # Without branches, so that the processor handles several bets at a time; mostly the old value is written.
         state[_CUSUM + bet] = after
         state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
         state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]

@@ -1,4 +1,4 @@
-"""The seam that detectors fill, and the registry of those that there are.
+"""The protocol of detectors, and the registry of all detectors.
 
 A detector is one module: states are rows of float64 that it alone can read, and `run` takes many of them along a
 block at a time. Adding one is that module plus one entry in `DETECTORS`.
@@ -28,31 +28,31 @@ class Detector(Protocol):
     width: int
 
     def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
-        """Return what signals with `states`, (N, size), go through along `block`."""
+        """Run signals with `states`, (N, size), over `block`, and return their run."""
         ...
 
-    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
-        """Return what signals with `states`, (N, size), go through along their groups, and move these on, in place."""
+    def follow(self, states: FloatArray, groups: GroupSequence) -> SequenceRun:
+        """Run signals over their groups, changing `states`, (N, size), in place, and return their run."""
         ...
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let the evidence begin anew, in place."""
+        """Restart the evidence, in place."""
         ...
 
     def live(self, state: FloatArray) -> bool:
-        """Return whether it takes part; one that still learns gets no allowance and its evidence is 0."""
+        """Return whether the signal is live; one that still learns gets no allowance and its evidence is 0."""
         ...
 
     def missing(self, state: FloatArray) -> int:
-        """Return how many groups it lacks until it takes part."""
+        """Return how many more groups the signal needs until it is live."""
         ...
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Between batches: let windows move on and what has learned enough take part, in place."""
+        """Do the work between batches, in place: advance windows, and go live when the baseline is ready."""
         ...
 
     def moved(self, state: FloatArray) -> Onset:
-        """Return onset and what moved, of a copy that runs: before `alarmed` resets it."""
+        """Return the onset and the figures that moved, of a running copy: call it before `alarmed` resets it."""
         ...
 
     def recent(self, state: FloatArray) -> Estimate | None:
@@ -80,7 +80,7 @@ class Detector(Protocol):
         ...
 
     def page_mass(self, state: FloatArray) -> float:
-        """Return the calendar mass that the page copy was given since its reset."""
+        """Return the calendar mass given to the page copy since its reset."""
         ...
 
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
@@ -89,12 +89,12 @@ class Detector(Protocol):
 
 
 class Learner(Detector, Protocol):
-    """A detector that measures against a baseline which it has learned."""
+    """A detector that compares with a learned baseline."""
 
     record: type[msgspec.Struct]
 
     def fresh(self, *, tau: float, scale: float, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a new signal, (size,), which knows nothing yet.
+        """Return the state of a new signal, (size,), that has learned nothing yet.
 
         Parameters
         ----------
@@ -108,31 +108,31 @@ class Learner(Detector, Protocol):
         ...
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a new signal that is measured against the baseline in `state`, and takes part at once."""
+        """Return the state of a new signal with the baseline in `state`; it is live at once."""
         ...
 
     def freeze(self, state: FloatArray) -> None:
-        """Learn nothing more, in place."""
+        """Stop learning, in place."""
         ...
 
     def keep(self, state: FloatArray) -> None:
-        """Learn what was seen while an alert lasted that was none, in place."""
+        """Learn the groups that were seen during a false alert, in place."""
         ...
 
     def aside(self, state: FloatArray) -> bool:
-        """Return whether there is anything that `keep` would learn: an alert lasts, or has set something aside."""
+        """Return whether `keep` would change the baseline: an alert is open, or has set groups aside."""
         ...
 
     def learned(self, state: FloatArray) -> int:
-        """Return how many groups the baseline is made from."""
+        """Return the number of groups in the baseline."""
         ...
 
     def content(self, state: FloatArray) -> msgspec.Struct:
-        """Return the baseline as it is recorded, of type `record`."""
+        """Return the baseline for storing, of type `record`."""
         ...
 
     def from_content(self, content: Any, *, scale: float, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a signal that is measured against a recorded baseline, of type `record`."""
+        """Return the state of a signal with a stored baseline, of type `record`."""
         ...
 
 
@@ -144,10 +144,10 @@ DETECTORS: dict[str, Detector] = {BUDGET.kind: BUDGET, **LEARNERS}
 
 
 def compile_all() -> None:
-    """Let every detector follow one group: compiles what is not compiled yet, and keeps it where it can be kept."""
+    """Run every detector over one group, which compiles its loops and stores them in the cache where there is one."""
     nothing = np.zeros(1)
     for detector in DETECTORS.values():
-        trail = GroupSequence(
+        groups = GroupSequence(
             ends=np.ones(1, dtype=np.intp),
             x=np.zeros((1, detector.width)),
             seen=np.zeros(1, dtype=np.bool_),
@@ -155,7 +155,7 @@ def compile_all() -> None:
             at_us=nothing,
         )
         states = np.zeros((1, detector.size))
-        detector.follow(states, trail)
+        detector.follow(states, groups)
         detector.evidences(states)
     group.compile_all()
     note_kept()

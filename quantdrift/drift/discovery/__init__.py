@@ -1,1 +1,1 @@
-"""The search for slices that nobody declared, and their confirmation on later traffic."""
+"""The search for undeclared slices, and their confirmation on later traffic."""

@@ -1,4 +1,4 @@
-"""The single conditions that a search joins: an attribute's values, and a feature's quantile bins and their ends.
+"""The single conditions that a search combines: an attribute's values, and a feature's quantile bins and their ends.
 
 Edges are rounded to some three places of the feature's spread and then to what their text says, so that the slice a
 person reads is the slice that is tested, and tomorrow's search finds it under the same text more often than not.

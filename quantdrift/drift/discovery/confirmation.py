@@ -1,4 +1,4 @@
-"""Is a slice that a search found really worse? A betting e-process on later traffic alone.
+"""The confirmation of a slice that a search found: a betting e-process on later traffic only.
 
 H0 "the mean divergence of the slice's exchanges is at most m at every moment", m = `null_mean(...)`: the ratio times
 the upper bound of the aggregate at the search, or the budget where that is larger. Bet k multiplies its wealth by
@@ -37,13 +37,13 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 N_BETS = 12
 SMALLEST_RATE = 0.5
-LARGEST_BET = 0.95  # of what would lose everything at vx = 0, v = 1
+LARGEST_BET = 0.95  # share of the bet that would lose everything at vx = 0, v = 1
 LARGEST_NULL = 0.5  # above this a slice needs no statistics
 MONTH_S = 30 * 86_400.0
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the test of one candidate has come.
+    """The state of the test of one candidate.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
             return self
         if not ((vx >= 0) & (vx <= v * (1 + ROUNDING)) & (v <= 1 + ROUNDING)).all():
             raise ValueError("group values must satisfy 0 <= vx <= v <= 1")
-        # One addition after the other from the wealth on: the same bits however the exchanges are cut.
+        # Add one after the other, starting from the wealth: bitwise the same however the exchanges are split.
         steps = np.log1p(rates_of(self.m) * (vx - v * self.m)[:, None])
         path = np.cumsum(np.concatenate((np.array([self.log_wealth]), steps)), axis=0)[1:]
         top = path.max(axis=1)
@@ -103,7 +103,7 @@ def rates_of(m: float) -> FloatArray:
 
 
 def null_mean(budget: float, aggregate_high: float, ratio: float) -> float:
-    """Return m: what the mean of a candidate must be above to count, over the metric's cap.
+    """Return m: the level that the mean of a candidate must exceed to count, over the metric's cap.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def null_mean(budget: float, aggregate_high: float, ratio: float) -> float:
 
 
 def allowance(false_per_30_days: float, elapsed_s: float) -> float:
-    """Return a: the expected number of false confirmations that a search may cost.
+    """Return a: the allowed expected number of false confirmations of a search.
 
     Parameters
     ----------

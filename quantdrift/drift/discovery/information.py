@@ -1,4 +1,4 @@
-"""How much an attribute or a feature divides the traffic: which of them a search looks at where there are too many.
+"""The information of attributes and features: a search uses the most informative ones where there are too many.
 
 The information of a key is the entropy, in nats, of what a search could make of it:
 
@@ -21,8 +21,8 @@ from quantdrift.drift.discovery.conditions import edges_of
 from quantdrift.drift.discovery.items import MOST_KEYS, Gathering, Items
 from quantdrift.drift.evidence.observations import FloatArray
 
-GLIMPSED = 2_000  # items that keys are chosen by
-_MOST_GLIMPSED = 1_024  # keys of these that are looked at
+GLIMPSED = 2_000  # items from which the keys are chosen
+_MOST_GLIMPSED = 1_024  # largest number of keys among them
 
 
 class Choice:
@@ -51,7 +51,7 @@ class Choice:
         features: Mapping[str, float],
         signals: Mapping[Metric, float | None],
     ) -> None:
-        """Take one item; parameters as of `Gathering.add`."""
+        """Add one item; parameters as in `Gathering.add`."""
         if self._gathering is not None:
             self._gathering.add(exchange, pi, attributes, features, signals)
             return
@@ -60,7 +60,7 @@ class Choice:
             self._gathering = self._chosen()
 
     def items(self) -> Items:
-        """Return what was taken."""
+        """Return the added items."""
         return (self._gathering or self._chosen()).items()
 
     def _chosen(self) -> Gathering:
@@ -120,7 +120,7 @@ def feature_information(items: Items, key: str, n_bins: int) -> float:
 
 
 def _entropy(weight: FloatArray) -> float:
-    # What is left of a difference of sums is no class.
+    # A rounding remainder of a difference of sums is not a class.
     kept = weight[weight > 1e-9 * weight.sum()]
     share = kept / kept.sum()
     return float(-(share * np.log(share)).sum()) if len(kept) else 0.0

@@ -1,4 +1,4 @@
-"""Items side by side, as a search looks at them: attributes as codes, features as numbers, divergence in [0, 1].
+"""The items of a search as columns: attributes as codes, features as numbers, divergence in [0, 1].
 
 What is remembered is bounded whatever the traffic says: so many attributes, so many distinct values of each. What
 goes beyond is counted and left out, as if the item did not have it.
@@ -81,7 +81,7 @@ class Items(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Gathering:
-    """Takes items one by one and holds no more than numbers of each.
+    """The collection of items one by one, keeping only numbers of each.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ class Gathering:
         features: Mapping[str, float],
         signals: Mapping[Metric, float | None],
     ) -> None:
-        """Take one item.
+        """Add one item.
 
         Parameters
         ----------
@@ -143,7 +143,7 @@ class Gathering:
         self._group.append(self._groups.setdefault(exchange, len(self._groups)))
 
     def items(self) -> Items:
-        """Return what was taken."""
+        """Return the added items."""
         n = len(self._pi)
         pi = np.array(self._pi, dtype=np.float64)
         group = np.array(self._group, dtype=np.intp)

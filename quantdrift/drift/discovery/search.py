@@ -9,16 +9,16 @@ share s of the traffic has the score
 
 and is a candidate where its score is positive, `low_S` is above the bound of the later test, and it is large enough.
 What differs from the paper: items count with their sampling weights; `low_S` is the mean less two standard errors, so
-that a handful of flips does not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
+that a few flips do not win by chance; alpha is 0.99 and not 0.95, because a slice of 1 % matters here. Two
 levels are complete; from the third on the slices to be joined are pruned by the paper's bound on the score of what can
 lie in them, and then to the `BEAM` best by it.
 
 Slices are taken one by one, the best first, each as general as the data allow: a condition goes when the mean without
-it is not lower by more than three standard errors (many conditions were tried). The rest are scored anew on the items that no taken slice holds
-(sequential covering), so that ten ways to say the same are one finding.
+it is not lower by more than three standard errors (many conditions were tried). The rest are scored again on the items
+outside the slices taken so far (sequential covering), so that ten descriptions of the same slice are one finding.
 
-A search proves nothing: it has looked at thousands of slices. `quantdrift.drift.discovery.confirmation` tests what it found, on
-later traffic alone.
+A search proves nothing: it has compared thousands of slices. `quantdrift.drift.discovery.confirmation` tests its results
+on later traffic only.
 """
 
 import itertools
@@ -34,11 +34,11 @@ from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArr
 
 ALPHA = 0.99
 ERRORS = 2.0  # standard errors below the mean
-NARROWER = 3.0  # standard errors that a further condition must be worth
+NARROWER = 3.0  # standard errors that a further condition must add
 BEAM = 128
 POOL = 1000
 N_BINS = 10
-SAME = 0.9  # of the items of either lie in both: two ways to say one thing
+SAME = 0.9  # share of the items of either that lie in both: the same slice in other words
 _SUMS = 6
 _N, _W, _W2, _WX, _W2X, _W2XX = range(_SUMS)
 
@@ -46,7 +46,7 @@ Places = tuple[int, ...]
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What bounds a search.
+    """The limits of a search.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Search(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a search.
+    """The result of a search.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ class Search(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GivenUpError(Exception):
-    """The search was asked to end."""
+    """The search was told to stop."""
 
 
 def search(
@@ -173,7 +173,7 @@ def overlap(one: BoolArray, other: BoolArray) -> float:
 
 
 class _Signal:
-    """One metric: what is summed over a slice, and how the sums are judged."""
+    """One metric: its sums over a slice, and the score of the sums."""
 
     def __init__(self, items: Items, metric: Metric, bound: float, limits: Limits) -> None:
         self.metric, self.bound, self.limits = metric, bound, limits
@@ -198,7 +198,7 @@ class _Signal:
         weight = np.maximum(sums[..., _W], 1e-12)
         mean = sums[..., _WX] / weight
         own = sums[..., _W2XX] - 2 * mean * sums[..., _W2X] + mean * mean * sums[..., _W2]
-        # Where a slice has shown little variation, that of everything stands in for it.
+        # For a slice with little variation, the variation of all items is used.
         error = np.sqrt(np.maximum(own, self.variance * sums[..., _W2])) / weight
         low = mean - ERRORS * error
         share = weight / max(self.weight, 1e-12)
@@ -253,7 +253,7 @@ class _Lattice:
         self.n_scored = 0
         self._conditions = [conditions[place] for place in kept]
         self._keys = np.array([condition.key for condition in self._conditions], dtype=object)
-        # Only what is joined is held side by side.
+        # Only the conditions being joined are in memory.
         self._members = np.zeros((len(items), len(kept)), dtype=np.float32)
         for place, condition in enumerate(self._conditions):
             self._members[:, place] = items.members((condition,))
@@ -283,7 +283,7 @@ class _Lattice:
                 level = self._prune(level, found)
 
     def take(self) -> list[Found]:
-        """Return the slices found, the best first, each scored on what the ones before it do not hold."""
+        """Return the slices found, the best first, each scored on the items outside the ones before it."""
         found: list[Found] = []
         free = np.ones(len(self._members), dtype=bool)
         while self._pool:
@@ -294,7 +294,7 @@ class _Lattice:
             if not self._pool:
                 break
             if len(found) == self._limits.most_found:
-                self.n_left_out += 1  # and whatever it stands for
+                self.n_left_out += 1  # and all narrower slices
                 break
             best = max(self._pool, key=lambda entry: (self._pool[entry], -len(entry[1]), entry))
             signal, places = self._generalise(best, scored, free)
@@ -317,7 +317,7 @@ class _Lattice:
         return found
 
     def _weightiest(self, sums: FloatArray) -> IntArray:
-        """Return the places, rising, of the conditions that hold the most divergence of either metric."""
+        """Return the indices, rising, of the conditions with the most divergence of either metric."""
         if not sums.size:
             return np.zeros(0, dtype=np.intp)
         overall = np.array([max(signal.overall, 1e-12) for signal in self._signals])
@@ -350,7 +350,7 @@ class _Lattice:
     def _generalise(
         self, entry: tuple[int, Places], scored: Mapping[tuple[int, Places], FloatArray], free: BoolArray
     ) -> tuple[int, Places]:
-        """Leave out every condition that the data do not ask for."""
+        """Remove every condition that the data do not require."""
         signal, places = entry
         while len(places) > 1:
             _, mean, low, _ = (float(value) for value in scored[signal, places])

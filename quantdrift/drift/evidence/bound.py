@@ -1,4 +1,4 @@
-"""Bounds of a mean that hold whenever one looks, from two sums: the number of groups and their values.
+"""Anytime-valid bounds of a mean, from two sums: the number of groups and their values.
 
 H0 "mean >= m" for values y with 0 <= y <= s <= 1 (s a group's share of a stratum, y its part of the sum, the mean
 E[y] / E[s]): `prod(1 + lambda (m s - y))` has mean at most 1 for every lambda in (0, 1). The logarithm is concave, so
@@ -29,7 +29,7 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 RATES = 1.0 - np.geomspace(0.99, 0.03, 16)
 STAKES = np.geomspace(1e-4, 0.97, 16)
-_LEAST = 1e-12  # less is nothing
+_LEAST = 1e-12  # less counts as 0
 _STEPS = 60  # bisection: far below the rounding of what is compared with it
 
 
@@ -84,7 +84,7 @@ def lower_bound(total: float, n: float, delta: float) -> float:
 
 
 def _evidence(m: float, hits: float, n: float) -> float:
-    """Return the logarithm of the sum, over the rates, of what was won against a mean of at least m."""
+    """Return the logarithm of the sum, over the rates, of the wealth against a mean of at least m."""
     return _log_sum((n - hits) * np.log1p(RATES * m) + hits * np.log1p(-RATES * (1.0 - m)))
 
 

@@ -1,4 +1,4 @@
-"""The calendar clock: how much false-alarm allowance each detector has been given so far.
+"""The calendar clock: the false-alarm allowance given to each detector so far.
 
 `Lambda(t) = integral ds / (30 days * N(s))`, N the number of live detectors. A detector that lives from a to b
 receives `Lambda(b) - Lambda(a)`; over the whole fleet that is at most one unit in 30 days, however detectors come
@@ -13,7 +13,7 @@ MONTH_US = 30 * DAY_US
 
 
 class CalendarClock(msgspec.Struct, frozen=True, kw_only=True):
-    """The fold's time, which only stored event times move.
+    """The time of the fold, which only stored event times advance.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The value of one group: what a detector observes.
+"""The value of one group, which is the observation of a detector.
 
 The items of one exchange are correlated, so the exchange is the unit. With `v_i = c / pi_i`, c at most every
 inclusion probability of the policy,

@@ -1,4 +1,4 @@
-"""What the state of every detector begins with, so that its keeper need not know its kind; and what moved."""
+"""The header that begins the state of every detector, whatever its kind, and the record of an onset."""
 
 import msgspec
 
@@ -26,7 +26,7 @@ HEADER = 15
 
 
 class Onset(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a drift seems to have begun, and what moved, in the metric's own unit.
+    """The estimated onset of a drift, and the means around it, in the metric's own unit.
 
     Parameters
     ----------
@@ -50,14 +50,14 @@ class Onset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def opened(state: FloatArray, *, mass: float, at_us: int) -> None:
-    """Write the header of a signal that begins at this mass and time, in place."""
+    """Write the header of a signal that starts at this mass and time, in place."""
     state[MASS] = mass
     state[CREATED_AT] = state[LAST_AT] = at_us
 
 
 @compiled
 def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
-    """Move the calendar clock of a signal on to a group that was observed, in place; return what the page copy is given.
+    """Advance the calendar clock of a signal to an observed group, in place; return the mass given to the page copy.
 
     Groups that were not observed leave their mass to the next one. One that does not take part, `live` 0, is given
     nothing.
@@ -72,14 +72,14 @@ def spend(state: FloatArray, mass: float, at_us: float, live: float) -> float:
 
 
 def armed(state: FloatArray, *, mass: float) -> None:
-    """Let the header of both copies begin anew at this mass, in place."""
+    """Reset the header of both copies at this mass, in place."""
     state[PAGING] = state[TICKETING] = 1.0
     state[[ALERTING, PAGE_MASS, TICKET_MASS, N, W, X]] = 0.0
     state[MASS] = mass
 
 
 def paused(state: FloatArray, *, page: bool) -> None:
-    """Pause the copy that alarmed (both for a page) in the header, in place; recovery is watched for."""
+    """Pause the copy that alarmed (both for a page) in the header, in place, and watch for recovery."""
     state[[TICKETING, TICKET_MASS]] = 0.0
     if page:
         state[[PAGING, PAGE_MASS]] = 0.0

@@ -1,15 +1,15 @@
-"""What follows a signal group by group is compiled: a loop over numbers is many times as fast as in the interpreter.
+"""The cache of compiled code: loops over the groups of a signal are compiled by Numba, which makes them many times faster.
 
-A compiled function sees numbers and arrays alone, keeps to IEEE arithmetic in the order in which it is written (no
-fused or reordered sums), and does what its source does when Python runs it.
+A compiled function gets only numbers and arrays, uses IEEE arithmetic in the written order (no fused or reordered sums),
+and gives the same result as its source run by Python.
 
-Machine code is kept on disk, in a folder named by a digest of this whole package: it is never older than any of the
-sources it was made from. The folder lies beside the sources, or where these belong to another user in this user's
-cache. Where an image fills it beforehand (`quantdrift.drift.detector.compile_all`) and is read only afterwards, it is
-used from a private copy. Where none of these can be, every process compiles for itself, which takes some seconds.
+Machine code is kept on disk, in a folder named by a digest of this whole package, so that it is never older than its
+sources. The folder is next to the sources, or in this user's cache where the sources belong to another user. If an image
+has filled it in advance (`quantdrift.drift.detectors.protocol.compile_all`) and it is read-only, a private copy is used.
+Where none of these is possible, every process compiles for itself, which takes some seconds.
 
-What is kept is code, and as trusted as the sources beside it: it is loaded only from a folder that belongs to this user
-or to root, and that nobody else may write to.
+The folder contains code that is trusted as much as the sources: it is loaded only from a folder that belongs to this
+user or to root, and that no other user may write to.
 """
 
 import atexit
@@ -85,7 +85,7 @@ def user_cache() -> Path | None:
 
 
 def _is_sticky(folder: Path) -> bool:
-    """Return whether nobody may replace what others have in it, as in /tmp."""
+    """Return whether users cannot replace each other's files in it, as in /tmp."""
     status = folder.stat()
     return status.st_uid in {0, os.geteuid()} and bool(status.st_mode & stat.S_ISVTX)
 
@@ -93,8 +93,8 @@ def _is_sticky(folder: Path) -> bool:
 def _place() -> Path | None:
     if chosen := os.environ.get("NUMBA_CACHE_DIR"):
         return kept_in(Path(chosen))
-    beside = kept_in(Path(__file__).parent / "__pycache__")
-    return beside or ((own := user_cache()) and kept_in(own))
+    next_to_sources = kept_in(Path(__file__).parent / "__pycache__")
+    return next_to_sources or ((own := user_cache()) and kept_in(own))
 
 
 _KEPT_IN = _place()
@@ -103,7 +103,7 @@ if _KEPT_IN:
 
 
 def is_kept() -> bool:
-    """Return whether everything has been compiled, and kept where this process finds it."""
+    """Return whether everything has been compiled and is in this process's cache."""
     try:
         return _KEPT_IN is not None and (_KEPT_IN / _COMPLETE).read_text("utf-8") == _made_for()
     except OSError:
@@ -111,19 +111,19 @@ def is_kept() -> bool:
 
 
 def others_find_it() -> bool:
-    """Return whether what this process compiles is found by others of this user."""
+    """Return whether other processes of this user find the code that this process compiles."""
     return _KEPT_IN is not None and not _KEPT_IN.parent.name.startswith(_COPY)
 
 
 def note_kept() -> None:
-    """Note that everything has been compiled."""
+    """Mark the cache as complete."""
     if _KEPT_IN is not None:
         with contextlib.suppress(OSError):  # a full disk: it is compiled again another time
             (_KEPT_IN / _COMPLETE).write_text(_made_for(), "utf-8")
 
 
 def _made_for() -> str:
-    """Return what machine code depends on beside the text of the sources: Numba asks for their times, too."""
+    """Return all that machine code depends on besides the text of the sources; Numba also checks their times."""
     changed = max(source.stat().st_mtime_ns for source in Path(__file__).parents[1].rglob("*.py"))
     processor = vars(numba.config)["CPU_NAME"] or llvm.get_host_cpu_name()
     return f"{sys.version} numba {numba.__version__} {processor} {changed}"

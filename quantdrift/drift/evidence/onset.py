@@ -1,8 +1,8 @@
-"""When the drift began: each bet's CUSUM twin remembers when it was last at its floor.
+"""The estimate of the onset: the last time at which a bet's CUSUM twin was at its floor.
 
-The twin of bet k is `C <- max(1, C * e_k)`; while nothing is wrong it falls back to its floor 1 again and again. The
-last time there, of the bet with the most evidence, is the estimated onset. It is an estimate with no interval, and
-what is averaged from it on is biased upwards: it was chosen by looking.
+The twin of bet k is `C <- max(1, C * e_k)`; without drift it returns to its floor 1 again and again. The last time
+there, of the bet with the most evidence, is the estimated onset. It is an estimate without an interval, and means from
+it on are biased upwards, because it is chosen from the same data.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""Whether a breach is over: the mirror image of the alarm, on the same clipped signal.
+"""The test for recovery from a breach: the mirror image of the alarm, on the same clipped signal.
 
 H0 "mean >= m". `D_k <- (D_k + 1) * (1 + lambda_k (v m - vx))`, lambda_k = c_k / (1 - m); resolved at mean D >= 1e4.
 
@@ -15,12 +15,12 @@ from quantdrift.drift.evidence.observations import FloatArray
 
 BETS = np.array((0.15, 0.3, 0.5, 0.7, 0.9))
 RESOLVED = 1e4
-CEILING = 1e30  # one signal may be sure for months while another of its slice is not
+CEILING = 1e30  # one signal may have recovered for months while another of its slice has not
 
 
 @compiled
 def reflect(mirror: FloatArray, m: float, z: float) -> None:
-    """Take one observation of a signal that is alerting into D, (5,), in place.
+    """Add one observation of an alerting signal to D, (5,), in place.
 
     Parameters
     ----------

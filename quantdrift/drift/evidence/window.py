@@ -1,6 +1,6 @@
-"""What is shown beside a verdict: a recent window that moves on, and one since the last change of verdict.
+"""The windows of displayed means: a recent one that advances, and one since the last change of verdict.
 
-The part of a state that holds them is `SIZE` numbers: three windows of the sums of `quantdrift.drift.evidence.interval`.
+Their part of a state is `SIZE` numbers: three windows of the sums of `quantdrift.drift.evidence.interval`.
 """
 
 import numpy as np
@@ -17,14 +17,14 @@ RECENT_GROUPS = 1000
 
 @compiled
 def advance(part: FloatArray, v: float, vx: float) -> None:
-    """Take one observation into the windows of one signal, (SIZE,), in place."""
+    """Add one observation to the windows of one signal, (SIZE,), in place."""
     for number in range(N_WINDOWS):
         interval.advance(part[number * interval.SUMS : (number + 1) * interval.SUMS], v, vx)
 
 
 def rotate(state: FloatArray, begin: int) -> None:
-    """Let the recent window of one signal, which begin at `begin` of its state, move on in place: it holds 1,000 to 2,000 groups."""
-    # Asked of every signal after every batch: the answer is nearly always no.
+    """Advance the recent window of one signal, in place, to 1,000 to 2,000 groups; its windows start at `begin` of the state."""
+    # Called for every signal after every batch: the answer is nearly always no.
     if state.item(begin + NEWER * interval.SUMS) >= RECENT_GROUPS:
         windows = state[begin : begin + SIZE].reshape(N_WINDOWS, interval.SUMS)
         windows[OLDER] = windows[NEWER]
@@ -37,7 +37,7 @@ def full(states: FloatArray, begin: int) -> BoolArray:
 
 
 def verdict_changed(part: FloatArray) -> None:
-    """Let the window since the last change of verdict begin anew, in place."""
+    """Reset the window since the last change of verdict, in place."""
     part.reshape(N_WINDOWS, interval.SUMS)[SINCE] = 0.0
 
 

@@ -6,12 +6,12 @@ margin as cells of `quantdrift.drift.explain.mix`,
 
 - within the bins, at equal margins: the outputs differ more on inputs that are as hard as before. Range or resolution
   was lost: numeric damage;
-- by the mix of bins: there are more inputs near the decision boundary, and the model does on them what it always did:
-  input shift;
-- in bins that were empty before: nothing tells what the model always did there. It is neither, and is told apart.
+- by the mix of bins: there are more inputs near the decision boundary, and the model behaves on them as before: input
+  shift;
+- in bins that were empty before: there is nothing to compare with. It is neither, and is reported separately.
 
-What it cannot tell: whether the inputs that the damage shows on are new. A clipped activation is damage even where
-only a new kind of input reaches it.
+Limit: it does not say whether the damaged inputs are new. A clipped activation is damage even where only a new kind of
+input reaches it.
 """
 
 from enum import StrEnum
@@ -23,7 +23,7 @@ from quantdrift.drift.evidence.margin import EDGES, N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 from quantdrift.drift.explain.mix import LEAST, Cause, MixSplit, MovePart, Sample, split, summed
 
-_STRANGE = 0.05  # share of the later window at margins that the earlier one hardly knows
+_STRANGE = 0.05  # share of the later window at margins that are rare in the earlier one
 _NEXT_TO_NONE = 5  # items
 _NEAR = 2  # bins: a factor of 2.5 in the margin
 LOW_MARGIN = 0.1  # a close call: an edge of the margin bins
@@ -35,9 +35,9 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     x
-        Divergence; not a number where there is none.
+        Divergence; nan where there is none.
     margin
-        Of the reference, in [0, 1]; not a number where there is none.
+        Of the reference, in [0, 1]; nan where there is none.
     weight, cluster
         As in `mix.Sample`.
     """
@@ -49,11 +49,11 @@ class Window(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DamageCause(StrEnum):
-    """What a rise is made of."""
+    """The cause of a rise."""
 
     DAMAGE = "damage"
     INPUT_SHIFT = "input_shift"
-    UNSEEN = "unseen"  # margins that were not there before
+    UNSEEN = "unseen"  # margins that did not occur before
     BOTH = "both"  # more than one of them
     UNDECIDED = "undecided"
     TOO_FEW = "too_few"  # exchanges before or after
@@ -75,7 +75,7 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     split
-        `within` is at equal margins, `mix` by other margins, `unseen` at margins that were not there before.
+        `within` is at equal margins, `mix` by changed margins, `unseen` at margins that did not occur before.
     low_margin_before, low_margin_after
         Share of the traffic with a margin below 0.1.
     """
@@ -86,27 +86,27 @@ class Damage(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> DamageCause:
-        """Which of them it is."""
+        """The cause of the move."""
         return _CAUSES[self.split.cause]
 
     @property
     def at_equal_margins(self) -> MovePart:
-        """Numeric damage."""
+        """The part by numeric damage."""
         return self.split.within
 
     @property
     def by_margins(self) -> MovePart:
-        """Input shift."""
+        """The part by input shift."""
         return self.split.mix
 
     @property
     def unseen(self) -> MovePart:
-        """Neither: at margins that were not there before."""
+        """The part that is neither: at margins that did not occur before."""
         return self.split.unseen
 
 
 def damage(before: Window, after: Window) -> Damage | None:
-    """Return how the divergence of a slice moved by margin, or None where a window has no item with both."""
+    """Return the split of a slice's move by margin, or None where a window has no item with margin and divergence."""
     known = [_known(window) for window in (before, after)]
     bins = [np.searchsorted(np.array(EDGES), window.margin, side="right") for window in known]
     stratum = strata(np.bincount(bins[0], minlength=N_BINS), summed(bins[1], known[1].weight, N_BINS))
@@ -122,10 +122,10 @@ def damage(before: Window, after: Window) -> Damage | None:
 
 
 def strata(before: IntArray, after: FloatArray) -> IntArray:
-    """Return the stratum of each margin bin, (bins,): neighbours together, until the earlier window has items enough.
+    """Return the stratum of each margin bin, (bins,): neighbours are merged until the earlier window has enough items.
 
-    Where it has next to none and the later one has many, the bins stay apart: to merge close calls that were never
-    seen with sure ones would be to call them damage. Few that are near enough go with those below them.
+    Where it has almost none and the later one has many, the bins stay separate: merging close calls that never occurred
+    before with clear ones would count them as damage. A few items near the stratum below are merged with it.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The case of an alert, decided once from typed facts; whoever words it is handed the case and re-derives nothing."""
+"""The diagnosis of an alert, decided once from typed facts. The texts are written from it and derive nothing themselves."""
 
 from enum import StrEnum
 
@@ -18,37 +18,35 @@ class Kind(StrEnum):
 
 
 class Begin(StrEnum):
-    """How an alert's slice stood before the estimated onset."""
+    """The state of an alert's slice before the estimated onset."""
 
-    NEW_VERSION = "new_version"  # the version came with the onset
-    FIRST_SEEN = "first_seen"  # too few exchanges before it to say that anything changed
-    OLDER = "older"  # above its budget before it already
-    CHANGED = "changed"  # it has a history, and left it
+    NEW_VERSION = "new_version"  # the version was first seen around the onset
+    FIRST_SEEN = "first_seen"  # too few exchanges before the onset to say that anything changed
+    OLDER = "older"  # above its budget before the onset already
+    CHANGED = "changed"  # it has a history, and moved away from it
 
 
-class Whole(StrEnum):
-    """How all of the version's traffic stands beside an alert."""
+class AggregateState(StrEnum):
+    """The state of the aggregate (all traffic of the version) while a slice alerts."""
 
-    ITSELF = "itself"  # the alert is about all traffic
+    ITSELF = "itself"  # the alert is about the aggregate
     ALERTING = "alerting"
-    FINE = "fine"  # its verdict is ok, and its mean is within what is accepted
-    QUIET = "quiet"  # its verdict is ok, and its mean is above what is accepted or not known
+    FINE = "fine"  # its verdict is ok, and its mean is within the accepted mean
+    QUIET = "quiet"  # its verdict is ok, and its mean is above the accepted mean or not known
     UNKNOWN = "unknown"
 
 
 class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of all of a version's traffic.
+    """Verdict and mean of all traffic of a version.
 
     Parameters
     ----------
-    verdict
-        The monitor's.
     mean
-        Of the metric that decided the alert, in its unit.
+        Mean of the metric that decided the alert, in the metric's unit.
     accepted
-        Its own budget and what is added to that for noise, in the same unit; None where there is no budget.
+        The aggregate's own budget plus the noise allowance, in the same unit; None where there is no budget.
     itself
-        Whether the alert is about all traffic.
+        Whether the alert is about the aggregate.
     """
 
     verdict: Verdict
@@ -57,37 +55,38 @@ class Aggregate(msgspec.Struct, frozen=True, kw_only=True):
     itself: bool = False
 
     @property
-    def stands(self) -> Whole:
-        """How it stands: fine only where both verdict and mean say so."""
+    def state(self) -> AggregateState:
+        """The state; fine only where both verdict and mean say so."""
         if self.itself:
-            return Whole.ITSELF
+            return AggregateState.ITSELF
         if self.verdict in {Verdict.WARNING, Verdict.FIRING}:
-            return Whole.ALERTING
+            return AggregateState.ALERTING
         if self.verdict is Verdict.UNKNOWN:
-            return Whole.UNKNOWN
-        return Whole.QUIET if self.mean is None or self.above else Whole.FINE
+            return AggregateState.UNKNOWN
+        return AggregateState.QUIET if self.mean is None or self.above else AggregateState.FINE
 
     @property
     def above(self) -> bool:
-        """Whether its mean is not known to be within what is accepted."""
+        """Whether the mean is above the accepted mean, or either of them is unknown."""
         return self.mean is None or self.accepted is None or self.mean > self.accepted
 
 
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
-    """What decided an alert: the signal with the most evidence, from the estimated onset on.
+    """The figures that decided an alert: those of the signal with the most evidence, since the estimated onset.
 
     Parameters
     ----------
-    task, metric, kind
-        The signal.
+    kind
+        The kind of detector, as in `Kind`.
     after, n_after
-        Its mean (of a tail: p99) since the onset, in the metric's unit, and the exchanges that it rests on.
+        The signal's mean (for a tail: its p99) since the onset, in the metric's unit, and the number of exchanges
+        behind it.
     before
         The same before the onset; None below `FEWEST_BEFORE` exchanges.
     budget, noise
-        What is accepted, and what was added to that for noise.
+        The accepted mean, and the allowance for noise that was added to it.
     tail_level, tail_before, tail_after
-        Of a tail: a level, and the shares of items above it.
+        For a tail: a level, and the shares of items above it before and since the onset.
     """
 
     task: Task
@@ -104,7 +103,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin_of(n_before: int, *, new_version: bool = False, above_before: bool = False) -> Begin:
-    """Return how a slice stood before the onset.
+    """Return the state of a slice before the onset.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What moved a mean: what happens within the cells, how the traffic is spread over them, or cells that are new.
+"""The split of a move of a mean: within the cells, by the mix of traffic over the cells, or by new cells.
 
 Blinder's decomposition with the earlier window as reference (Blinder, Wage discrimination, Journal of Human Resources
 8, 1973; Oaxaca, International Economic Review 14, 1973; for rates Kitagawa, JASA 50, 1955). With shares s_h and means
@@ -11,19 +11,19 @@ exactly. The first sum is what was seen, less the earlier means standardised dir
 symmetric form would need the later means cell by cell; at an alarm the later window may hold a dozen exchanges, and
 this form asks of it only where they lie and what they sum up to.
 
-A cell with next to no items before has no mean to compare with: whether its items are worse than they would have been
-is not known, so they are neither a mix nor a change within. Both sums leave it out, and a third one over such cells,
+A cell with almost no items before has no mean to compare with: whether its items are worse than before is not known, so
+they are neither a mix nor a change within. Both sums leave it out, and a third one over such cells,
 
     sum_h s_h after * (m_h after - m) - s_h before * (m_h before - m),
 
-is what traffic that was not there before contributes (`unmatched` says how much of the traffic that is).
+is the contribution of traffic that did not occur before (`unmatched` is its share).
 
 Standard errors are linearised and clustered: each item contributes what it moves the part by (its influence), those of
 one exchange are added up, and the variance is the sum of the squares (Binder, International Statistical Review 51,
 1983). A cell in which every earlier item showed the same 0 or 1 is given the variance of half an observation more of
-the other kind: that twenty did not flip is no proof that none does. The errors hold for weights 1 / pi and know
-nothing of how the windows were chosen: an onset is chosen by looking, which makes the move as a whole look larger than
-it is.
+the other kind: twenty items without a flip do not prove that none flips. The errors are valid for weights 1 / pi and do
+not account for the choice of the windows: an onset is chosen from the same data, which makes the move as a whole look
+larger than it is.
 """
 
 import math
@@ -35,22 +35,22 @@ import numpy as np
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 LEAST = 20  # items of a cell in the earlier window: below it the cell has no mean to compare with
-# Exchanges or sessions of the earlier window: its means are what all is held against, and below 30 even a window without a
-# single flip is compatible with one in ten (the rule of three), so that nothing can be said to have moved from it.
+# Exchanges or sessions of the earlier window: everything is compared with its means, and below 30 even a window without a
+# single flip is compatible with one in ten (the rule of three), so that no move from it can be shown.
 FEWEST_BEFORE = 30
-FEWEST_AFTER = 10  # of the later one: plain damage pages within a dozen, of which standard errors still tell
+FEWEST_AFTER = 10  # of the later one: clear damage pages within a dozen, enough for standard errors
 Z = 1.96
 _DOMINANT = 0.8
 
 
 class Cause(StrEnum):
-    """Which part a move is made of."""
+    """The cause of a move: its dominant part."""
 
     WITHIN = "within"
     MIX = "mix"
-    UNSEEN = "unseen"  # cells that were not there before
+    UNSEEN = "unseen"  # cells that did not occur before
     BOTH = "both"  # more than one of them
-    UNDECIDED = "undecided"  # no part is surely above zero, or the largest one is not
+    UNDECIDED = "undecided"  # no part is above zero beyond chance, or the largest one is not
     TOO_FEW = "too_few"  # exchanges in one of the windows
 
 
@@ -88,7 +88,7 @@ class MovePart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def risen(self) -> bool:
-        """Whether it is above zero beyond chance, at 2.5 %; an error of 0 is that of a part of which nothing is known."""
+        """Whether it is above zero beyond chance, at 2.5 %; a standard error of 0 means that nothing is known of it."""
         return self.se > 0 and self.value > Z * self.se
 
 
@@ -98,7 +98,7 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     before, after
-        The means; `after - before = within + mix + unseen` but for rounding.
+        The means; `after - before = within + mix + unseen` up to rounding.
     move, within, mix, unseen
         All of it, and its parts.
     unmatched
@@ -119,7 +119,7 @@ class MixSplit(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cause(self) -> Cause:
-        """Which part a rise is made of: the largest, surely above zero, and four fifths of all that surely are."""
+        """The cause of a rise: the largest part, if it is above zero beyond chance and four fifths of all such parts."""
         if self.n_before < FEWEST_BEFORE or self.n_after < FEWEST_AFTER:
             return Cause.TOO_FEW
         parts = {Cause.WITHIN: self.within, Cause.MIX: self.mix, Cause.UNSEEN: self.unseen}
@@ -150,7 +150,7 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
 
     whole_old, whole_new = _mean(before, before.x), _mean(after, after.x)
     known_old, known_new = matched[before.cell], matched[after.cell]
-    # By how much what an item would have shown before, and one that nothing is known of did show, is off the mean.
+    # Deviation from the mean: of the earlier mean of an item's cell, and of the value of an item in an unmatched cell.
     mixed_old = np.where(known_old, mean[before.cell] - whole_old, 0.0)
     mixed_new = np.where(known_new, mean[after.cell] - whole_old, 0.0)
     strange_old = np.where(known_old, 0.0, before.x - whole_old)
@@ -169,7 +169,7 @@ def split(before: Sample, after: Sample, n_cells: int) -> MixSplit | None:
         + float(np.square(new) @ surprise)
     )
     more = new - old
-    # The earlier mean is an estimate too: as cells that are new grow, mix and they are held against it.
+    # The earlier mean is an estimate too: as new cells grow, the mix and they are compared with it.
     shifted = float(more[~matched].sum()) * _influence(before, before.x)
     mix_variance = (
         _variance(after, _influence(after, mixed_new))
@@ -214,14 +214,14 @@ def _influence(sample: Sample, values: FloatArray) -> FloatArray:
 
 
 def _variance(sample: Sample, influence: FloatArray) -> float:
-    """Return the variance of what moves by `influence`, (n,), per unit of weight of each item."""
+    """Return the variance of an estimate from its `influence`, (n,), per unit of weight of each item."""
     clusters = np.bincount(sample.cluster, weights=sample.weight * influence)
     n = sample.n
     return float(clusters @ clusters) * n / (n - 1) if n > 1 else math.inf
 
 
 def _surprise(sample: Sample, mean: FloatArray, matched: BoolArray) -> FloatArray:
-    """Return the variance of means of zeros or ones alone, (cells,), which no square of what was seen tells of."""
+    """Return the variance of cell means that are 0 or 1, (cells,), which the observed squares put at 0."""
     if not np.isin(sample.x, (0.0, 1.0)).all():
         return np.zeros(len(mean))
     n = np.bincount(sample.cell, minlength=len(mean)) + 1.0

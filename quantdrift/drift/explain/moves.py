@@ -1,4 +1,4 @@
-"""Which of many measures moved between two windows: what else changed where an alert fires.
+"""The measures that moved between two windows: other changes in the slice of an alert.
 
 The means of both windows are weighted by 1 / pi, their variances linearised and clustered by exchange or session (Binder,
 International Statistical Review 51, 1983; `quantdrift.drift.explain.mix`). A window may hold a dozen exchanges, which need not
@@ -52,14 +52,14 @@ class Move(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Moves(msgspec.Struct, frozen=True, kw_only=True):
-    """What moved, the surest first, and how many measures were looked at."""
+    """The measures that moved, the most certain first, and how many measures were compared."""
 
     found: tuple[Move, ...] = ()
     n_measures: int = 0
 
 
 def moves(before: Measured, after: Measured) -> Moves:
-    """Return which measures moved; those that either window tells of too few exchanges are not looked at.
+    """Return the measures that moved; those with too few exchanges in a window are not compared.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def _mean(window: Measured, name: str) -> _Mean:
     weight = window.weight[known] / window.weight[known].sum()
     value = float(weight @ values[known])
     _, cluster = np.unique(window.cluster[known], return_inverse=True)
-    # Perplexities reach the largest number there is: of those nothing is sure.
+    # Perplexities reach the largest float: their variance becomes infinite, so they never count as moved.
     with np.errstate(over="ignore", invalid="ignore"):
         sums = np.bincount(cluster, weights=weight * (values[known] - value))
         squares = float(sums @ sums)

@@ -1,15 +1,16 @@
-"""Which of several overlapping slices explains an alert: the smallest one without which nothing is left of it.
+"""The overlapping slice that explains an alert: the smallest one without whose items no excess is left.
 
 Let the mean of a slice lie above what it is measured against, `level`, by an excess. Take out the items that also lie
 in a smaller slice; what is left, the rest, has its own excess, and carries a part of the whole's in proportion to its
 share of the weight. The smaller slice explains the whole where
 
 1. the rest shows no excess: it is not above the level beyond chance (one-sided, 5 %), and
-2. that is no want of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the whole's.
+2. that is not for lack of data: by the upper bound (95 %) of the rest's excess, its part is less than half of the
+   whole's.
 
-The second keeps a rest of a few exchanges, which never shows anything, from acquitting itself: it is acquitted only
-where it is too light to matter or was seen enough. Its standard error is never taken to be below what the spread of
-the whole slice implies for its number, so that a handful of zeros is no certainty.
+The second condition concerns a rest of a few exchanges, which never shows an excess: it counts as clean only where its
+weight is too small to matter or it has enough data. Its standard error is at least that implied by the spread of the
+whole slice and its own number, so that a few zeros are no certainty.
 
 It says where the excess lies, not why. Under "the rest has an excess of as much as half of the whole's" a slice is
 wrongly folded with a probability of about 5 %, per pair.

@@ -1,4 +1,4 @@
-"""Which share of the replays each slice gets: from traffic, evidence and margins to a sampling policy.
+"""The allocation of replays to slices: traffic, evidence and margins determine a sampling policy.
 
 The replay budget is divided so:
 
@@ -14,7 +14,7 @@ overlap do not add up. One factor for everything is then found by bisection, so 
 with all its slices, would be replayed at the budget. The same factor hands out what a slice cannot use because its
 traffic is too small.
 
-What cannot be told at capture (input features, the reference's embedding) cannot be boosted; the share of such a
+What is not known at capture (input features, the reference's embedding) cannot be boosted; the share of such a
 slice goes to the base rate.
 
 Assumption: the recent sample stands for the traffic to come. Where it does not, the sidecars' own caps hold.
@@ -48,19 +48,19 @@ _ROUNDS = 4
 
 
 class Spread(StrEnum):
-    """How the part of the budget that does not follow the evidence goes to the slices."""
+    """The distribution, over slices, of the part of the budget that does not follow the evidence."""
 
     EQUAL = "equal"
     ROOT = "root"  # by the square root of the slice's traffic
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice that wants samples.
+    """The demand of a slice for samples.
 
     Parameters
     ----------
     name
-        For people: it begins the names of its body strata.
+        The readable name, with which the names of its body strata begin.
     where
         Its conditions.
     traffic_per_s
@@ -76,7 +76,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Recent(msgspec.Struct, frozen=True, kw_only=True):
-    """A sample of items that were compared lately, with everything that sampling looks at.
+    """A sample of recently compared items, with all values that sampling depends on.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class Recent(msgspec.Struct, frozen=True, kw_only=True):
     offered_per_s: FloatArray
 
     def items_per_s(self) -> FloatArray:
-        """Return how many offered items per second each stands for: its weight, scaled to the tally of its stratum."""
+        """Return how many offered items per second each item represents: its weight, scaled to the tally of its stratum."""
         n = len(self.offered_per_s)
         exchanges = np.bincount(self.header, weights=self.weight / self.n_items, minlength=n)
         scale = np.divide(self.offered_per_s, exchanges, out=np.zeros(n), where=exchanges > 0)
@@ -114,20 +114,20 @@ class Recent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be spent, and how.
+    """The sampling budget and its division.
 
     Parameters
     ----------
     replays_per_s
-        Items per second that the shadow workers may be given.
+        Largest number of items per second for the shadow workers.
     taken_per_s
         Exchanges per second that the relays may hand to the capture processes, which decode them.
     spread
-        Of the part that does not follow the evidence.
+        Distribution of the part that does not follow the evidence.
     base_share
-        Of the replays, for the uniform base rate.
+        Share of the replays for the uniform base rate.
     evidence_share
-        Of the rest, in proportion to the evidence.
+        Share of the rest that is distributed in proportion to the evidence.
     n_strata
         Most body strata: each costs the capture process time, and the policy room in every exchange.
     """
@@ -141,12 +141,12 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy and what it is expected to cost.
+    """A policy and its expected cost.
 
     Parameters
     ----------
     policy
-        To be put in force; the previous one where `kept`.
+        The policy to use; the previous one where `kept`.
     kept
         Whether the previous policy is still good enough.
     replays_per_s, taken_per_s
@@ -167,7 +167,7 @@ class Allocation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def urgency(evidence: float, mass: float) -> float:
-    """Return `log(evidence / mass)`, or 0 where that is negative: how much a slice's evidence speaks for drift.
+    """Return the urgency of a slice, `log(evidence / mass)`, or 0 where that is negative.
 
     The evidence of an e-detector that finds nothing has its calendar mass for mean, so 0 is what there is to expect,
     and with a drift it rises in proportion to the samples, up to the threshold's logarithm. Without the logarithm
@@ -192,14 +192,14 @@ def allocate(
     epoch: str,
     previous: Policy | None = None,
 ) -> Allocation:
-    """Return the policy for what was seen lately.
+    """Return the policy for recent traffic.
 
     Parameters
     ----------
     recent
-        Items that stand for the traffic.
+        Recent items, as a sample of the traffic.
     demands
-        The slices, `all` among them.
+        The demands of the slices, `all` included.
     layout
         Header strata of the first phase, and margin bins. A header stratum whose rate is 0 is left at 0.
     budget
@@ -216,7 +216,7 @@ def allocate(
         The budget is not positive, or evidence is negative.
     """
     if not (budget.replays_per_s > 0 and budget.taken_per_s > 0):
-        raise ValueError("the budget must be positive: to take nothing is to pause sampling")
+        raise ValueError("the budget must be positive: pause sampling to take nothing")
     plan = _Plan(recent, demands, layout, budget)
     rates = plan.solve()
     new = plan.cost(rates)
@@ -240,7 +240,7 @@ class _Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Plan:
-    """One allocation's numbers. Slices with the same conditions share one boost."""
+    """The computation of one allocation. Slices with the same conditions share one boost."""
 
     def __init__(self, recent: Recent, demands: Sequence[Demand], layout: Layout, budget: Budget) -> None:
         self._budget, self._demands, self._recent = budget, demands, recent
@@ -249,30 +249,30 @@ class _Plan:
         self._bins = bins_of(recent.margin, layout.edges)
         self.boosts, self._boost_of = _boosts(demands, layout)
         boost_of = self._boost_of[recent.slice]
-        told = boost_of >= 0
-        self._pair_item, self._pair_boost = recent.item[told], boost_of[told]
+        boosted = boost_of >= 0
+        self._pair_item, self._pair_boost = recent.item[boosted], boost_of[boosted]
         self._starts = np.flatnonzero(np.diff(self._pair_item, prepend=-1))
         self._pair_cell = self._pair_boost * self.boosts.layout.n_bins + self._bins[self._pair_item]
         self._reach = self.boosts.reach()
         self._wanted()
 
     def _wanted(self) -> None:
-        """Work out what each boost and the base rate want, before it is scaled to the budget."""
+        """Compute the demand of each boost and of the base rate, before it is scaled to the budget."""
         demands, budget, n = self._demands, self._budget, len(self.boosts.wheres)
         traffic = np.array([demand.traffic_per_s for demand in demands], dtype=np.float64)
         even = np.sqrt(traffic) if budget.spread is Spread.ROOT else np.ones(len(demands))
         evidence = np.array([demand.evidence for demand in demands], dtype=np.float64)
         if (evidence < 0).any():
-            raise ValueError("evidence is not negative: take `urgency`")
+            raise ValueError("evidence must not be negative: use `urgency`")
         follows = evidence + UNDECIDED * _portion(even)
         share = (1 - budget.evidence_share) * _portion(even) + budget.evidence_share * _portion(follows)
         per_s = (1 - budget.base_share) * budget.replays_per_s * share
-        told = self._boost_of >= 0
-        boost_traffic = np.bincount(self._boost_of[told], weights=traffic[told], minlength=n)
-        boost_per_s = np.bincount(self._boost_of[told], weights=per_s[told], minlength=n)
+        boosted = self._boost_of >= 0
+        boost_traffic = np.bincount(self._boost_of[boosted], weights=traffic[boosted], minlength=n)
+        boost_per_s = np.bincount(self._boost_of[boosted], weights=per_s[boosted], minlength=n)
         self._absent = np.bincount(self._pair_boost, minlength=n) == 0
         total = float(self._per_s.sum() + boost_traffic[self._absent].sum())
-        base_per_s = budget.base_share * budget.replays_per_s + per_s[~told].sum()
+        base_per_s = budget.base_share * budget.replays_per_s + per_s[~boosted].sum()
         self._base = float(base_per_s) / max(total, np.finfo(np.float64).tiny)
         self._traffic = boost_traffic
         self._mean = np.divide(boost_per_s, boost_traffic, out=np.zeros(n), where=boost_traffic > 0)
@@ -283,13 +283,13 @@ class _Plan:
             self._pair_boost,
             (n, self.boosts.layout.n_bins),
         )
-        # Who goes without a boost first, where there are too many: little evidence, then little to gain.
-        urgent = np.bincount(self._boost_of[told], weights=evidence[told], minlength=n)
+        # The order in which boosts are dropped where there are too many: least evidence first, then least gain.
+        urgent = np.bincount(self._boost_of[boosted], weights=evidence[boosted], minlength=n)
         self._rank = np.lexsort((-self._mean, -urgent))
         self._boosted = np.ones(n, dtype=bool)
 
     def solve(self) -> Rates:
-        """Return the largest rates inside the budget."""
+        """Return the largest rates within the budget."""
         ceiling = np.array([float(stratum.rate > 0) for stratum in self.boosts.layout.header_strata])
         while True:
             for _ in range(_ROUNDS):
@@ -335,7 +335,7 @@ class _Plan:
         return Rates(base=base, boost=boost, envelope=np.minimum(envelope, ceiling))
 
     def _ceiling(self, envelope: FloatArray) -> FloatArray:
-        """Return the first-phase rates that the capture processes can bear: the largest ones give way first."""
+        """Return the first-phase rates within the capacity of the capture processes: the largest are lowered first."""
         limit = self._budget.taken_per_s
         if (self._offered * envelope).sum() <= limit:
             return envelope
@@ -348,14 +348,14 @@ class _Plan:
         return np.minimum(envelope, rounded_down(level[first]))
 
     def cost(self, rates: Rates) -> _Cost:
-        """Return what these rates would take of the recent traffic."""
+        """Return the cost of these rates on the recent traffic."""
         total = np.full(len(self._per_s), rates.base)
         if len(self._starts):
             largest = np.maximum.reduceat(rates.boost.ravel()[self._pair_cell], self._starts)
             at = self._pair_item[self._starts]
             total[at] = np.maximum(total[at], largest)
         taken = self._per_s * np.minimum(total, rates.envelope[self._recent.header])
-        # Slices that the sample does not show count with all they may cost: apart, and at the smallest margins.
+        # Slices without items in the sample count with their largest possible cost: separate, at the smallest margins.
         unseen = self._absent * self._traffic * np.maximum(rates.boost[:, 0], rates.base)
         recent = self._recent
         per_slice = np.bincount(recent.slice, weights=taken[recent.item], minlength=len(self._demands))
@@ -366,7 +366,7 @@ class _Plan:
         )
 
     def allocation(self, policy: Policy, cost: _Cost, *, kept: bool) -> Allocation:
-        """Return the outcome."""
+        """Return the allocation."""
         return Allocation(
             policy=policy,
             kept=kept,
@@ -378,7 +378,7 @@ class _Plan:
 
 
 def _boosts(demands: Sequence[Demand], layout: Layout) -> tuple[Boosts, IntArray]:
-    """Return the boosts, and which of them each demand has, -1 where it can have none."""
+    """Return the boosts, and the index of each demand's boost, -1 where it cannot have one."""
     rows: dict[tuple[Predicate, ...], int] = {}
     names: list[str] = []
     found = np.full(len(demands), -1, dtype=np.intp)

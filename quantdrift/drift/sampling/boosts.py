@@ -35,7 +35,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """What a policy tells apart beside the slices.
+    """The strata that a policy distinguishes, besides the slices.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
         return found
 
     def strata(self, row: int, rates: Rates) -> list[BodyStratum]:
-        """Return the body strata of one boost: none that the base rate or a wider one covers."""
+        """Return the body strata of one boost, without those that the base rate or a wider stratum covers."""
         found = []
         own = rates.boost[row]
         for h in range(self.layout.n_bins):
@@ -109,9 +109,9 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def read(self, policy: Policy) -> Rates | None:
-        """Return a policy's rates on these boosts and bins, or None where it tells other things apart.
+        """Return a policy's rates on these boosts and bins, or None where it distinguishes other strata.
 
-        Also where it takes nothing of a header stratum that the layout takes something of, or the other way round:
+        Also where one of policy and layout samples a header stratum and the other does not:
         sidecars refuse what their configuration bars, and what is never taken is never seen to be missing.
         """
         if _unrated(policy.header_strata) != _unrated(self.layout.header_strata):
@@ -137,7 +137,7 @@ class Boosts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def boostable(where: Sequence[Predicate]) -> bool:
-    """Return whether a slice can be told at capture: by values of attributes, or as everything."""
+    """Return whether a slice is known at capture: by values of attributes, or as everything."""
     return all(p.equals is not None and known_at_capture(p) for p in where)
 
 

@@ -1,4 +1,4 @@
-"""Margin bins: where in a slice flips are to be found, and how its samples are best spread over them.
+"""Margin bins: the distribution of flips over margins in a slice, and the best allocation of its samples to bins.
 
 A candidate that flips does so mostly where its two top classes are close. Within a slice with shares w_h and flip
 rates p_h of the bins h, the spread that estimates the flip rate best at a given number of samples is in proportion
@@ -36,7 +36,7 @@ GRID: FloatArray = np.unique(
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """What the margin bins of some slices hold, each row a slice.
+    """The contents of the margin bins of some slices; each row is a slice.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ def bins_of(margin: FloatArray, edges: tuple[float, ...]) -> IntArray:
 def profile_of(
     bins: IntArray, flip: FloatArray, weight: FloatArray, owner: IntArray, shape: tuple[int, int]
 ) -> Profile:
-    """Return the profile of each slice, drawn towards that of all items as far as the slice itself has few.
+    """Return the profile of each slice, shrunk towards that of all items where the slice has few items.
 
     Parameters
     ----------

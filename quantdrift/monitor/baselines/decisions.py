@@ -1,4 +1,4 @@
-"""What people decide about baselines: each decision is a row that the fold follows with its next batch."""
+"""Decisions of people about baselines: each is a row, and the fold applies it with its next batch."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -35,18 +35,16 @@ FUTURE = datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
-    """What a decision is about, by whom, and why.
+    """The signals that a decision is about, who makes it, and why.
 
     Parameters
     ----------
-    model
-        The model.
     version
-        Candidate version; empty: the newest in the record.
+        Candidate version; empty: the newest in the database.
     slices, metrics
         Names; empty: all.
-    by, reason
-        Who decides, and why.
+    by
+        Who decides.
     """
 
     model: str
@@ -58,19 +56,17 @@ class Scope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one signal.
+    """The result of accepting a baseline for one signal.
 
     Parameters
     ----------
-    slice, metric, kind
-        The signal.
     n_groups
-        Groups that the rows hold.
+        Groups in the rows.
     missing
-        How many more it takes to be a baseline; 0 where they are enough.
+        How many more groups a baseline needs; 0 where there are enough.
     watched
-        Whether the monitor watches the signal. Where it does not, nothing was recorded: there is nothing that could
-        take the baseline over, and what comes back after 30 days of silence begins anew.
+        Whether the monitor watches the signal. Where it does not, nothing was recorded: no detector could take over
+        the baseline, and a slice that comes back after 30 days of silence starts from the beginning.
     """
 
     slice: str
@@ -82,7 +78,7 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def recorded(self) -> bool:
-        """Whether it has a new baseline from the monitor's next batch on."""
+        """Whether the signal has a new baseline from the monitor's next batch on."""
         return self.watched and not self.missing
 
 
@@ -91,12 +87,10 @@ class Imported(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Parameters
     ----------
-    slice, metric
-        The signal.
     upper
-        Upper confidence bound of its mean, in the metric's unit; None: back to the configuration's budget.
+        Upper confidence bound of the signal's mean, in the metric's unit; None: back to the configuration's budget.
     n
-        Items it was measured on.
+        Number of evaluated items.
     """
 
     slice: str
@@ -115,21 +109,21 @@ async def accept(
     pool: Sequence[str] = (),
     progress: Callable[[str], None],
 ) -> list[Accepted]:
-    """Make what a version showed between two times its baseline: the new normal.
+    """Accept what a version showed between two times as its baseline: the new normal.
 
     Parameters
     ----------
     since, until
-        Capture times; from the version's first exchange, and to now, where left out.
+        Capture times; by default from the version's first exchange, and to now.
     pool
-        Slices whose tails together stand in for one that has too few exchanges for a tail of its own.
+        Slices whose pooled tails replace that of a slice with too few exchanges for a tail of its own.
     progress
-        Told what is being done.
+        Called with one readable line per page of rows.
 
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, or no rows at all, or the monitor has not seen them yet; or a pooled
+        There is no such model, version or slice, or no rows at all, or the monitor has not folded them yet; or a pooled
         slice has no tail yet itself.
     """
     async with database.begin() as connection:
@@ -191,15 +185,15 @@ async def accept(
 
 
 def _nothing(model: str, version: VersionFact, begin: datetime, n_waiting: int) -> OperatorError:
-    """Return why there is nothing to learn from."""
+    """Return the error for a version without rows to learn from."""
     if n_waiting:
         return OperatorError(
-            f"the monitor has not seen {model} {version.name} yet: {n_waiting:,} comparisons wait for it. Is one running? "
-            "Accept when it has folded them"
+            f"the monitor has not folded {model} {version.name} yet: {n_waiting:,} comparisons wait. Is a monitor running? "
+            "Accept again when it has folded them"
         )
     return OperatorError(
         f"there are no comparisons of {model} {version.name} since {begin:%Y-%m-%d %H:%M} UTC: "
-        "give an earlier --since, or mind storage.retention_days"
+        "give an earlier --since; comparisons older than storage.retention_days are deleted"
     )
 
 
@@ -208,13 +202,13 @@ def _key(one: Learned) -> tuple[int, str, str]:
 
 
 def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Learned]:
-    """Return the same, tails with too few groups filled by those of the pooled slices together."""
+    """Return the same, with tails of too few groups replaced by the pooled tail of the pooled slices."""
     tails = {one.slice_id: one for one in learned if one.slice_id in pooled and one.signal.kind == TAIL.kind}
     if lacking := [
         name for slice_id, name in pooled.items() if slice_id not in tails or tails[slice_id].content is None
     ]:
         raise OperatorError(
-            f"{', '.join(lacking)} cannot be pooled: a tail takes {pooled_histogram.READY:,} exchanges of each of them"
+            f"{', '.join(lacking)} cannot be pooled: each of them needs {pooled_histogram.READY:,} exchanges"
         )
     contents = [msgspec.convert(one.content, TailBaseline) for one in tails.values()]
     content = msgspec.to_builtins(pooled_histogram.pool(contents))
@@ -226,14 +220,14 @@ def _with_pool(learned: Sequence[Learned], pooled: Mapping[int, str]) -> list[Le
     ]
 
 
-async def settle(database: Database, scope: Scope, source: Source) -> int:
-    """Record a decision about the baselines in force (`FROZEN` or `KEPT`); return how many signals it is about.
+async def freeze_or_keep(database: Database, scope: Scope, source: Source) -> int:
+    """Record a decision about the current baselines (`FROZEN` or `KEPT`); return how many signals it is about.
 
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, none of the signals has a baseline, or no alert has set anything
-        aside that could be kept.
+        There is no such model, version or slice, none of the signals has a baseline, or no alert has set aside groups
+        that could be kept.
     """
     async with database.begin() as connection:
         version = await find_version(connection, scope.model, scope.version)
@@ -247,7 +241,7 @@ async def settle(database: Database, scope: Scope, source: Source) -> int:
         ]
         if not keys:
             raise OperatorError(
-                f"no signal of {scope.model} {version.name} that this names has a baseline yet, or is watched any more: "
+                f"no selected signal of {scope.model} {version.name} has a baseline and is still watched: "
                 "`quantdrift slices show` says what is missing"
             )
         decisions = [
@@ -255,21 +249,21 @@ async def settle(database: Database, scope: Scope, source: Source) -> int:
                 _about(version.id, slice_id, metric, kind, source=source, scope=scope), n_groups=n_groups
             )
             for slice_id, metric, kind in keys
-            if (n_groups := _settled(kind, learned[slice_id, metric, kind], source)) is not None
+            if (n_groups := _n_groups_after(kind, learned[slice_id, metric, kind], source)) is not None
         ]
         if not decisions:
             raise OperatorError(
-                f"no baseline of {scope.model} {version.name} that this names can be frozen yet"
+                f"no selected baseline of {scope.model} {version.name} has enough groups to be frozen yet"
                 if source is Source.FROZEN
-                else f"no alert has set anything of {scope.model} {version.name} aside that this names: there is "
+                else f"no alert has set aside exchanges of the selected signals of {scope.model} {version.name}: there is "
                 "nothing to keep"
             )
         await decide(connection, decisions)
     return len(decisions)
 
 
-def _settled(kind: str, stored: bytes, source: Source) -> int | None:
-    """Return how many groups a baseline has once the decision holds; None where it changes nothing."""
+def _n_groups_after(kind: str, stored: bytes, source: Source) -> int | None:
+    """Return how many groups a baseline has after the decision; None where the decision changes nothing."""
     learner = LEARNERS[kind]
     state = load_state(kind, stored, learner.size)
     if source is Source.FROZEN:
@@ -286,12 +280,12 @@ def _settled(kind: str, stored: bytes, source: Source) -> int | None:
 async def import_(
     database: Database, config: Config, scope: Scope, figures: Sequence[Imported]
 ) -> list[Imported]:
-    """Record budgets from an offline evaluation, which hold instead of the configuration's; return them.
+    """Record budgets from an offline evaluation, which replace the configuration's; return them.
 
     Raises
     ------
     OperatorError
-        There is no such model, version or slice, a figure is no budget, or there is none.
+        There is no such model, version or slice, a figure is not a valid budget, or there are no figures.
     """
     if not any(_wanted(one.metric.value, scope.metrics) for one in figures):
         left_out = f"of {', '.join(scope.metrics)} " if scope.metrics and figures else ""
@@ -305,16 +299,18 @@ async def import_(
         for one in wanted:
             top = {Metric.FLIP: 1.0, Metric.DIVERGENCE: cap}.get(one.metric)
             if top is None:
-                raise OperatorError(f"`{one.metric}` has no budget: flip and divergence have")
+                raise OperatorError(f"`{one.metric}` has no budget: give flip or divergence")
             if one.upper is not None and not LEAST_BUDGET <= one.upper < top:
                 raise OperatorError(
                     f"slice `{one.slice}`: an upper bound of {one.upper:g} for {one.metric} is not between "
                     f"{LEAST_BUDGET:g} and {top:g}"
                 )
             if one.n < 0:
-                raise OperatorError(f"slice `{one.slice}`: n is {one.n}, which is no number of items")
+                raise OperatorError(
+                    f"slice `{one.slice}`: n is {one.n}, but a number of items cannot be negative"
+                )
         if twice := [key for key, n in Counter((one.slice, one.metric) for one in wanted).items() if n > 1]:
-            raise OperatorError(f"slice `{twice[0][0]}` has two figures for {twice[0][1]}: give one")
+            raise OperatorError(f"slice `{twice[0][0]}` has two figures for {twice[0][1]}: give only one")
         await decide(
             connection,
             [

@@ -1,4 +1,4 @@
-"""A baseline made from stored rows at once: what a signal would have learned from them, and nothing else."""
+"""A baseline learned from stored rows: the same that a signal would have learned from them alone."""
 
 from collections.abc import Iterable, Sequence
 
@@ -17,18 +17,16 @@ from quantdrift.storage.monitor.rows import Catalog, ComparisonRow
 
 
 class Learned(msgspec.Struct, frozen=True, kw_only=True):
-    """What rows say of one signal.
+    """What was learned of one signal.
 
     Parameters
     ----------
-    slice_id, signal
-        Which one.
     n_groups
-        Groups that showed it.
+        Groups with a value of the signal.
     missing
-        How many more it takes to be a baseline; 0 where it is one.
+        How many more groups a baseline needs; 0 where there are enough.
     content
-        The baseline, as JSON values; None where it is none yet.
+        The baseline, as JSON values; None where there are too few groups.
     """
 
     slice_id: int
@@ -39,16 +37,16 @@ class Learned(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learning:
-    """Learns from rows of one candidate version, in the order of their capture.
+    """Learning from the rows of one candidate version, in the order of their capture.
 
     Parameters
     ----------
     config
         Caps, session length and tolerance.
     catalog
-        What the rows' numbers stand for.
+        The slices and policies that the rows refer to.
     model
-        Whose rows they are.
+        The model of the rows.
     """
 
     def __init__(self, config: Config, catalog: Catalog, model: str) -> None:
@@ -61,7 +59,7 @@ class Learning:
         self._states: dict[tuple[int, SignalKey], FloatArray] = {}
 
     def add(self, rows: Sequence[ComparisonRow]) -> None:
-        """Learn from some more rows; the items of one exchange come together."""
+        """Learn from more rows; the items of one exchange must be in one call."""
         for exchange in exchanges(rows):
             first = exchange.rows[0]
             if first.group_key:
@@ -71,13 +69,13 @@ class Learning:
                 self._group([exchange.rows])
 
     def result(self) -> list[Learned]:
-        """Return what has been learned, by slice and signal."""
+        """Return what has been learned so far, by slice and signal."""
         for key in sorted(self._waiting):
             self._run(key)
         found = []
         for (slice_id, signal), state in sorted(self._states.items()):
             learner = LEARNERS[signal.kind]
-            # Only now: bounds that are fixed with everything that there is are the tightest.
+            # Only at the end: bounds that are fixed with all of the data are the tightest.
             learner.tend(state, mass=0.0, at_us=int(state[LAST_AT]))
             content = msgspec.to_builtins(learner.content(state)) if learner.live(state) else None
             found.append(

@@ -1,4 +1,4 @@
-"""What a person sees of one slice's signals: what each has learned and observed, and how far its evidence is."""
+"""The view of a slice's signals for people: what each has learned and observed, and its evidence."""
 
 from collections.abc import Sequence
 
@@ -40,24 +40,22 @@ class SignalView(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    metric, kind
-        The signal.
     n_groups
         Groups ever observed.
     missing
-        Groups that it still has to learn from before it takes part; 0 where it does.
+        Groups that it still has to learn from before it can alert; 0 where it can.
     n_learned
         Groups in its baseline; None for a detector that learns nothing.
     budget
-        What its owner accepts, in the metric's unit; None for a detector that learns instead.
+        The accepted mean, in the metric's unit; None for a detector that learns a baseline.
     noise
-        What is added to that for noise.
+        The allowance added to the budget for noise.
     evidence
-        For paging; the signals of a slice are summed.
+        Evidence for a page; that of a slice is the sum over its signals.
     recent
         Mean (of a tail: p99) with its interval over the recent window, in the metric's unit; None where unknown.
     tail
-        More of the tail; empty for other kinds.
+        Further figures of the tail; empty for other kinds.
     """
 
     metric: str
@@ -77,18 +75,16 @@ class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    metric, side
-        Which.
     mean, low, high
         Recent mean with its time-uniform bounds.
     n_groups
-        Exchanges that these rest on.
+        Exchanges behind these figures.
     added
-        What is added to every budget of the version.
+        The allowance added to every budget of the version.
     budget
-        What its owner accepts.
+        The accepted mean.
     exceeds
-        Whether it is more than `monitor.noise_bound` of that: its slices are `unknown`.
+        Whether it is more than `monitor.noise_bound` of the budget: the version's slices are then `unknown`.
     """
 
     metric: str
@@ -102,8 +98,8 @@ class SelfNoise(msgspec.Struct, frozen=True, kw_only=True):
     exceeds: bool
 
 
-def noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
-    """Return what is known of the noise in `rows`."""
+def self_noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
+    """Return the view of the noise floors in `rows`."""
     return [
         SelfNoise(
             metric=row.metric,
@@ -120,14 +116,14 @@ def noises(rows: Sequence[FloorRow]) -> list[SelfNoise]:
     ]
 
 
-def vitals(rows: Sequence[DetectorRow]) -> list[SignalView]:
-    """Return what is known of the signals in `rows`."""
-    found = []
+def signal_views(rows: Sequence[DetectorRow]) -> list[SignalView]:
+    """Return the view of the signals in `rows`."""
+    views = []
     for row in rows:
         detector = DETECTORS[row.kind]
         state = load_state(row.kind, row.state, detector.size)
         learner = LEARNERS.get(row.kind)
-        found.append(
+        views.append(
             SignalView(
                 metric=row.metric,
                 kind=row.kind,
@@ -141,7 +137,7 @@ def vitals(rows: Sequence[DetectorRow]) -> list[SignalView]:
                 tail=_tail(state) if row.kind == TAIL.kind else (),
             )
         )
-    return found
+    return views
 
 
 def _tail(state: FloatArray) -> tuple[Quantile, ...]:

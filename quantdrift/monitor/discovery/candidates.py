@@ -1,4 +1,4 @@
-"""What becomes of the slices that searches found: tested, confirmed, expired, frozen anew. Pure decisions."""
+"""Decisions about slices found by searches: tests, confirmation, expiry, new candidates. Pure."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,18 +28,18 @@ EXPIRE_DAYS: Final = 14
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice that a search found, and what it is to the record.
+    """A slice that a search found, and the stored discovery or slice that it matches.
 
     Parameters
     ----------
     found
-        What the search says.
+        The result of the search.
     key
-        Its text and name; those of a slice that is known already and holds the same items, where there is one.
+        Its text and name; those of a stored slice with the same items, where there is one.
     known
-        The discovery that it is, whatever that one's status; None where it is new.
+        The stored discovery with the same predicate, in any status; None where it is new.
     watched
-        Whether it is a slice, or under test, already.
+        Whether it is already a slice or under test.
     """
 
     found: Found
@@ -57,23 +57,23 @@ def with_traffic(
     session_us: int,
     until: datetime,
 ) -> tuple[list[DiscoveryRow], int]:
-    """Return the candidates after more traffic, and how many items were left out because nobody knows their policy.
+    """Return the candidates after more traffic, and how many items were left out because their policy is unknown.
 
     Parameters
     ----------
     candidates
-        Of one version.
+        Candidates of one version.
     rows
-        Its items captured from each candidate's `tested_at` to `until`, whose `slice_ids` are places in
-        `candidates`; what lies before a candidate's own `tested_at` is passed over.
+        The version's items captured from each candidate's `tested_at` to `until`, whose `slice_ids` are indices in
+        `candidates`; items before a candidate's own `tested_at` are skipped.
     policies
-        By id. Without the policy there is no inclusion probability of a slice, and nothing to learn from an item.
+        By id. Without its policy an item has no inclusion probability and cannot be used.
     budget
-        Of the model. A candidate's own cap is the one that it was frozen with, whatever has become of the model's.
+        Budget of the model. Each candidate keeps the cap that it was frozen with, even if the model's has changed.
     session_us
-        What one session shows within this time is one observation.
+        The items of one session within this time are one observation.
     until
-        Captures before this are tested then. A multiple of `session_us` since 1970: no session is cut.
+        Captures before this time are tested afterwards. A multiple of `session_us` since 1970: no session is cut.
     """
     begins_us = [to_us(row.tested_at) for row in candidates]
     groups: dict[tuple[int, int, str], list[ComparisonRow]] = {}
@@ -95,7 +95,7 @@ def with_traffic(
         policies=dict(policies),
     )
     rates = Rates()
-    # Its null mean is over the cap of that day: under another cap the test would be of another claim.
+    # The null mean is relative to the cap of that day: under another cap the test would be of another hypothesis.
     budgets = [
         msgspec.structs.replace(budget, cap=row.scale) if row.metric is Metric.DIVERGENCE else budget
         for row in candidates
@@ -116,21 +116,19 @@ def with_traffic(
     return after, n_unknown
 
 
-def settled(
+def decide(
     rows: Sequence[DiscoveryRow], retiring: Mapping[int, str], now: datetime, limits: Discovery
 ) -> tuple[list[StoredRow], dict[str, int]]:
     """Return the discoveries after retirements, expiries and confirmations, and per model how many wait for a place.
 
-    Whatever is retired makes its place free at once. What has been shown and finds none waits `EXPIRE_DAYS` for one.
+    A retired slice frees its place at once. A candidate that passed its test without a free place waits `EXPIRE_DAYS`.
 
     Parameters
     ----------
     rows
-        All of them, tested as far as they are.
+        All discoveries, after their tests.
     retiring
-        Why a confirmed slice is monitored no more, by the id of the discovery.
-    now
-        The time.
+        The reason to retire a confirmed slice, by the id of the discovery; empty: it is not retired.
     limits
         The option `most_slices`.
     """
@@ -148,7 +146,9 @@ def settled(
             n_slices[row.model] += 1
             found[place] = _confirmed(row, now)
         elif row.waits_since is not None and now - row.waits_since >= timedelta(days=EXPIRE_DAYS):
-            found[place] = _ended(row, now, f"no place became free within {EXPIRE_DAYS} days")
+            found[place] = _ended(
+                row, now, f"no place among discovery.most_slices became free within {EXPIRE_DAYS} days"
+            )
         else:
             waiting[row.model] = waiting.get(row.model, 0) + 1
             row = msgspec.structs.replace(row, waits_since=row.waits_since or now)
@@ -163,26 +163,24 @@ def origins(
     slices: Sequence[SliceKey],
     discoveries: Sequence[DiscoveryRow],
 ) -> list[Origin]:
-    """Return what each slice that a search found is to the record.
+    """Return, for each slice that a search found, the stored slice or discovery that it matches.
 
-    It is known where it holds the same items as a slice that is known: bins and their edges move from search to
-    search, and a slice keeps its id.
+    It matches where it contains the same items: bins and their edges move from search to search, but a slice keeps its
+    id.
 
     Parameters
     ----------
-    model
-        The model searched.
     found
-        What was found.
+        Results of the search.
     items
-        What was searched.
+        The items that were searched.
     slices
-        The model's slices, without discoveries that have ended.
+        The model's slices, without ended discoveries.
     discoveries
-        The model's.
+        The model's discoveries.
     """
     watching = [*slices, *(row.key for row in discoveries if not row.ended)]
-    # A slice without conditions holds everything, one for `other` values says nothing to machines.
+    # A slice without conditions contains everything; one for `other` values has no condition to evaluate.
     watched = [(key, items.members(key.where)) for key in watching if _searchable(key)]
     ended = [(row, items.members(row.where)) for row in discoveries if row.ended]
     known = {row.predicate: row for row in discoveries}
@@ -199,7 +197,7 @@ def origins(
     return result
 
 
-def frozen(
+def new_candidate(
     origin: Origin,
     version: SearchedVersion,
     budget: Budget,
@@ -208,7 +206,7 @@ def frozen(
     now: datetime,
     frozen_at: datetime,
 ) -> DiscoveryRow:
-    """Return a new candidate, or a discovery that is one again, whose test begins from nothing at `frozen_at`."""
+    """Return a new candidate, or a stored discovery as a candidate again; its test starts empty at `frozen_at`."""
     found, known = origin.found, origin.known
     scale = cap_of(found.metric, budget)
     return DiscoveryRow(
@@ -254,7 +252,7 @@ def _after(row: DiscoveryRow, values: np.ndarray, until: datetime) -> DiscoveryR
 
 
 def _over(row: DiscoveryRow, retiring: Mapping[int, str], now: datetime) -> StoredRow:
-    """Return a confirmed slice that is retired, or a candidate whose time is over; anything else as it is."""
+    """Return a confirmed slice as retired, or a candidate as expired, where that is due; else the row unchanged."""
     if row.status is Status.CONFIRMED and (reason := retiring.get(row.id)):
         return StoredRow(row=msgspec.structs.replace(row, status=Status.RETIRED), reason=reason)
     unproven = row.status is Status.CANDIDATE and row.log_evidence < row.log_threshold

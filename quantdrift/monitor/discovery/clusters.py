@@ -1,4 +1,4 @@
-"""The refit of learned slices: by the leader, now and then, in a thread, while the fold goes on."""
+"""The refit of learned slices: the leader runs it at intervals, in a thread, while the fold continues."""
 
 import asyncio
 import logging
@@ -42,23 +42,21 @@ _LOG = logging.getLogger(__name__)
 
 
 class ClusterFits:
-    """Fits learned slices anew when it is time, and keeps the sample of vectors within its bounds.
+    """The periodic refit of learned slices, which also limits the stored sample of vectors.
 
-    One task calls `turn` again and again. The work is done in a thread with an event loop and connections of its
-    own: the fold never waits for it.
+    One task calls `turn` repeatedly. The work is done in a thread with its own event loop and connections: the fold
+    never waits for it.
 
     Parameters
     ----------
     config
         Models, slices and the section `clusters`.
     dsn
-        Address of the record.
-    clock, stop
-        The process's.
+        Address of the database.
     leads
-        Whether this process leads.
+        Returns whether this process leads.
     least_vectors
-        Below so many vectors nothing is fitted.
+        With fewer vectors nothing is fitted.
     """
 
     def __init__(
@@ -81,7 +79,7 @@ class ClusterFits:
         self._looked_at: datetime | None = None
 
     async def turn(self) -> None:
-        """Look whether something is due, if it did not lately, and wait a little.
+        """Refit what is due, at most every `LOOK_EVERY`, then wait for `monitor.interval_s`.
 
         Raises
         ------
@@ -91,7 +89,7 @@ class ClusterFits:
         now = self._clock.now()
         lately = self._looked_at is not None and now - self._looked_at < LOOK_EVERY
         if self._config.clusters.enabled and self._leads() and not lately:
-            self._looked_at = now  # whatever may go wrong, the record is not read again and again
+            self._looked_at = now  # set first: after an error the database must not be read in a tight loop
             try:
                 await asyncio.to_thread(self._in_thread, now)
             except RetryError:
@@ -110,14 +108,14 @@ class ClusterFits:
 async def refit_due(
     config: Config, database: Database, now: datetime, *, least_vectors: int = LEAST_VECTORS
 ) -> list[Fitted]:
-    """Prune, then refit what is due; return the new fits.
+    """Delete old vectors, then refit the spaces that are due; return the new fits.
 
-    A space that cannot be fitted is told of and left as it is.
+    A space that cannot be fitted is logged and left as it is.
 
     Raises
     ------
     RetryError
-        Postgres is away or busy; what was done stays done.
+        Postgres is not available; what was done before stays done.
     """
     before = now - timedelta(days=config.storage.retention_days)
     await prune(database, before=before, most=MOST_VECTORS)
@@ -128,7 +126,7 @@ async def refit_due(
         try:
             made.append(await refit(config, database, space, made_by=MONITOR))
         except OperatorError as error:
-            _LOG.error("no refit of the learned slices of %s: %s", space.model, error)
+            _LOG.error("the learned slices of %s were not refitted: %s", space.model, error)
     return made
 
 
@@ -143,18 +141,16 @@ def configured(config: Config, there: Sequence[Space]) -> Iterator[Space]:
 def due(
     config: Config, there: Sequence[Space], now: datetime, *, least_vectors: int = LEAST_VECTORS
 ) -> list[Space]:
-    """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and something new since.
+    """Return the spaces to be fitted: enough vectors, the last fit long enough ago, and new vectors since.
 
     Parameters
     ----------
-    config
-        The section `clusters`.
     there
         Spaces with vectors.
     now
         Aware.
     least_vectors
-        Below so many vectors nothing is fitted.
+        With fewer vectors nothing is fitted.
     """
     clusters = config.clusters
     if not clusters.refit_days:
@@ -179,20 +175,14 @@ async def refit(
     dry_run: bool = False,
     most_ids: int = MOST_IDS,
 ) -> Fitted:
-    """Fit a space and store the clustering; no transaction is open during the fit, which holds up its event loop.
+    """Fit a space and store the clustering; no transaction is open during the fit, which blocks its event loop.
 
     Parameters
     ----------
-    config
-        Models, slices and the section `clusters`.
-    database
-        The record.
-    space
-        What is fitted.
     made_by
         Who asked for it.
     anew
-        Keep no id: begin from nothing.
+        Ignore the previous clustering and keep no id.
     dry_run
         Store nothing.
     most_ids
@@ -201,9 +191,9 @@ async def refit(
     Raises
     ------
     OperatorError
-        There is no vector of finite numbers, or the clustering before it cannot be read.
+        There is no vector of finite numbers, or the previous clustering cannot be read.
     RetryError
-        Postgres is away, or somebody else stored a clustering meanwhile.
+        Postgres is not available, or another process stored a clustering meanwhile.
     """
     previous: Clustering | None = None
     if not anew:

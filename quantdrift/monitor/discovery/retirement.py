@@ -1,18 +1,18 @@
-"""When is a confirmed discovered slice monitored no more? Pure decisions, with their reason in words.
+"""The decision to retire a confirmed discovered slice, with its reason as text. Pure.
 
 A slice is **quiet** when over the last `discovery.retire_days`
 
 1. it has been monitored all the time, no alert of it was open, and no evidence is growing against it now;
 2. for flips and for the capped divergence, where it has any, the upper bound of its mean is not above
-   `max(budget, discovery.least_ratio * mean of the rest of the traffic)`: what a candidate must be shown to be above
-   is shown not to be so;
-3. no candidate version on its own is shown to be above that.
+   `max(budget, discovery.least_ratio * mean of the rest of the traffic)`, the level that a candidate must be shown to
+   exceed;
+3. no candidate version on its own is shown to be above that level.
 
 The bounds are those of `quantdrift.drift.evidence.bound`, at `DELTA` each, from the hourly sums: all versions that were compared
 together, weighted, with Kish's effective number of exchanges. With that number they are approximate, and exchanges of one
-session count as several. Too little traffic to say so is no quiet: such a slice stays until nothing was compared in it
-for 30 days, while others of the model were (**unseen**), or until a person retires it. A slice that the configuration declares as well needs no place
-(**declared**): its watch goes on.
+session count as several. A slice with too little traffic is not quiet: it stays until nothing was compared in it for 30
+days while other exchanges of the model were (**unseen**), or until a person retires it. A slice that the configuration
+also declares needs no place among the discovered ones (**declared**): it is still watched.
 """
 
 from collections.abc import Sequence
@@ -47,27 +47,23 @@ def reason_to_retire(
     *,
     compared: bool,
 ) -> str:
-    """Return why a confirmed slice is monitored no more, in words; empty: it is.
+    """Return the reason to retire a confirmed slice, as text; empty where there is none.
 
     Parameters
     ----------
     row
         A confirmed slice.
     watched
-        What was seen of it in the last `discovery.retire_days`; None where nothing was.
-    config
-        The section `discovery`, and what is declared.
+        Its sums over the last `discovery.retire_days`; None where nothing was compared.
     budget
-        Of the model.
-    now
-        The time.
+        Budget of the model.
     compared
-        Whether anything of the model was compared lately: while the shadow is down nothing is seen, and that says
-        nothing of a slice.
+        Whether any exchange of the model was compared lately: while the shadow is down nothing is compared, which is
+        no reason to retire a slice.
     """
     since = row.confirmed_at or row.frozen_at
     if is_declared(config, row.key):
-        return "declared: the configuration makes this slice itself, and it is watched on without a place"
+        return "declared: the configuration declares this slice, which is still watched and needs no place"
     if compared and now - max(row.seen_at or row.frozen_at, since) >= UNSEEN:
         return f"unseen: nothing was compared in it for {UNSEEN.days} days"
     period = timedelta(days=config.discovery.retire_days)
@@ -75,19 +71,19 @@ def reason_to_retire(
         return ""
     if watched.alerted or watched.evidence_ratio >= UNDECIDED_FROM:
         return ""
-    told = [_calm(metric, watched.versions, budget, config.discovery) for metric in WATCHED]
-    if not any(told) or None in told:
+    texts = [_quiet(metric, watched.versions, budget, config.discovery) for metric in WATCHED]
+    if not any(texts) or None in texts:
         return ""
-    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(one for one in told if one)
+    return f"quiet for {config.discovery.retire_days} days: " + "; ".join(one for one in texts if one)
 
 
 def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow:
-    """Return a discovery that a person wants neither monitored nor tested, until it is restored.
+    """Return a discovery as retired by a person: it is neither monitored nor tested until it is restored.
 
     Raises
     ------
     OperatorError
-        It is so already, or the configuration declares it.
+        It is retired by hand already, or the configuration declares it.
     """
     if row.status is Status.RETIRED and row.held:
         raise OperatorError(f"`{row.name}` is retired by hand already")
@@ -102,28 +98,24 @@ def retired_by_hand(row: DiscoveryRow, config: Config, reason: str) -> StoredRow
 def restored(
     row: DiscoveryRow, rows: Sequence[DiscoveryRow], limits: Discovery, now: datetime, reason: str
 ) -> StoredRow:
-    """Return a retired discovery as it is after a person took that back.
+    """Return a retired discovery as restored by a person.
 
-    What was a slice is one again, with its id and a place; its detectors begin from nothing. What never was one may be
-    found again.
+    A discovery that was a slice is one again, with its id and a place; its detectors start empty. One that never was a
+    slice may be found again by a search.
 
     Parameters
     ----------
-    row
-        The discovery.
     rows
-        All of them.
+        All discoveries.
     limits
         `most_slices`.
-    now
-        The time.
     reason
-        Of the person; may be empty.
+        The person's reason; may be empty.
 
     Raises
     ------
     OperatorError
-        It is not retired, or there is no place.
+        It is not retired, or there is no free place.
     """
     if row.status is not Status.RETIRED:
         raise OperatorError(f"`{row.name}` is not retired: it is {row.status.value}")
@@ -145,8 +137,8 @@ def restored(
     )
 
 
-def _calm(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
-    """Say how calm a metric is; empty where the slice does not have it, None where it is not shown to be calm."""
+def _quiet(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limits: Discovery) -> str | None:
+    """Return as text that a metric is quiet; empty where the slice does not have it, None where that is not shown."""
     cap, accepted = cap_of(metric, budget), budget_of(metric, budget)
     seen = [one for one in versions if one.inside.weight_of(metric) > 0]
     if not seen:
@@ -160,8 +152,8 @@ def _calm(metric: Metric, versions: Sequence[VersionSums], budget: Budget, limit
     if high > bound(seen) or any(_low(metric, one.inside, cap) > bound([one]) for one in seen):
         return None
     return (
-        f"mean {metric.value} {number(mean * cap, 3)}, at most {number(high * cap, 3)}, against {number(bound(seen) * cap, 3)}"
-        " that would count"
+        f"mean {metric.value} {number(mean * cap, 3)}, at most {number(high * cap, 3)}, below the level of"
+        f" {number(bound(seen) * cap, 3)}"
     )
 
 

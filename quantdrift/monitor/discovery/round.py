@@ -1,7 +1,7 @@
-"""A round of discovery: candidates are tested on new traffic, what is quiet is retired, and the record is searched.
+"""A round of discovery: test candidates on new traffic, retire quiet slices, and search the newest traffic.
 
-It reads at most `discovery.most_rows` items per version for the tests and as many for the search. What it changes is
-written in one transaction, and only if nobody else wrote a round in the meantime.
+It reads at most `discovery.most_rows` items per version for the tests and as many for the search. Its changes are
+written in one transaction, and only if no other round was written in the meantime.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from quantdrift.drift.discovery.items import Items
 from quantdrift.drift.discovery.search import N_BINS, GivenUpError, Limits, Search, search
 from quantdrift.drift.evidence.interval import along
 from quantdrift.drift.evidence.observations import FloatArray
-from quantdrift.monitor.discovery.candidates import Origin, frozen, origins, settled, with_traffic
+from quantdrift.monitor.discovery.candidates import Origin, decide, new_candidate, origins, with_traffic
 from quantdrift.monitor.discovery.retirement import reason_to_retire
 from quantdrift.monitor.fold.groups import WATCHED, budget_of
 from quantdrift.storage.database import Database
@@ -29,11 +29,11 @@ from quantdrift.storage.schema.slice_tables import Status
 from quantdrift.storage.slices.confirmed import watched_slices
 from quantdrift.storage.slices.discovery import (
     DiscoveryRow,
-    RecordState,
+    DiscoveryState,
     SearchedVersion,
     SearchRow,
     StoredRow,
-    load_standing,
+    load_state,
     store_round,
 )
 from quantdrift.storage.slices.search_rows import Window, n_items, policies_of, searched_items, tested_items
@@ -53,12 +53,10 @@ class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
 
     Parameters
     ----------
-    version
-        What was searched.
     search
-        What it found.
+        The result.
     origins
-        What each of its slices is to the record, in the same order.
+        The stored slice or discovery that each found slice matches, in the same order.
     """
 
     version: SearchedVersion
@@ -66,33 +64,33 @@ class VersionSearch(msgspec.Struct, frozen=True, kw_only=True):
     origins: tuple[Origin, ...]
 
     def new(self) -> list[Origin]:
-        """Return what neither is a slice nor is under test."""
+        """Return the found slices that are neither watched nor under test yet."""
         return [origin for origin in self.origins if not origin.watched]
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """What a round did.
+    """The result of a round.
 
     Parameters
     ----------
     at
-        When.
+        Time of the round.
     allowed
         Its allowance of false confirmations.
     tested
-        Candidates that were tested, as they stand.
+        Candidates that were tested, after their tests.
     settled
-        Of all discoveries those that were confirmed, expired or retired.
+        The discoveries that were confirmed, expired or retired.
     reasons
-        Why, in words, by their ids.
+        The reasons as text, by id of the discovery.
     searches
         One for each version.
     frozen
         New candidates.
     waiting
-        Per model the confirmed ones that find no place, and new ones that cannot be tested yet.
+        Per model, the number of confirmed candidates without a free place, and of new ones that cannot be tested yet.
     unknown
-        Per model the items that were not tested because nobody knows the policy that took them.
+        Per model, the number of items that were not tested because their sampling policy is unknown.
     """
 
     at: datetime
@@ -115,18 +113,12 @@ async def discover(
     dry_run: bool = False,
     most_candidates: int = MOST_CANDIDATES,
 ) -> Round:
-    """Test the candidates, search for more, and write down what changed.
+    """Test the candidates, search for more, and store what changed.
 
     Parameters
     ----------
-    database
-        The record.
-    config
-        Budgets and limits.
-    now
-        The time.
     give_up
-        Asked again and again.
+        Called often; the round ends when it returns true.
     dry_run
         Write nothing.
     most_candidates
@@ -135,17 +127,17 @@ async def discover(
     Raises
     ------
     GivenUpError
-        `give_up` said so; nothing is written.
+        `give_up` returned true; nothing is written.
     RetryError
-        Postgres is away, or another round was written since this one began.
+        Postgres is not available, or another round was written since this one began.
     """
     async with database.begin() as connection:
-        standing = await load_standing(connection, now)
+        state = await load_state(connection, now)
         since = now - timedelta(days=config.discovery.retire_days)
         watched = await watched_slices(connection, since)
-    work = _Work(database, config, standing, now, give_up, most_candidates=most_candidates)
+    work = _Work(database, config, state, now, give_up, most_candidates=most_candidates)
     after_tests = await work.test()
-    compared = {version.model for version in standing.versions}
+    compared = {version.model for version in state.versions}
     retiring = {
         row.id: reason_to_retire(
             row,
@@ -158,22 +150,22 @@ async def discover(
         for row in after_tests
         if row.status is Status.CONFIRMED
     }
-    stored, waiting = settled(after_tests, retiring, now, config.discovery)
+    stored, waiting = decide(after_tests, retiring, now, config.discovery)
     discoveries = [one.row for one in stored]
-    searches = [await work.search(version, discoveries) for version in standing.versions]
-    elapsed_s = (now - standing.searched_at).total_seconds() if standing.searched_at else EVERY_S
+    searches = [await work.search(version, discoveries) for version in state.versions]
+    elapsed_s = (now - state.searched_at).total_seconds() if state.searched_at else EVERY_S
     allowed = allowance(config.discovery.false_per_30_days, elapsed_s)
     new, left = _freeze(config, discoveries, searches, allowed, now, most_candidates=most_candidates)
     for model, count in left.items():
         waiting[model] = waiting.get(model, 0) + count
-    before = {row.id: row for row in standing.discoveries}
+    before = {row.id: row for row in state.discoveries}
     if not dry_run and (searches or discoveries):
-        # What has ended tonight and is found again is written twice, and both stand in its history.
+        # A discovery that ended in this round and was found again is written twice: its history has both changes.
         changed = [one for one in stored if one.row != before[one.row.id]]
         async with database.begin() as connection:
             await store_round(
                 connection,
-                after=standing.mark,
+                after=state.mark,
                 discoveries=[*changed, *(StoredRow(row=row, reason="found by a search") for row in new)],
                 searches=[_row(found, new, allowed, now) for found in searches],
             )
@@ -195,33 +187,33 @@ async def discover(
 
 
 class _Work:
-    """The reading of one round."""
+    """The tests and searches of one round."""
 
     def __init__(
         self,
         database: Database,
         config: Config,
-        standing: RecordState,
+        state: DiscoveryState,
         now: datetime,
         give_up: Callable[[], bool],
         *,
         most_candidates: int,
     ) -> None:
-        self._database, self._config, self._standing = database, config, standing
+        self._database, self._config, self._state = database, config, state
         self._now, self._give_up, self._most_candidates = now, give_up, most_candidates
         self.unknown: dict[str, int] = {}
 
     async def test(self) -> list[DiscoveryRow]:
-        """Return all discoveries, the candidates tested on what was captured since they last were."""
+        """Return all discoveries, the candidates after tests on the items captured since their last test."""
         session_s = self._config.monitor.session_s
-        # What is younger may still wait in the stream.
+        # Younger exchanges may still wait in the stream.
         until = _floor(self._now - timedelta(seconds=self._config.stream.max_age_s), session_s)
         by_version: dict[int, list[DiscoveryRow]] = {}
-        for row in self._standing.discoveries:
-            # What waits for a place has been shown: more traffic would tell nothing new.
+        for row in self._state.discoveries:
+            # A candidate that waits for a place has passed its test: more traffic adds nothing.
             if row.status is Status.CANDIDATE and row.waits_since is None and row.tested_at < until:
                 by_version.setdefault(row.model_version_id, []).append(row)
-        after = {row.id: row for row in self._standing.discoveries}
+        after = {row.id: row for row in self._state.discoveries}
         for version_id, candidates in by_version.items():
             model = candidates[0].model
             rows, policies = await self._rows(version_id, candidates, until)
@@ -239,15 +231,15 @@ class _Work:
         return list(after.values())
 
     async def search(self, version: SearchedVersion, discoveries: list[DiscoveryRow]) -> VersionSearch:
-        """Return what the newest traffic of `version` shows."""
+        """Return the search of the newest traffic of `version`."""
         limits, budget = self._config.discovery, self._config.budget(version.model)
         of_model = [row for row in discoveries if row.model == version.model]
-        # What has ended here and is declared is watched all the same.
+        # A discovery that has ended but is declared is still watched.
         slices = [
-            *self._standing.slices.get(version.model, ()),
+            *self._state.slices.get(version.model, ()),
             *(row.key for row in of_model if row.ended and is_declared(self._config, row.key)),
         ]
-        # What is watched or tested must be recognised when it is found.
+        # Slices that are watched or tested must be recognised when they are found.
         watched = [*slices, *(row.key for row in of_model)]
         used = {condition.key for one in watched for condition in one.where}
         items = await self._items(version, budget.cap, used)
@@ -274,14 +266,14 @@ class _Work:
         window = Window(version_id=version_id, begin=min(row.tested_at for row in candidates), end=until)
         rows: list[ComparisonRow] = []
         async with self._database.begin() as connection:
-            # Where candidates overlap, fewer rows come than could.
+            # Where candidates overlap, fewer rows are read than would be possible.
             share = min(sum(row.found_share for row in candidates), 1.0)
             expected = await n_items(connection, window) * share
             window = msgspec.structs.replace(window, share=_kept(most, expected))
             async for item in tested_items(connection, window, [row.where for row in candidates], 2 * most):
                 rows.append(item)
                 self._go_on()
-            # After the rows: a policy is written before the first of its rows, and then it is seen as well.
+            # After the rows: a policy is written before the first of its rows, so all of them are visible now.
             return rows, await policies_of(connection, {row.policy_id for row in rows})
 
     async def _items(self, version: SearchedVersion, cap: float, used: set[str]) -> Items:
@@ -336,7 +328,7 @@ def _freeze(
     *,
     most_candidates: int,
 ) -> tuple[list[DiscoveryRow], dict[str, int]]:
-    """Return the new candidates, as many as find a place, and per model how many did not."""
+    """Return the new candidates, as many as there are places, and per model how many had none."""
     places: dict[str, int] = {}
     for row in discoveries:
         if row.status is Status.CANDIDATE and row.waits_since is None:
@@ -348,7 +340,7 @@ def _freeze(
         model = found.version.model
         for origin in found.new():
             if (model, origin.key.predicate) in taken:
-                continue  # two versions show the same: it is tested on the first
+                continue  # found in two versions: it is tested on the first
             if places.get(model, 0) >= most_candidates:
                 left[model] = left.get(model, 0) + 1
                 continue
@@ -360,7 +352,7 @@ def _freeze(
     at_stake = threshold(len(chosen), allowed)
     frozen_at = _floor(now, config.monitor.session_s) + timedelta(seconds=config.monitor.session_s)
     return [
-        frozen(
+        new_candidate(
             origin,
             found.version,
             config.budget(found.version.model),

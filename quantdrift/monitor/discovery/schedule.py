@@ -1,7 +1,7 @@
 """The nightly search for slices, in the leading monitor.
 
-A round runs in a thread with an event loop and connections of its own: the fold never waits for it. It gives up after
-`LIMIT_S`, and when the process is to end.
+A round runs in a thread with its own event loop and connections: the fold never waits for it. It gives up after
+`LIMIT_S`, and when the process stops.
 """
 
 import asyncio
@@ -23,25 +23,21 @@ from quantdrift.storage.database import Database
 from quantdrift.storage.slices.discovery import last_searched
 
 _CONNECTIONS: Final = 2
-_LOOK_AGAIN: Final = timedelta(hours=1)  # where there was nothing to search, or it failed
+_LOOK_AGAIN: Final = timedelta(hours=1)  # after a round without anything to search, or a failure
 _LOG = logging.getLogger(__name__)
 
 
 class Discoverer:
-    """Runs rounds in the monitor. One task calls `turn` again and again.
+    """The schedule of discovery rounds. One task calls `turn` repeatedly.
 
     Parameters
     ----------
-    config
-        The whole configuration.
     dsn
-        Address of the record; connections of its own are made for each round.
+        Address of the database; each round opens its own connections.
     database
-        The monitor's connections, to ask when the last search was.
-    telemetry, clock, stop
-        The process's.
+        The monitor's connections, for the time of the last search.
     leads
-        Whether this process leads.
+        Returns whether this process leads.
     """
 
     def __init__(
@@ -67,7 +63,7 @@ class Discoverer:
         self._overflow = telemetry.counter(DISCOVERY_OVERFLOW)
 
     async def turn(self) -> None:
-        """Run a round if one is due, and wait a little.
+        """Run a round if one is due, then wait for `monitor.interval_s`.
 
         Raises
         ------
@@ -87,7 +83,7 @@ class Discoverer:
 
     async def _round(self) -> None:
         begun_s, now = self._clock.monotonic_s(), self._clock.now()
-        # Whatever may go wrong, the record is not read again and again.
+        # Set first: after an error the database must not be read in a tight loop.
         self._due_at = now + min(self._every(), _LOOK_AGAIN)
         try:
             found = await asyncio.to_thread(self._in_thread, now)
@@ -104,7 +100,7 @@ class Discoverer:
         if found.searches:
             self._due_at = now + self._every()
         self._time.record(self._clock.monotonic_s() - begun_s)
-        self._tell(found)
+        self._report(found)
 
     def _in_thread(self, now: datetime) -> Round:
         ends_s = self._clock.monotonic_s() + LIMIT_S
@@ -125,7 +121,7 @@ class Discoverer:
 
         return asyncio.run(in_a_loop_of_its_own())
 
-    def _tell(self, found: Round) -> None:
+    def _report(self, found: Round) -> None:
         for row in found.settled:
             reason = found.reasons.get(row.id, "")
             _LOG.info("discovered slice %s of %s: %s: %s", row.predicate, row.model, row.status, reason)

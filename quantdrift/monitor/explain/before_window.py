@@ -1,8 +1,9 @@
-"""What an alert's slice is held against: the window that is its *before*.
+"""The *before* window of an alert: the exchanges that its slice is compared with.
 
-An onset is an estimate and mostly comes late, so what lies right before it may be drifted already: the last hour is
-left out where there is enough without it, else the newest quarter. A version that came with the onset has no before of
-its own, or only a bad one: then it is the version before it, in the week before this one came.
+An onset is an estimate and is mostly late, so the time right before it may have drifted already: the last hour is left
+out where there is enough data without it, else the newest quarter of the exchanges. A version that came with the onset
+has no window of its own before it, or only a bad one: then the window is that of the version before it, in the week
+before this one came.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,26 +16,26 @@ from quantdrift.drift.explain.mix import FEWEST_BEFORE
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import TransitionRow, VersionRow
 
-ENOUGH = 100  # exchanges before, from which on a window is not passed over for one with more doubt
+ENOUGH = 100  # exchanges; a window with as many is taken, and no less reliable one is looked for
 BEFORE_US = 7 * DAY_US
 GAP_US = 3_600_000_000
-_LAG_US = DAY_US  # a version may be stored so much later than its first exchange was captured
+_LAG_US = DAY_US  # a version may be stored this much later than its first exchange was captured
 _LATE_SHARE = 0.25
 
 
 class EvidenceReader(Protocol):
-    """What the record is asked; `storage.evidence.Evidence` answers it."""
+    """The queries behind a before window; `storage.monitor.evidence.Evidence` implements them."""
 
     async def items(
         self, *, version: int, slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> list[EvidenceItem]:
-        """Return the newest items of a slice in [begin, end), newest first, so many at most."""
+        """Return the newest items of a slice in [begin, end), newest first, a limited number."""
         ...
 
     async def last_compared(
         self, *, versions: Sequence[int], slice_id: int, begin_us: int, end_us: int, fold_seq: int
     ) -> int | None:
-        """Return which of some versions had the slice's newest item in [begin, end), or None."""
+        """Return the version, of those given, that had the slice's newest item in [begin, end), or None."""
         ...
 
 
@@ -44,15 +45,15 @@ class BeforeWindow(msgspec.Struct, frozen=True, kw_only=True):
     Parameters
     ----------
     version
-        Whose items: the alert's own or an earlier one's.
+        The version that its items are of: the alert's own or an earlier one.
     begin_us, end_us
         [begin, end), event time.
     words
-        Which window it is.
+        A description of the window, as text.
     items
-        Of the slice in it, newest first.
+        Items of the slice in the window, newest first.
     past
-        All that was read from before the onset, newest first: it tells what is new since.
+        All items that were read from before the onset, newest first: they show what is new since.
     """
 
     version: int
@@ -68,27 +69,27 @@ class BeforeWindow(msgspec.Struct, frozen=True, kw_only=True):
         return _n(self.items)
 
 
-async def yardstick(
+async def find_before_window(
     reader: EvidenceReader, row: TransitionRow, versions: Mapping[int, VersionRow]
 ) -> BeforeWindow:
-    """Return what the slice of an alert is held against; one with too few items where there is nothing better.
+    """Return the before window of an alert; it has too few items where there is no better one.
 
     Parameters
     ----------
     reader
-        Asked for the slice's windows: four times at most.
+        Queried for the slice's windows, four times at most.
     row
         The change of verdict.
     versions
-        Every version, by its number.
+        All versions, by id.
     """
     own = versions[row.model_version_id]
     gap_us = row.onset_us - GAP_US
-    # Of a version that has just come there is nothing in most of the week, which would be searched in vain.
+    # A new version has no items in most of the week: searching there would only cost time.
     older_us = min(max(row.onset_us - BEFORE_US, own.first_seen_us - _LAG_US), gap_us)
     older = await _window(reader, row, older_us, gap_us) if older_us < gap_us else ()
     if _n(older) >= ENOUGH:
-        # The hour is read for what is new alone.
+        # The last hour is read only to see what is new.
         lately = await _window(reader, row, gap_us, row.onset_us)
         words = "the week before the onset without its last hour"
         return _own(row, (older_us, gap_us), words, older, (*lately, *older))
@@ -119,29 +120,29 @@ async def _predecessor(
     versions: Mapping[int, VersionRow],
     past: tuple[EvidenceItem, ...],
 ) -> BeforeWindow | None:
-    """Return the window of the version of the model that was last compared in the slice before this one came."""
+    """Return the window of the model's version that was last compared in the slice before this version came."""
     earlier = sorted(
-        one.id
-        for one in versions.values()
-        if one.model == own.model and (one.first_seen_us, one.id) < (own.first_seen_us, own.id)
+        version.id
+        for version in versions.values()
+        if version.model == own.model and (version.first_seen_us, version.id) < (own.first_seen_us, own.id)
     )
     end_us = min(row.onset_us, own.first_seen_us)
     span = (end_us - BEFORE_US, end_us)
     if not earlier:
         return None
-    found = await reader.last_compared(
+    predecessor = await reader.last_compared(
         versions=earlier, slice_id=row.slice_id, begin_us=span[0], end_us=span[1], fold_seq=row.fold_seq
     )
-    if found is None:
+    if predecessor is None:
         return None
-    items = await _window(reader, row, *span, version=found)
-    name = versions[found].candidate_version
+    items = await _window(reader, row, *span, version=predecessor)
+    name = versions[predecessor].candidate_version
     named = f"version {name}"
     if name == own.candidate_version:
-        named += f" with the reference {versions[found].reference_digest[:12]}"
+        named += f" with the reference {versions[predecessor].reference_digest[:12]}"
     newest_first = sorted((*past, *items), key=lambda item: (item.captured_us, item.exchange), reverse=True)
     return BeforeWindow(
-        version=found,
+        version=predecessor,
         begin_us=span[0],
         end_us=span[1],
         words=f"{named} in the week before this version came",

@@ -1,14 +1,14 @@
-"""Explains alerts as they open and escalate, from what was compared before and since the onset.
+"""Explanation of alerts that open or escalate, from the exchanges compared before and since the onset.
 
-What before is, `quantdrift.monitor.explain.before_window` decides.
+`quantdrift.monitor.explain.before_window` chooses the window before the onset.
 
-It belongs to the leader's transaction, between the fold and the writing, and must neither break nor delay it: reads
-are bounded in rows and time and undone alone, only so many alerts of one fold are explained, pages first, and an alert
-that is not explained says so and goes out.
+It runs in the leader's transaction, between the fold and the writing, and must neither break nor delay it: reads are
+limited in rows and time and are rolled back separately, only `MOST` alerts of one fold are explained, pages first, and
+an alert that is not explained is sent all the same and says so.
 
-The same record gives the same explanation: windows are of event time, rows count that were folded no later than the
-change of verdict, and the alerts beside it are those that stand after its batch. What is doubted of the configuration alone
-is as of now.
+The same database gives the same explanation: windows are in event time, only rows count that were folded no later than
+the change of verdict, and related alerts are those that are open after its batch. Only doubts about the configuration
+are those of the present.
 """
 
 import asyncio
@@ -28,15 +28,15 @@ from quantdrift.drift.explain.damage import DamageCause
 from quantdrift.drift.explain.diagnosis import Aggregate, Begin
 from quantdrift.drift.explain.mix import FEWEST_BEFORE, Cause
 from quantdrift.drift.explain.moves import Moves
-from quantdrift.monitor.explain.before_window import BeforeWindow, yardstick
-from quantdrift.monitor.explain.other_measures import beside
+from quantdrift.monitor.explain.before_window import BeforeWindow, find_before_window
+from quantdrift.monitor.explain.other_measures import other_moves
 from quantdrift.monitor.explain.related_alerts import AlertingSlices, explains, smallest
 from quantdrift.monitor.explain.sample import (
     Measure,
     WindowSample,
-    damaged,
+    damage_between,
     measure_of,
-    mixed,
+    mix_between,
     new_engines,
     new_sidecars,
     new_versions,
@@ -51,7 +51,7 @@ from quantdrift.storage.monitor.rows import Catalog, Episode, Outcome, Transitio
 MOST = 16  # alerts of one fold that are explained
 STATEMENT_S = 1.0
 FOLD_S = 3.0
-MOST_LARGER = 4  # larger alerting slices that a new alert is held against
+MOST_LARGER = 4  # larger alerting slices that a new alert is tested to explain
 _EPISODES = (Episode.OPEN, Episode.ESCALATE)
 _LOG = logging.getLogger(__name__)
 
@@ -64,16 +64,16 @@ class _Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Explainer:
-    """Puts explanations together.
+    """The builder of explanations.
 
     Parameters
     ----------
     config
         Budgets and the tolerance of learned baselines.
     clock
-        For the bound in time.
+        For the time limit.
     count
-        Told what became of each alert: `explained`, `late`, `failed` or `left_out`.
+        Called with the outcome of each alert: `explained`, `late`, `failed` or `left_out`.
     """
 
     def __init__(self, config: Config, clock: Clock, count: Callable[[str], None]) -> None:
@@ -82,14 +82,12 @@ class Explainer:
         self._count = count
 
     async def explain(self, evidence: Evidence, outcome: Outcome, catalog: Catalog) -> Outcome:
-        """Return what is to be written with explanations in the alerts that open or escalate.
+        """Return the outcome of a fold with explanations in the alerts that open or escalate.
 
         Parameters
         ----------
         evidence
-            Inside the transaction that claimed the batches.
-        outcome, catalog
-            Of the fold.
+            Reads inside the transaction that claimed the batches.
         """
         if all(row.episode is Episode.NONE for row in outcome.transitions):
             return outcome
@@ -97,26 +95,26 @@ class Explainer:
         versions = sorted({row.model_version_id for row in outcome.transitions})
         try:
             async with evidence.bounded(STATEMENT_S):
-                standing = AlertingSlices(await evidence.alerting(versions), outcome.transitions)
+                alerting = AlertingSlices(await evidence.alerting(versions), outcome.transitions)
         except RetryError as error:
-            _LOG.warning("alerts are not explained: %s", error)
-            standing = AlertingSlices((), outcome.transitions)
-        places = [place for place, row in enumerate(outcome.transitions) if row.episode in _EPISODES]
-        places.sort(key=lambda place: outcome.transitions[place].to_verdict is not Verdict.FIRING)
+            _LOG.warning("open alerts cannot be read, so new ones are not related to them: %s", error)
+            alerting = AlertingSlices((), outcome.transitions)
+        indices = [index for index, row in enumerate(outcome.transitions) if row.episode in _EPISODES]
+        indices.sort(key=lambda index: outcome.transitions[index].to_verdict is not Verdict.FIRING)
         found = {}
-        for number, place in enumerate(places):
-            row = outcome.transitions[place]
-            found[place] = await self._bounded(
-                evidence, row, standing, catalog, number=number, ending_s=ending_s
+        for number, index in enumerate(indices):
+            row = outcome.transitions[index]
+            found[index] = await self._bounded(
+                evidence, row, alerting, catalog, number=number, ending_s=ending_s
             )
             await asyncio.sleep(0)  # a probe of the admin port waits for one alert at most
-        return _told(outcome, found, standing, catalog)
+        return _with_explanations(outcome, found, alerting, catalog)
 
     async def _bounded(
         self,
         evidence: Evidence,
         row: TransitionRow,
-        standing: AlertingSlices,
+        alerting: AlertingSlices,
         catalog: Catalog,
         *,
         number: int,
@@ -125,24 +123,24 @@ class Explainer:
         """Explain one alert, or say why not."""
         why, outcome = "", "explained"
         if number >= MOST:
-            why, outcome = f"more than {MOST} alerts came at once", "left_out"
+            why, outcome = f"more than {MOST} alerts opened at once", "left_out"
         elif self._clock.monotonic_s() >= ending_s:
-            why, outcome = "the record answers too slowly", "late"
+            why, outcome = "the database answers too slowly", "late"
         else:
             try:
                 async with evidence.bounded(STATEMENT_S):
-                    found = await self._explained(evidence, row, standing, catalog)
+                    found = await self._explained(evidence, row, alerting, catalog)
             except RetryError as error:
-                _LOG.warning("an alert is not explained: %s", error)
-                why, outcome = "the record did not answer in time", "late"
+                _LOG.warning("alert of %s is not explained: %s", row.details.get("slice"), error)
+                why, outcome = "the database did not answer in time", "late"
             except Exception:  # noqa: BLE001 - an observer: an alert goes out, explained or not
-                _LOG.exception("an alert could not be explained")
-                why, outcome = "a fault in quantdrift, which its log shows", "failed"
+                _LOG.exception("alert of %s could not be explained", row.details.get("slice"))
+                why, outcome = "an error in quantdrift; see the monitor's log", "failed"
         self._count(outcome)
         return _Found(explanation=Explanation(unexplained=why)) if why else found
 
     async def _explained(
-        self, evidence: Evidence, row: TransitionRow, standing: AlertingSlices, catalog: Catalog
+        self, evidence: Evidence, row: TransitionRow, alerting: AlertingSlices, catalog: Catalog
     ) -> _Found:
         version = catalog.versions[row.model_version_id]
         everything = next(
@@ -152,47 +150,49 @@ class Explainer:
         )
         cap = self._config.budget(version.model).cap
         measure = measure_of(row.details, cap)
-        held_against = await yardstick(evidence, row, catalog.versions)
-        before, past = WindowSample(held_against.items), WindowSample(held_against.past)
-        after = await _since(evidence, row, row.slice_id)
+        before_window = await find_before_window(evidence, row, catalog.versions)
+        before, past = WindowSample(before_window.items), WindowSample(before_window.past)
+        after = await _items_since(evidence, row, row.slice_id)
         whole_before, whole_after = before, after
         if row.slice_id != everything:
-            whole_before = await _before(evidence, row, held_against, everything)
-            whole_after = await _since(evidence, row, everything)
+            whole_before = await _items_before(evidence, row, before_window, everything)
+            whole_after = await _items_since(evidence, row, everything)
 
-        batches = {item.batch_id for scene in (past, after) for item in scene.items}
-        came = versions_around(catalog, row, await evidence.stored_at_us(row.fold_seq))
+        batches = {item.batch_id for window in (past, after) for item in window.items}
+        new = versions_around(catalog, row, await evidence.stored_at_us(row.fold_seq))
         changes = [
-            *new_versions(came, row.model_version_id),
+            *new_versions(new, row.model_version_id),
             *new_engines(past, after, row.onset_us, await evidence.provenance(sorted(batches))),
             *new_sidecars(past, after, row.onset_us),
         ]
         tolerance = self._config.monitor.tolerance
-        others = standing.at(row)
+        alerts = alerting.at(row)
         sizes = whole_after.sizes()
-        by = smallest(after, others, sizes, mine=row.slice_id, cap=cap, tolerance=tolerance)
+        by = smallest(after, alerts, sizes, slice_id=row.slice_id, cap=cap, tolerance=tolerance)
         explained = []
-        for larger in standing.larger(row, after, sizes)[:MOST_LARGER]:
-            scene = whole_after
+        for larger in alerting.larger(row, after, sizes)[:MOST_LARGER]:
+            window = whole_after
             if larger != everything:
-                scene = await _since(evidence, row, larger)
-            if explains(scene, others, sizes, mine=row.slice_id, larger=larger, cap=cap, tolerance=tolerance):
+                window = await _items_since(evidence, row, larger)
+            if explains(
+                window, alerts, sizes, slice_id=row.slice_id, larger=larger, cap=cap, tolerance=tolerance
+            ):
                 explained.append(larger)
         explanation = _aggregate(findings(before, after, measure, cap), whole_before, whole_after, measure)
-        other = held_against.version != row.model_version_id
+        other = before_window.version != row.model_version_id
         explanation = msgspec.structs.replace(
             explanation,
-            compared_with=held_against.words,
-            compared_version=catalog.versions[held_against.version].candidate_version if other else None,
+            compared_with=before_window.words,
+            compared_version=catalog.versions[before_window.version].candidate_version if other else None,
             changes=tuple(changes),
-            begin=Begin.NEW_VERSION if version in came else None,
+            begin=Begin.NEW_VERSION if version in new else None,
             doubt=await evidence.doubt(row.model_version_id),
             explained_by=None if by is None else catalog.slices[by].name,
             explained_by_id=by,
             explains=tuple(catalog.slices[one].name for one in explained),
             explains_ids=tuple(explained),
         )
-        moved = await _moved(evidence, row, held_against)
+        moved = await _moved(evidence, row, before_window)
         return _Found(
             explanation=msgspec.structs.replace(
                 explanation,
@@ -205,20 +205,20 @@ class Explainer:
         )
 
 
-async def _before(
-    evidence: Evidence, row: TransitionRow, held_against: BeforeWindow, slice_id: int
+async def _items_before(
+    evidence: Evidence, row: TransitionRow, before_window: BeforeWindow, slice_id: int
 ) -> WindowSample:
     items = await evidence.items(
-        version=held_against.version,
+        version=before_window.version,
         slice_id=slice_id,
-        begin_us=held_against.begin_us,
-        end_us=held_against.end_us,
+        begin_us=before_window.begin_us,
+        end_us=before_window.end_us,
         fold_seq=row.fold_seq,
     )
     return WindowSample(items)
 
 
-async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> WindowSample:
+async def _items_since(evidence: Evidence, row: TransitionRow, slice_id: int) -> WindowSample:
     items = await evidence.items(
         version=row.model_version_id,
         slice_id=slice_id,
@@ -229,15 +229,15 @@ async def _since(evidence: Evidence, row: TransitionRow, slice_id: int) -> Windo
     return WindowSample(items)
 
 
-async def _moved(evidence: Evidence, row: TransitionRow, held_against: BeforeWindow) -> Moves:
-    """Return what else moved in the slice; nothing where the record does not tell in time: the rest stands without it."""
+async def _moved(evidence: Evidence, row: TransitionRow, before_window: BeforeWindow) -> Moves:
+    """Return the other measures that moved in the slice; none where the database is too slow for this part alone."""
     try:
         async with evidence.bounded(STATEMENT_S):
             before = await evidence.details(
-                version=held_against.version,
+                version=before_window.version,
                 slice_id=row.slice_id,
-                begin_us=held_against.begin_us,
-                end_us=held_against.end_us,
+                begin_us=before_window.begin_us,
+                end_us=before_window.end_us,
                 fold_seq=row.fold_seq,
             )
             after = await evidence.details(
@@ -248,33 +248,31 @@ async def _moved(evidence: Evidence, row: TransitionRow, held_against: BeforeWin
                 fold_seq=row.fold_seq,
             )
     except RetryError as error:
-        _LOG.warning("an alert does not tell what else moved: %s", error)
+        _LOG.warning("other measures of an alert's slice could not be read: %s", error)
         return Moves()
-    return beside(before, after)
+    return other_moves(before, after)
 
 
 def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: float) -> Explanation:
-    """Return what the slice's own windows tell.
+    """Return the part of an explanation that follows from the slice's own windows.
 
     Parameters
     ----------
-    before, after
-        The windows.
     measure
-        What decided.
+        The measure that decided.
     cap
-        Above it a divergence counts as much.
+        A divergence above it counts as this much.
     """
     explanation = Explanation(n_window_before=before.n_exchanges, n_window_after=after.n_exchanges)
     if (not_finite := after.not_finite()) > 0:
-        # A share of a handful would be taken for a finding.
+        # A share of very few exchanges would be taken for a finding.
         earlier = before.not_finite() if before.n_exchanges >= FEWEST_BEFORE else None
         explanation = msgspec.structs.replace(explanation, not_finite=not_finite, not_finite_before=earlier)
     if before.items and after.items and not (before.has_margins or after.has_margins):
-        return explanation  # no task but classification knows close calls
-    found = damaged(before, after, measure)
+        return explanation  # only classification has margins
+    found = damage_between(before, after, measure)
     if found is None or found.cause is DamageCause.TOO_FEW:
-        # Figures of a handful would be taken for findings.
+        # Figures of very few exchanges would be taken for findings.
         return msgspec.structs.replace(explanation, cause=DamageCause.TOO_FEW.value)
     explanation = msgspec.structs.replace(
         explanation,
@@ -290,7 +288,7 @@ def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: f
     )
     mean_divergence = Measure(metric=Metric.DIVERGENCE, kind=BUDGET.kind, cap=cap)
     decided_by_it = measure.metric is Metric.DIVERGENCE and measure.above is None
-    if not decided_by_it and (divergence := damaged(before, after, mean_divergence)):
+    if not decided_by_it and (divergence := damage_between(before, after, mean_divergence)):
         explanation = msgspec.structs.replace(
             explanation,
             divergence_damage=divergence.at_equal_margins.value,
@@ -306,8 +304,8 @@ def findings(before: WindowSample, after: WindowSample, measure: Measure, cap: f
 def _aggregate(
     explanation: Explanation, before: WindowSample, after: WindowSample, measure: Measure
 ) -> Explanation:
-    """Return an explanation with what the windows of all traffic tell."""
-    found = mixed(before, after, measure)
+    """Return an explanation with the split of the move of all traffic."""
+    found = mix_between(before, after, measure)
     if found is None or found.cause is Cause.TOO_FEW:
         return msgspec.structs.replace(explanation, aggregate_cause=Cause.TOO_FEW.value)
     return msgspec.structs.replace(
@@ -324,35 +322,37 @@ def _aggregate(
     )
 
 
-def _told(outcome: Outcome, found: dict[int, _Found], standing: AlertingSlices, catalog: Catalog) -> Outcome:
-    """Put explanations into the alerts; what concerns an earlier alert becomes a note on it."""
-    rows, notes = list(outcome.transitions), standing.endings()
-    explanations = {place: found[place].explanation for place in sorted(found)}
-    places: dict[Key, list[int]] = {}
-    for place in explanations:
-        places.setdefault((rows[place].model_version_id, rows[place].slice_id), []).append(place)
+def _with_explanations(
+    outcome: Outcome, found: dict[int, _Found], alerting: AlertingSlices, catalog: Catalog
+) -> Outcome:
+    """Return the outcome with explanations in its alerts; what concerns an earlier alert becomes a note on it."""
+    rows, notes = list(outcome.transitions), alerting.notes_on_ended()
+    explanations = {index: found[index].explanation for index in sorted(found)}
+    by_slice: dict[Key, list[int]] = {}
+    for index in explanations:
+        by_slice.setdefault((rows[index].model_version_id, rows[index].slice_id), []).append(index)
     earlier: list[tuple[TransitionRow, int]] = []
-    for place, explanation in list(explanations.items()):
-        row, by = rows[place], explanation.explained_by_id
+    for index, explanation in list(explanations.items()):
+        row, by = rows[index], explanation.explained_by_id
         if by is None:
             continue
-        theirs = places.get((row.model_version_id, by), [])
-        if together := [one for one in theirs if rows[one].fold_seq == row.fold_seq]:
-            last = together[-1]
+        candidates = by_slice.get((row.model_version_id, by), [])
+        if same_batch := [other for other in candidates if rows[other].fold_seq == row.fold_seq]:
+            last = same_batch[-1]
             explanations[last] = _explaining(explanations[last], row.slice_id, catalog)
         else:
             earlier.append((row, by))
-    told: dict[Key, Explanation] = {}
+    updated: dict[Key, Explanation] = {}
     for row, by in earlier:
         key = (row.model_version_id, by)
-        known = [one for one in places.get(key, []) if rows[one].fold_seq < row.fold_seq]
-        before = told.get(key) or (explanations[known[-1]] if known else standing.told(key))
-        told[key] = _explaining(before, row.slice_id, catalog)
-        notes += standing.explains(row, by, told[key])
-    for place, explanation in explanations.items():
-        row = rows[place]
-        notes += standing.explained(row, found[place].explained, catalog.slices[row.slice_id].name)
-        rows[place] = with_explanation(row, explanation)
+        known = [other for other in by_slice.get(key, []) if rows[other].fold_seq < row.fold_seq]
+        before = updated.get(key) or (explanations[known[-1]] if known else alerting.stored_explanation(key))
+        updated[key] = _explaining(before, row.slice_id, catalog)
+        notes += alerting.notes_on_explaining(row, by, updated[key])
+    for index, explanation in explanations.items():
+        row = rows[index]
+        notes += alerting.notes_on_explained(row, found[index].explained, catalog.slices[row.slice_id].name)
+        rows[index] = with_explanation(row, explanation)
     return msgspec.structs.replace(outcome, transitions=tuple(rows), notes=tuple(notes))
 
 
@@ -368,13 +368,13 @@ def _explaining(explanation: Explanation, larger: int, catalog: Catalog) -> Expl
 
 
 def with_explanation(row: TransitionRow, explanation: Explanation) -> TransitionRow:
-    """Return an alert with its explanation, in figures and in words, and with the advice that follows from it."""
+    """Return an alert with its explanation, as figures and as sentences, and with the advice that follows from it."""
     details = row.details
-    task = Task(details.get("task", Task.CLASSIFICATION))  # what an earlier release has told says none
-    said = sentences(explanation, row.metric, details.get("detector", BUDGET.kind), task)
+    task = Task(details.get("task", Task.CLASSIFICATION))
+    texts = sentences(explanation, row.metric, details.get("detector", BUDGET.kind), task)
     begin = explanation.begin or details.get("begin", Begin.CHANGED)
     explanation = msgspec.structs.replace(explanation, begin=begin)
-    told = {
+    attributes = {
         "advice": advice(
             row.metric,
             task,
@@ -393,5 +393,5 @@ def with_explanation(row: TransitionRow, explanation: Explanation) -> Transition
         )
     }
     incident = explanation.explained_by or details["slice"]
-    told |= msgspec.structs.replace(explanation, explanation=said, incident=incident).attributes()
-    return msgspec.structs.replace(row, details={**details, **told})
+    attributes |= msgspec.structs.replace(explanation, explanation=texts, incident=incident).attributes()
+    return msgspec.structs.replace(row, details={**details, **attributes})

@@ -1,4 +1,4 @@
-"""What else moved where an alert fires: every number and yes or no that the comparator keeps in `comparison.detail`. Pure."""
+"""Other measures that moved in an alert's slice: numbers and flags that the comparator stores in `comparison.detail`. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,30 +14,26 @@ from quantdrift.storage.monitor.evidence import DetailItem
 MOST_MEASURES: Final = 64
 
 
-def beside(before: Sequence[DetailItem], after: Sequence[DetailItem]) -> Moves:
-    """Return which measures moved; of more than 64 those are looked at that most items have.
-
-    Parameters
-    ----------
-    before, after
-        Items of the two windows.
-    """
+def other_moves(before: Sequence[DetailItem], after: Sequence[DetailItem]) -> Moves:
+    """Return the measures that moved between two windows; of more than 64, those that most items have are compared."""
     figures = [[_figures(item.detail) for item in window] for window in (before, after)]
-    there = Counter(name for window in figures for of_item in window for name in of_item)
-    names = [name for name, _ in sorted(there.items(), key=lambda one: (-one[1], one[0]))[:MOST_MEASURES]]
+    n_items = Counter(name for window in figures for of_item in window for name in of_item)
+    names = [
+        name for name, _ in sorted(n_items.items(), key=lambda pair: (-pair[1], pair[0]))[:MOST_MEASURES]
+    ]
     old, new = (_measured(window, rows, names) for window, rows in zip((before, after), figures, strict=True))
     return moves(old, new)
 
 
 def _figures(detail: str | None) -> dict[str, float]:
-    """Return the measures of an item; what is told of each of several outputs by their names."""
-    found: dict[str, float] = {}
-    told: Mapping[str, Any] = msgspec.json.decode(detail) if detail else {}
-    for name, value in told.items():
-        for key, one in value.items() if isinstance(value, dict) else (("", value),):
-            if isinstance(one, (bool, int, float)) and name not in LABELS:
-                found[f"{name}.{key}" if key else name] = float(one)
-    return found
+    """Return the measures of an item by name; those of several outputs are named `measure.output`."""
+    figures: dict[str, float] = {}
+    measured: Mapping[str, Any] = msgspec.json.decode(detail) if detail else {}
+    for name, value in measured.items():
+        for key, figure in value.items() if isinstance(value, dict) else (("", value),):
+            if isinstance(figure, (bool, int, float)) and name not in LABELS:
+                figures[f"{name}.{key}" if key else name] = float(figure)
+    return figures
 
 
 def _measured(

@@ -1,6 +1,6 @@
-"""Alerts beside each other: which stand at a change of verdict, and which of them explains which. Pure.
+"""Related alerts: which slices alert at a change of verdict, and which alert explains which. Pure.
 
-An alert is folded under one that is no less severe: a page is never hidden behind a ticket.
+Only an alert that is at least as severe explains another: a page is never hidden behind a ticket.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,18 +16,18 @@ from quantdrift.storage.monitor.explanation import Explanation, explanation_of
 from quantdrift.storage.monitor.rows import AlertNote, Episode, TransitionRow
 
 _RANK = {Verdict.WARNING: 1, Verdict.FIRING: 2}
-Beside = Mapping[int, Alerting]  # by slice, those of one version that alert
+AlertsBySlice = Mapping[int, Alerting]  # the open alerts of one version
 
 
 class AlertingSlices:
-    """Which slices alert after each batch.
+    """The slices that alert after each batch of a fold.
 
     Parameters
     ----------
     known
         Open alerts before the fold.
     transitions
-        What it made, in order.
+        Changes of verdict by the fold, in order.
     """
 
     def __init__(self, known: Sequence[Alerting], transitions: Sequence[TransitionRow]) -> None:
@@ -35,7 +35,7 @@ class AlertingSlices:
         self._transitions = [row for row in transitions if row.episode is not Episode.NONE]
 
     def at(self, row: TransitionRow) -> dict[int, Alerting]:
-        """Return the slices of a version that alert after the batch of `row`, that of `row` among them."""
+        """Return the open alerts of a version after the batch of `row`, by slice, that of `row` included."""
         alerts = dict(self._known)
         for change in self._transitions:
             if change.fold_seq > row.fold_seq:
@@ -47,135 +47,138 @@ class AlertingSlices:
                 alerts[key] = _alerting(change)
         return {key[1]: one for key, one in alerts.items() if key[0] == row.model_version_id}
 
-    def larger(self, row: TransitionRow, scene: WindowSample, sizes: Mapping[int, float]) -> list[int]:
-        """Return larger slices that alerted before the batch of `row` and share its items, most of them first.
+    def larger(self, row: TransitionRow, window: WindowSample, sizes: Mapping[int, float]) -> list[int]:
+        """Return larger slices that alerted before the batch of `row` and share its items, largest share first.
 
         Parameters
         ----------
         row
             A slice that begins to alert.
-        scene
+        window
             Its items since the onset.
         sizes
             Weight of each slice's traffic.
         """
-        now = {one.slice_id for one in self._transitions if one.fold_seq == row.fold_seq}
-        mine = (sizes.get(row.slice_id, 0.0), row.slice_id)
+        same_batch = {change.slice_id for change in self._transitions if change.fold_seq == row.fold_seq}
+        own_size = (sizes.get(row.slice_id, 0.0), row.slice_id)
         shared = {
-            other: float(scene.weight[scene.inside(other)].sum())
+            other: float(window.weight[window.inside(other)].sum())
             for other in self.at(row)
-            if other not in now and (sizes.get(other, 0.0), other) > mine
+            if other not in same_batch and (sizes.get(other, 0.0), other) > own_size
         }
-        return sorted((one for one, weight in shared.items() if weight), key=lambda one: (-shared[one], one))
+        return sorted(
+            (slice_id for slice_id, weight in shared.items() if weight),
+            key=lambda slice_id: (-shared[slice_id], slice_id),
+        )
 
-    def explained(self, row: TransitionRow, larger: Sequence[int], name: str) -> list[AlertNote]:
-        """Return notes on earlier alerts, of slices `larger`, that the one of `row`, called `name`, explains."""
+    def notes_on_explained(self, row: TransitionRow, larger: Sequence[int], name: str) -> list[AlertNote]:
+        """Return notes on earlier alerts, of slices `larger`, that the alert of `row`, of slice `name`, explains."""
         more = {"explained_by": name, "explained_by_id": row.slice_id, "incident": name}
         return [
-            AlertNote(model_version_id=row.model_version_id, slice_id=one, more=more)
-            for one in larger
-            if not self._overtaken(row, one)
+            AlertNote(model_version_id=row.model_version_id, slice_id=slice_id, more=more)
+            for slice_id in larger
+            if not self._superseded(row, slice_id)
         ]
 
-    def told(self, key: Key) -> Explanation:
-        """Return what was told of an alert that was open before the fold; nothing where there was none."""
+    def stored_explanation(self, key: Key) -> Explanation:
+        """Return the explanation of an alert that was open before the fold; an empty one where there was none."""
         known = self._known.get(key)
         return explanation_of(known.details) if known else Explanation()
 
-    def explains(self, row: TransitionRow, by: int, explanation: Explanation) -> list[AlertNote]:
-        """Return the note on an earlier alert, of slice `by`, with what it explains since the one of `row`."""
-        if self._overtaken(row, by):
+    def notes_on_explaining(self, row: TransitionRow, by: int, explanation: Explanation) -> list[AlertNote]:
+        """Return the note on an earlier alert, of slice `by`, with all that it explains since the alert of `row`."""
+        if self._superseded(row, by):
             return []
         more = {"explains": list(explanation.explains), "explains_ids": list(explanation.explains_ids)}
         return [AlertNote(model_version_id=row.model_version_id, slice_id=by, more=more)]
 
-    def _overtaken(self, row: TransitionRow, other: int) -> bool:
-        """Return whether a later change in the same fold says more of one of the two."""
+    def _superseded(self, row: TransitionRow, other: int) -> bool:
+        """Return whether a later change in the same fold replaces what is known of one of the two slices."""
         return any(
-            one.fold_seq > row.fold_seq and one.slice_id in {row.slice_id, other}
-            for one in self._transitions
-            if one.model_version_id == row.model_version_id
+            change.fold_seq > row.fold_seq and change.slice_id in {row.slice_id, other}
+            for change in self._transitions
+            if change.model_version_id == row.model_version_id
         )
 
-    def endings(self) -> list[AlertNote]:
-        """Return notes on alerts that stood under one that has ended: nothing explains them any more."""
+    def notes_on_ended(self) -> list[AlertNote]:
+        """Return notes on alerts that were explained by one that has ended: nothing explains them any more."""
         ended = {
-            (one.model_version_id, one.slice_id) for one in self._transitions if one.episode is Episode.CLOSE
+            (change.model_version_id, change.slice_id)
+            for change in self._transitions
+            if change.episode is Episode.CLOSE
         }
         return [
             AlertNote(
                 model_version_id=key[0],
                 slice_id=key[1],
-                more={"explained_by": None, "explained_by_id": None, "incident": one.details.get("slice")},
+                more={"explained_by": None, "explained_by_id": None, "incident": alert.details.get("slice")},
             )
-            for key, one in sorted(self._known.items())
-            if (key[0], one.details.get("explained_by_id")) in ended
+            for key, alert in sorted(self._known.items())
+            if (key[0], alert.details.get("explained_by_id")) in ended
         ]
 
 
 def smallest(
-    scene: WindowSample,
-    beside: Beside,
+    window: WindowSample,
+    alerts: AlertsBySlice,
     sizes: Mapping[int, float],
     *,
-    mine: int,
+    slice_id: int,
     cap: float,
     tolerance: float,
 ) -> int | None:
-    """Return the smallest alerting slice that explains the alert of slice `mine`, or None.
+    """Return the smallest alerting slice that explains the alert of a slice, or None.
 
     Parameters
     ----------
-    scene
-        Items of `mine` since the onset.
-    beside
-        What alerts, `mine` among it.
+    window
+        Items of the slice since the onset.
+    alerts
+        The open alerts, that of `slice_id` included.
     sizes
-        Weight of each slice's traffic; one that is not there is the smallest of all.
-    mine
-        The slice.
+        Weight of each slice's traffic; a missing slice counts as the smallest of all.
+    slice_id
+        The slice whose alert is to be explained.
     cap
-        Above it a divergence counts as much.
+        A divergence above it counts as this much.
     tolerance
         By how much a learned baseline may be exceeded, as a share of it.
     """
-    alert = beside.get(mine)
+    alert = alerts.get(slice_id)
     if alert is None:
         return None
-    values = scene.values(measure_of(alert.details, cap))
+    values = window.values(measure_of(alert.details, cap))
     known = np.isfinite(values)
     others = {
-        other: scene.inside(other)[known]
-        for other, one in beside.items()
-        if other != mine and _RANK[one.severity] >= _RANK[alert.severity]
+        other_id: window.inside(other_id)[known]
+        for other_id, other in alerts.items()
+        if other_id != slice_id and _RANK[other.severity] >= _RANK[alert.severity]
     }
-    items = Items(x=values[known], weight=scene.weight[known], cluster=scene.cluster[known])
-    weights = {one: sizes.get(one, 0.0) for one in (mine, *others)}
-    return explaining(items, level_of(alert.details, tolerance), others, weights, mine)
+    items = Items(x=values[known], weight=window.weight[known], cluster=window.cluster[known])
+    weights = {known_id: sizes.get(known_id, 0.0) for known_id in (slice_id, *others)}
+    return explaining(items, level_of(alert.details, tolerance), others, weights, slice_id)
 
 
 def explains(
-    scene: WindowSample,
-    beside: Beside,
+    window: WindowSample,
+    alerts: AlertsBySlice,
     sizes: Mapping[int, float],
     *,
-    mine: int,
+    slice_id: int,
     larger: int,
     cap: float,
     tolerance: float,
 ) -> bool:
-    """Return whether slice `mine` is the smallest that explains the alert of slice `larger`; see `smallest`.
+    """Return whether a slice is the smallest that explains the alert of slice `larger`; see `smallest`.
 
     Parameters
     ----------
-    scene
-        Items of `larger` since the onset of `mine`.
-    beside, sizes, cap, tolerance
+    window
+        Items of `larger` since the onset of `slice_id`.
+    alerts, sizes, cap, tolerance
         As in `smallest`.
-    mine, larger
-        The slices.
     """
-    return smallest(scene, beside, sizes, mine=larger, cap=cap, tolerance=tolerance) == mine
+    return smallest(window, alerts, sizes, slice_id=larger, cap=cap, tolerance=tolerance) == slice_id
 
 
 def _alerting(change: TransitionRow) -> Alerting:

@@ -1,4 +1,4 @@
-"""What was compared in a window, as arrays, and what two windows around an onset tell. Pure."""
+"""The items of a window as arrays, and the comparison of two windows around an onset. Pure."""
 
 import math
 from collections import Counter
@@ -17,10 +17,10 @@ from quantdrift.drift.explain.mix import LEAST, MixSplit, Sample, split
 from quantdrift.storage.monitor.evidence import EvidenceItem
 from quantdrift.storage.monitor.rows import Catalog, TransitionRow, VersionRow, from_us
 
-MOST_CELLS = 64  # of the partition of all traffic; what is rarer is one cell
-_LEAST_KNOWN = 20  # items without it, after which a sidecar or an engine is new
+MOST_CELLS = 64  # of the partition of all traffic; the rarest share one cell
+_LEAST_KNOWN = 20  # items without a sidecar or an engine, after which it counts as new
 _NEW_SHARE = 0.05
-_AROUND_US = 3_600_000_000  # an onset is an estimate: what came up to an hour earlier may be the cause
+_AROUND_US = 3_600_000_000  # an onset is an estimate: a change up to an hour earlier may be the cause
 _ENGINE = {
     "runtime": "engine",
     "version": "engine version",
@@ -33,16 +33,16 @@ _ENGINE = {
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
-    """What is looked at of an item: what the detector that decided looks at.
+    """The value that is compared of an item: that of the detector that decided.
 
     Parameters
     ----------
     metric, kind
         Metric and kind of detector.
     cap
-        Values above it count as much, in the metric's unit: what is infinite must not be all there is.
+        Values above it count as this much, in the metric's unit: one infinite value must not outweigh all others.
     above
-        Instead of the value, whether it is above this level: for tails, whose mean may never move.
+        Compare whether the value is above this level, instead of the value: for tails, whose mean may never move.
     """
 
     metric: Metric
@@ -51,7 +51,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
     above: float | None = None
 
     def of(self, item: EvidenceItem) -> float:
-        """Return the value of an item; not a number where it has none."""
+        """Return the value of an item; nan where it has none."""
         value = item.divergence if self.metric is Metric.DIVERGENCE else item.flip
         if value is None or math.isnan(value):
             return math.nan
@@ -59,7 +59,7 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_of(details: Mapping[str, Any], cap: float) -> Measure:
-    """Return what decided an alert, from its details; a tail whose level was never clear is looked at by its mean."""
+    """Return the measure that decided an alert, from its details; for a tail without a level, the mean."""
     metric = Metric(details["metric"])
     kind = details.get("detector", BUDGET.kind)
     above = details.get("tail_level") if kind == TAIL.kind else None
@@ -67,7 +67,7 @@ def measure_of(details: Mapping[str, Any], cap: float) -> Measure:
 
 
 def level_of(details: Mapping[str, Any], tolerance: float) -> float:
-    """Return what the measure of an alert must exceed to alert: its budget, or its baseline with the tolerance."""
+    """Return the level that the measure of an alert exceeds: its budget, or its baseline with the tolerance."""
     kind = details.get("detector", BUDGET.kind)
     before = details.get("before") if kind != TAIL.kind else details.get("tail_before")
     if kind == BUDGET.kind or before is None:
@@ -81,7 +81,7 @@ class WindowSample:
     Parameters
     ----------
     items
-        As they were read.
+        In the order in which they were read.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class WindowSample:
 
     @property
     def has_margins(self) -> bool:
-        """Whether any item tells how close a call it was: only classes have a margin."""
+        """Whether any item has a margin: only classification has."""
         return any(item.margin is not None for item in self.items)
 
     def not_finite(self) -> float:
@@ -112,15 +112,15 @@ class WindowSample:
         return float(self.weight[spoilt].sum() / self.weight.sum()) if self.items else 0.0
 
     def values(self, measure: Measure) -> FloatArray:
-        """Return the value of each item, (n,); not a number where it has none."""
+        """Return the value of each item, (n,); nan where it has none."""
         return np.array([measure.of(item) for item in self.items], dtype=np.float64)
 
     def inside(self, slice_id: int) -> BoolArray:
-        """Return which items lie in a slice, (n,)."""
+        """Return whether each item lies in a slice, (n,)."""
         return np.array([slice_id in item.slice_ids for item in self.items], dtype=bool)
 
     def sizes(self) -> dict[int, float]:
-        """Return the weight of each slice that occurs."""
+        """Return the weight of each slice that occurs, by slice id."""
         found: dict[int, float] = {}
         for item, weight in zip(self.items, self.weight, strict=True):
             for slice_id in item.slice_ids:
@@ -128,7 +128,7 @@ class WindowSample:
         return found
 
     def window(self, measure: Measure) -> Window:
-        """Return it as the split by margin wants it."""
+        """Return the items as the input of the split by margin."""
         margin = [np.nan if item.margin is None else item.margin for item in self.items]
         return Window(
             x=self.values(measure),
@@ -138,17 +138,17 @@ class WindowSample:
         )
 
 
-def damaged(before: WindowSample, after: WindowSample, measure: Measure) -> Damage | None:
-    """Return how a slice's divergence moved by margin, or None where that is not known."""
+def damage_between(before: WindowSample, after: WindowSample, measure: Measure) -> Damage | None:
+    """Return the split of a slice's move by margin, or None where a window has no item with margin and value."""
     return damage(before.window(measure), after.window(measure))
 
 
-def mixed(before: WindowSample, after: WindowSample, measure: Measure) -> MixSplit | None:
-    """Return how the mean over all traffic moved: within its slices, by their mix, or by slices that are new.
+def mix_between(before: WindowSample, after: WindowSample, measure: Measure) -> MixSplit | None:
+    """Return the split of the move of all traffic: within its slices, by their mix, or by new slices.
 
-    Slices overlap: the cells of the partition are the sets of slices that an item lies in. Rare ones are one cell.
+    Slices overlap, so the cells of the partition are the sets of slices that an item lies in. Rare sets share one cell.
     """
-    known, now = (Counter(item.slice_ids for item in scene.items) for scene in (before, after))
+    known, now = (Counter(item.slice_ids for item in window.items) for window in (before, after))
     often = sorted(
         cell
         for cell in known | now
@@ -157,18 +157,20 @@ def mixed(before: WindowSample, after: WindowSample, measure: Measure) -> MixSpl
     often.sort(key=lambda cell: -(known[cell] + now[cell]))
     cells = {cell: number for number, cell in enumerate(often[: MOST_CELLS - 1], start=1)}
     samples = []
-    for scene in (before, after):
-        x = scene.values(measure)
-        there = np.isfinite(x)
-        cell = np.array([cells.get(item.slice_ids, 0) for item in scene.items], dtype=np.int64)
+    for window in (before, after):
+        x = window.values(measure)
+        finite = np.isfinite(x)
+        cell = np.array([cells.get(item.slice_ids, 0) for item in window.items], dtype=np.int64)
         samples.append(
-            Sample(x=x[there], weight=scene.weight[there], cell=cell[there], cluster=scene.cluster[there])
+            Sample(
+                x=x[finite], weight=window.weight[finite], cell=cell[finite], cluster=window.cluster[finite]
+            )
         )
     return split(samples[0], samples[1], len(cells) + 1)
 
 
 class _Sighting(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that came to a slice with the onset: when it was first seen, its share since, and what was before."""
+    """A sidecar or engine that is new around the onset: when first seen, its share since, and those seen before it."""
 
     at_us: int
     share: float
@@ -180,7 +182,7 @@ class _Sighting(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def new_sidecars(before: WindowSample, after: WindowSample, onset_us: int) -> list[str]:
-    """Return what is to be said of sidecars with a share of the slice that came with its onset."""
+    """Return texts on the sidecars that are new around the onset and have a share of the slice."""
     found = _new(before, after, onset_us, lambda item: item.source)
     return [
         f"sidecar {source}, {one.since}, {100 * one.share:.0f} % of the slice since"
@@ -192,24 +194,22 @@ def new_sidecars(before: WindowSample, after: WindowSample, onset_us: int) -> li
 def new_engines(
     before: WindowSample, after: WindowSample, onset_us: int, provenance: Mapping[int, Mapping[str, str]]
 ) -> list[str]:
-    """Return what is to be said of the replay's runtimes, providers and devices that came with the onset.
+    """Return texts on the replay's runtimes, providers and devices that are new around the onset.
 
     Parameters
     ----------
-    before, after, onset_us
-        The windows.
     provenance
-        Per batch.
+        Per batch, the engine's properties by name.
     """
-    said = []
+    texts = []
     for name, word in _ENGINE.items():
         of_batch = {batch: engine.get(name, "") for batch, engine in provenance.items()}
         found = _new(before, after, onset_us, partial(_engine_of, of_batch))
-        said += [
+        texts += [
             f"{word} of the replay: {value}, {one.since} (before: {', '.join(one.before)})"
             for value, one in found.items()
         ]
-    return said
+    return texts
 
 
 def _engine_of(of_batch: Mapping[int, str], item: EvidenceItem) -> str:
@@ -219,7 +219,7 @@ def _engine_of(of_batch: Mapping[int, str], item: EvidenceItem) -> str:
 def _new(
     before: WindowSample, after: WindowSample, onset_us: int, what: Callable[[EvidenceItem], str]
 ) -> dict[str, _Sighting]:
-    """Return what came up to an hour before the onset or since, after items enough without it."""
+    """Return the values first seen up to an hour before the onset or later, after enough items without them."""
     weight: dict[str, float] = {}
     for item, one in zip(after.items, after.weight, strict=True):
         weight[what(item)] = weight.get(what(item), 0.0) + float(one)
@@ -237,18 +237,14 @@ def _new(
 
 
 def versions_around(catalog: Catalog, row: TransitionRow, stored_us: int | None) -> list[VersionRow]:
-    """Return the candidate versions of the model that came with the onset, oldest first.
+    """Return the candidate versions of the model that are new around the onset, oldest first.
 
-    A model's first version is none of them: before it nothing served that it could differ from.
+    A model's first version is never among them: there is no version before it that it could differ from.
 
     Parameters
     ----------
-    catalog
-        Every version.
-    row
-        The change of verdict.
     stored_us
-        When its batch was stored: what came later was not known then.
+        When the batch of the change was stored: later versions were not known then.
     """
     model = catalog.versions[row.model_version_id].model
     first = min(
@@ -265,10 +261,10 @@ def versions_around(catalog: Catalog, row: TransitionRow, stored_us: int | None)
     ]
 
 
-def new_versions(came: Sequence[VersionRow], mine: int) -> list[str]:
-    """Return what is to be said of candidate versions that came with the onset; `mine` is the alert's."""
+def new_versions(versions: Sequence[VersionRow], own_id: int) -> list[str]:
+    """Return texts on candidate versions that are new around the onset; `own_id` is the alert's version."""
     return [
-        f"candidate version {version.candidate_version}{' (this one)' if version.id == mine else ''}, "
+        f"candidate version {version.candidate_version}{' (this one)' if version.id == own_id else ''}, "
         f"first seen {from_us(version.first_seen_us):%Y-%m-%d %H:%M} UTC"
-        for version in came
+        for version in versions
     ]

@@ -1,4 +1,4 @@
-"""What an alert tells: the attributes of its event, and what to do next."""
+"""The event of a change of verdict: its attributes, its row, and its one-line summary."""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -33,43 +33,40 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
         Candidate, its version, the digest of its reference.
     slice, predicate
         The slice's name and its canonical text.
-    from_verdict, verdict, reason
-        What changed, and why.
     task
-        What the model gives: it tells what a flip is, and the graded divergence.
+        The model's task: it defines what a flip is, and the graded divergence.
     metric, measure, unit, budget
-        The metric with the most evidence, what people call it, its unit (empty: none) and the accepted mean.
+        The metric with the most evidence, its name for people, its unit (empty: none) and the accepted mean.
     noise
-        What was added to that mean because reference or candidate differ from themselves.
+        The allowance added to the budget because reference or candidate differ from themselves.
     before, after
-        Its mean before and since the estimated onset, which is what decided; `after` is biased upwards, the onset having
-        been chosen by looking. `before` is left out below 30 exchanges.
+        The mean before and since the estimated onset: the figures that decided. `after` is biased upwards, because the
+        onset is chosen from the same data. `before` is left out below 30 exchanges.
     mean, low, high, n_recent
-        Its mean over the recent window with the time-uniform 95 % interval, and the window's exchanges: not what decided.
+        The mean over the recent window with its time-uniform 95 % interval, and the window's exchanges. These figures
+        did not decide.
     onset
-        Estimated begin, ISO 8601.
+        Estimated onset, ISO 8601.
     n_groups, n_since_onset, n_history
-        Exchanges compared in this slice so far, and those that the deciding signal has seen since the onset and before
+        Exchanges compared in this slice so far, and those that the deciding signal observed since the onset and before
         it.
     begin
-        How the slice stood before the onset; `new_version` only where it could be explained.
+        The state of the slice before the onset; `new_version` only where the alert could be explained.
     evidence, threshold
         Evidence at the change (summed over the slice's signals; for the end of an alert the least of their evidence
-        of recovery), and what it had to reach.
+        of recovery), and the threshold it had to reach.
     aggregate_verdict, aggregate_mean, aggregate_low, aggregate_high
-        The same metric over all of the version's traffic, recent window: is it only this slice?
+        The same metric over all of the version's traffic, recent window: it shows whether only this slice drifts.
     aggregate_accepted
-        What is accepted there, noise included.
+        The accepted mean there, noise allowance included.
     detector
-        Which kind of detector has the most evidence: `budget` (the mean is above what is accepted), `change` (flips
-        are above what was learned) or `tail` (the upper tail of the divergence is above what was learned; `mean`, `low`, `high`,
-        `before` and `after` are then its 99 % quantile).
+        The kind of detector with the most evidence: `budget` (the mean is above the accepted mean), `change` (flips
+        are above their learned baseline) or `tail` (the upper tail of the divergence is above its learned baseline;
+        `mean`, `low`, `high`, `before` and `after` are then its 99 % quantile).
     tail_level, tail_before, tail_after
-        Of a tail: a level, and the share of items above it before and since the onset, where that rose clearly.
+        For a tail: a level, and the share of items above it before and since the onset, where that rose beyond chance.
     examples, traces
         The most divergent recent exchanges, and links to their production traces.
-    advice
-        What to do next.
     """
 
     model: str
@@ -113,12 +110,12 @@ class AlertEvent(msgspec.Struct, frozen=True, kw_only=True):
     traces: tuple[str, ...] = ()
 
     def attributes(self) -> dict[str, Any]:
-        """Return it as plain JSON types, without what is not known."""
+        """Return it as plain JSON types, without unknown values."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return {name: value for name, value in plain.items() if value is not None}
 
 
-def tell(
+def transition_row(
     *,
     task: Task,
     version: VersionRow,
@@ -139,30 +136,26 @@ def tell(
     budget: float | None = None,
     noise: float = 0.0,
 ) -> TransitionRow:
-    """Return a change of verdict with its story.
+    """Return the row of a change of verdict, with the attributes of its event.
 
     Parameters
     ----------
-    task
-        What the model gives.
-    version, place
-        Candidate version and slice.
-    change, reason
-        The verdicts before and after, and why.
+    place
+        The slice.
+    change
+        The verdicts before and after.
     metric, kind, state
-        The metric and the kind of detector that decided, and that detector then.
+        The metric and the kind of detector that decided, and that detector's state.
     n_groups, evidence, threshold
         As in `AlertEvent`.
     moved
-        What moved, or None where an alert has ended.
+        The estimated onset with the means around it; None where an alert has ended.
     aggregate
-        Verdict and estimate over all of the version's traffic, and what is accepted there, noise included.
-    episode, at_us, fold_seq
-        As in the row.
+        Verdict, estimate and accepted mean (noise allowance included) over all of the version's traffic.
     budget
-        The accepted mean, in the metric's unit; None: what `state` tests against.
+        The accepted mean, in the metric's unit; None: the mean that `state` tests against.
     noise
-        What was added to it for noise, in the same unit.
+        The allowance added to it for noise, in the same unit.
     """
     recent = DETECTORS[kind].recent(state)
     tail = exceedance(state) if moved and kind == TAIL.kind else None
@@ -176,7 +169,7 @@ def tell(
         accepted=aggregate[2],
         itself=place.predicate == EVERYTHING,
     )
-    story = AlertEvent(
+    event = AlertEvent(
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,
@@ -235,7 +228,7 @@ def tell(
         episode=episode,
         metric=metric,
         onset_us=moved.onset_us if moved else at_us,
-        details=story.attributes(),
+        details=event.attributes(),
     )
 
 
@@ -246,7 +239,7 @@ def iso(at_us: int) -> str:
 
 
 def measure_of(metric: Metric, task: Task) -> str:
-    """Return what people call a metric of a task."""
+    """Return the name for people of a metric of a task."""
     return MEASURES[task].name if metric is Metric.DIVERGENCE else metric.value
 
 
@@ -256,55 +249,55 @@ def unit_of(metric: Metric, task: Task) -> str:
 
 
 def ended(verdict: Verdict) -> str:
-    """Return what is to be done where an alert has ended; `unknown` when its slice is compared no more."""
+    """Return the advice for an alert that has ended; `unknown` means that its slice is not compared any more."""
     if verdict is Verdict.UNKNOWN:
         return (
-            "Nothing: it is compared no more, so nothing can be said of it, good or bad. "
-            "If it comes back it is watched from nothing."
+            "Nothing: the slice is not compared any more, so its health is unknown. "
+            "If it comes back, its detectors start from the beginning."
         )
-    return "Nothing. The slice is inside its budget again with the same rigour that the alert had."
+    return "Nothing. The slice is within its budget again, shown with the same rigour as the alert."
 
 
-def summary(story: AlertEvent) -> str:
-    """Return one line for people: where, the verdicts, and the figures that decided."""
-    where = f"{story.model} {story.version}, {story.slice}: {story.from_verdict} -> {story.verdict}"
-    if story.verdict is Verdict.OK:
-        return f"{where}: {_recovered(story)}"
-    told = decided(_decided(story), _moment(story.onset)) if story.onset else ""
-    if not told:
-        return f"{where} ({story.reason})"
-    return f"{where}: {told}" if story.detector == BUDGET.kind else f"{where}: {told} ({story.reason})"
+def summary(event: AlertEvent) -> str:
+    """Return one line for people: the slice, the verdicts, and the figures that decided."""
+    where = f"{event.model} {event.version}, {event.slice}: {event.from_verdict} -> {event.verdict}"
+    if event.verdict is Verdict.OK:
+        return f"{where}: {_recovered(event)}"
+    figures = decided(_decided(event), _moment(event.onset)) if event.onset else ""
+    if not figures:
+        return f"{where} ({event.reason})"
+    return f"{where}: {figures}" if event.detector == BUDGET.kind else f"{where}: {figures} ({event.reason})"
 
 
-def _decided(story: AlertEvent) -> Decided:
+def _decided(event: AlertEvent) -> Decided:
     return Decided(
-        task=story.task,
-        metric=story.metric,
-        kind=story.detector,
-        after=story.after,
-        n_after=story.n_since_onset or 0,
-        before=story.before,
-        budget=story.budget,
-        noise=story.noise or 0.0,
-        tail_level=story.tail_level,
-        tail_before=story.tail_before,
-        tail_after=story.tail_after,
+        task=event.task,
+        metric=event.metric,
+        kind=event.detector,
+        after=event.after,
+        n_after=event.n_since_onset or 0,
+        before=event.before,
+        budget=event.budget,
+        noise=event.noise or 0.0,
+        tail_level=event.tail_level,
+        tail_before=event.tail_before,
+        tail_after=event.tail_after,
     )
 
 
-def _recovered(story: AlertEvent) -> str:
-    """Return what ended an alert: the evidence of recovery. The recent window still holds the drift, and is not told."""
-    share = story.metric is Metric.FLIP
-    what = "the flip rate" if share else f"the mean {story.measure}"
+def _recovered(event: AlertEvent) -> str:
+    """Return what ended an alert: the evidence of recovery. The recent window still contains the drift, so it is left out."""
+    share = event.metric is Metric.FLIP
+    what = "the flip rate" if share else f"the mean {event.measure}"
     against = "its learned baseline"
-    if story.detector == TAIL.kind:
-        what = f"the upper tail of {story.measure}"
-    elif story.detector == BUDGET.kind:
-        against = f"its budget of {percent(story.budget) if share else number(story.budget)}"
-        against += "" if share or not story.unit else f" {story.unit}"
+    if event.detector == TAIL.kind:
+        what = f"the upper tail of {event.measure}"
+    elif event.detector == BUDGET.kind:
+        against = f"its budget of {percent(event.budget) if share else number(event.budget)}"
+        against += "" if share or not event.unit else f" {event.unit}"
     return (
-        f"{what} is within {against} again; the evidence for that is "
-        f"{number(story.evidence, 3)}, and {number(story.threshold, 3)} is needed"
+        f"{what} is within {against} again; the evidence of recovery is "
+        f"{number(event.evidence, 3)}, and {number(event.threshold, 3)} is needed"
     )
 
 

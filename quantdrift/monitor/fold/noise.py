@@ -1,4 +1,4 @@
-"""The noise of every version, as the fold keeps it: what is added to budgets for it, and when it is too much."""
+"""The noise floors of every version in the fold: the allowance that they add to budgets, and when noise is too high."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
@@ -16,12 +16,12 @@ from quantdrift.monitor.fold.alert_event import measure_of, unit_of
 from quantdrift.monitor.fold.groups import WATCHED, budget_of, cap_of, clipped
 from quantdrift.storage.monitor.rows import FloorRow, NoiseChangeRow, NoiseRow, VersionRow
 
-_MOST_TESTED = 0.9  # of the room above a budget: a detector tests against something below 1
+_MOST_TESTED = 0.9  # of the gap between budget and 1: the mean that a detector tests against stays below 1
 _Key = tuple[int, Side, str]
 
 
 class NoiseSubject(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose noise it is: a version, what its model gives, and what its owner accepts."""
+    """The version that a noise floor belongs to, with its model's task and budget."""
 
     version: VersionRow
     task: Task
@@ -29,14 +29,14 @@ class NoiseSubject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseFloors:
-    """Keeps the noise of reference and candidate, by version and metric, and says what follows.
+    """The noise of reference and candidate, by version and metric, and the allowances and limits that follow from it.
 
     Parameters
     ----------
     bound
-        `monitor.noise_bound`: share of the budget from which on noise is too much.
+        `monitor.noise_bound`: the share of the budget above which noise is too high.
     rows
-        As the record has them.
+        The stored floors.
 
     Attributes
     ----------
@@ -60,18 +60,16 @@ class NoiseFloors:
         at_us: int,
         fold_seq: int,
     ) -> None:
-        """Take in what of one version was computed again.
+        """Add the items of one version that were computed twice.
 
         Parameters
         ----------
-        subject
-            Whose it is.
         rows
-            Its items, those of an exchange and side together.
+            The version's items, those of one exchange and side next to each other.
         smallest
-            Per policy the smallest inclusion probability that it gives any of the model's traffic.
+            Per policy its smallest inclusion probability for any of the model's traffic.
         at_us, fold_seq
-            The fold's time and place.
+            Time and number of the fold.
         """
         touched: dict[_Key, Noise] = {}
         for (_, side), group in groupby(rows, key=lambda row: (row.exchange_id, row.side)):
@@ -86,42 +84,42 @@ class NoiseFloors:
                         [x for _, x in seen], [pi for pi, _ in seen], smallest[items[0].policy_id], len(seen)
                     )
                 except ValueError:
-                    continue  # its comparison was no observation either, and the log says why
+                    continue  # its comparison was not an observation either, and the log says why
                 key = (subject.version.id, side, metric.value)
                 window = window_of(budget_of(metric, subject.budget))
                 before = touched.get(key) or _noise(self._rows.get(key), cap)
                 touched[key] = before.seen(min(value.vx, value.v), value.v, window)
         for key in sorted(touched):
-            self._settle(key, touched[key], subject, at_us=at_us, fold_seq=fold_seq)
+            self._update(key, touched[key], subject, at_us=at_us, fold_seq=fold_seq)
 
     def added(self, version_id: int, metric: str, budget: float) -> float:
-        """Return what is added to a budget of a version, over the cap; what is tested against stays below 1."""
+        """Return the allowance for a budget of a version, over the cap; budget plus allowance stay below 1."""
         total = sum(
             row.added for side in Side if (row := self._rows.get((version_id, side, metric))) is not None
         )
         return min(total, _MOST_TESTED * (1.0 - budget))
 
     def too_much(self, version_id: int) -> str:
-        """Return in words whose noise is too much to say anything of a version's slices, empty: nobody's."""
+        """Return why the noise of a version is too high for verdicts, as text; empty where it is not."""
         for side in Side:
             for metric in WATCHED:
                 row = self._rows.get((version_id, side, metric.value))
                 if row is not None and row.exceeds:
-                    return f"noise: the {side.value} differs from itself by too much of the budget of {metric.value}"
+                    return f"noise: the {side.value} differs from itself by too large a part of the {metric.value} budget"
         return ""
 
     def rows(self) -> list[FloorRow]:
-        """Return what is known, in the order of the keys."""
+        """Return the floors, in the order of their keys."""
         return [self._rows[key] for key in sorted(self._rows)]
 
     def take(self) -> tuple[tuple[FloorRow, ...], tuple[NoiseChangeRow, ...]]:
-        """Return what is to be written since the last call."""
+        """Return the floors and changes to write since the last call."""
         rows = tuple(self._rows[key] for key in sorted(self._dirty))
         changes = tuple(self._changes)
         self._dirty, self._changes = set(), []
         return rows, changes
 
-    def _settle(self, key: _Key, noise: Noise, subject: NoiseSubject, *, at_us: int, fold_seq: int) -> None:
+    def _update(self, key: _Key, noise: Noise, subject: NoiseSubject, *, at_us: int, fold_seq: int) -> None:
         version, budget = subject.version, subject.budget
         before, metric = self._rows.get(key), Metric(key[2])
         accepted, cap = budget_of(metric, budget), cap_of(metric, budget)
@@ -158,7 +156,7 @@ class NoiseFloors:
                     exceeds=after.exceeds,
                     at_us=at_us,
                     fold_seq=fold_seq,
-                    details=_told(after, subject, noise, self._bound),
+                    details=_details(after, subject, noise, self._bound),
                 )
             )
 
@@ -171,19 +169,17 @@ class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
     model, version, reference
         Candidate, its version, the digest of its reference.
     side
-        Whose noise it is: `reference` or `candidate`.
+        The side that differs from itself: `reference` or `candidate`.
     metric, measure, unit
-        The metric, what people call it, and its unit (empty: none).
+        The metric, its name for people, and its unit (empty: none).
     exceeds
-        Whether it is too much from here on; false: it was shown to be below the limit again.
+        Whether the noise is too high from now on; false: it was shown to be below the limit again.
     mean, low, high, n_recent
-        Mean divergence of the side from itself, its time-uniform bounds, and the exchanges they rest on.
+        Mean divergence of the side from itself, its time-uniform bounds, and the number of exchanges behind them.
     budget, limit
-        The accepted mean, and the part of it that noise may take.
+        The accepted mean, and the part of it that noise may reach.
     added
-        What is added to every budget of the version for it.
-    advice
-        What to do next.
+        The allowance that is added to every budget of the version.
     """
 
     model: str
@@ -205,19 +201,19 @@ class NoiseEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def noise_summary(details: Mapping[str, Any]) -> str:
-    """Return one line for people."""
-    story = msgspec.convert(details, NoiseEvent)
-    what = "differs from itself too much" if story.exceeds else "differs from itself little enough again"
+    """Return one line for people: the version, the side, and its noise against the limit."""
+    event = msgspec.convert(details, NoiseEvent)
+    what = "differs from itself too much" if event.exceeds else "differs from itself little enough again"
     return (
-        f"{story.model} {story.version}: the {story.side.value} {what}: {story.measure} {number(story.mean, 3)} "
-        f"[{number(story.low, 3)}, {number(story.high, 3)}] where {number(story.limit, 3)} is the limit"
+        f"{event.model} {event.version}: the {event.side.value} {what}: {event.measure} {number(event.mean, 3)} "
+        f"[{number(event.low, 3)}, {number(event.high, 3)}] where {number(event.limit, 3)} is the limit"
     )
 
 
-def _told(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> dict[str, Any]:
+def _details(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> dict[str, Any]:
     version, task = subject.version, subject.task
     metric, scale = Metric(row.metric), row.scale
-    story = NoiseEvent(
+    event = NoiseEvent(
         model=version.model,
         version=version.candidate_version,
         reference=version.reference_digest,
@@ -233,21 +229,21 @@ def _told(row: FloorRow, subject: NoiseSubject, noise: Noise, bound: float) -> d
         budget=row.budget * scale,
         limit=bound * row.budget * scale,
         added=row.added * scale,
-        advice=_ADVICE[row.side] if row.exceeds else "Nothing: its slices are judged again.",
+        advice=_ADVICE[row.side] if row.exceeds else "Nothing: its slices have verdicts again.",
     )
-    plain: dict[str, Any] = msgspec.to_builtins(story)
+    plain: dict[str, Any] = msgspec.to_builtins(event)
     return plain
 
 
 _ADVICE = {
     Side.REFERENCE: (
-        "Its slices are unknown while it lasts. See whether the reference depends on the batch it is in (batch "
+        "Its slices are unknown as long as this lasts. Check whether the reference depends on the batch (batch "
         "statistics, dropout that is not off, sampling), on the device or on random numbers; then make it "
         "deterministic, or accept a larger budget."
     ),
     Side.CANDIDATE: (
-        "Its slices are unknown while it lasts. Asked again the candidate answers otherwise: see whether it samples, "
-        "or whether the replica serves another version."
+        "Its slices are unknown as long as this lasts. The candidate gives a different answer to the same request: "
+        "check whether it samples, or whether the replica serves another version."
     ),
 }
 
@@ -257,7 +253,7 @@ def _key(row: FloorRow) -> _Key:
 
 
 def _noise(row: FloorRow | None, cap: float) -> Noise:
-    """Return the sums of a row; nothing where there is none, or where the cap was another."""
+    """Return the sums of a row; empty sums where there is no row, or where its cap differs."""
     if row is None or row.scale != cap:
         return Noise()
     return Noise(
@@ -267,7 +263,7 @@ def _noise(row: FloorRow | None, cap: float) -> Noise:
 
 
 def by_version(rows: Iterable[NoiseRow]) -> Iterator[tuple[int, list[NoiseRow]]]:
-    """Yield versions with their items, in order."""
+    """Yield each version with its items, by version id."""
     found: dict[int, list[NoiseRow]] = {}
     for row in rows:
         found.setdefault(row.model_version_id, []).append(row)

@@ -8,7 +8,7 @@ from quantdrift.drift.evidence.header import N_TOTAL, SCALE, M, Onset
 from quantdrift.drift.evidence.observations import FloatArray
 from quantdrift.drift.evidence.recovery import RESOLVED
 from quantdrift.drift.watch import Change, Phase, SignalKey
-from quantdrift.monitor.fold.alert_event import tell
+from quantdrift.monitor.fold.alert_event import transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.monitor.fold.slice_state import Key, SliceState
 from quantdrift.monitor.fold.state import FoldState
@@ -126,7 +126,7 @@ class Transitions:
         against = SignalKey(signal.metric, BUDGET.kind)
         accepted, noise = states.get(against), entry.noise.get(against, 0.0)
         version = self._appraisal.catalog.versions[key[0]]
-        row = tell(
+        row = transition_row(
             task=self._state.task(version.model),
             version=version,
             place=self._appraisal.catalog.slices[key[1]],

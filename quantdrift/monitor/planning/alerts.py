@@ -1,4 +1,4 @@
-"""Alerts as they begin and end, and how those of one policy stand to those of another."""
+"""Alerts as intervals of time, and the pairing of recorded alerts with those of a policy under test."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -24,13 +24,13 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
     metric
         The metric with the most evidence when it opened.
     onset_us
-        Estimated onset, or when it opened where none is told.
+        Estimated onset, or when it opened where there is no estimate.
     opened_us
         First warning or page.
     paged_us
-        First page; None: it stayed a ticket.
+        First page; None: it remained a ticket.
     ended_us
-        None: it lasts.
+        End; None: it is still open.
     """
 
     key: Key
@@ -46,32 +46,30 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True):
         return self.opened_us if self.paged_us is None else self.paged_us
 
     def overlaps(self, other: "Alert") -> bool:
-        """Return whether both speak of the same drift: from onset to end they share a moment."""
+        """Return whether both are about the same drift: their times from onset to end overlap."""
         begins, ends = max(self.onset_us, other.onset_us), (self.ended_us, other.ended_us)
         return all(end is None or begins <= end for end in ends)
 
 
 class Match(StrEnum):
-    """How an alert of the policy under test stands to the record's."""
+    """The difference between an alert of the policy under test and the recorded one."""
 
     SAME = "same"
     EARLIER = "earlier"
     LATER = "later"
-    NEW = "new"  # the record has none
-    MISSED = "missed"  # the policy raises none
+    NEW = "new"  # there is no recorded alert
+    MISSED = "missed"  # the policy under test raises no alert
     STRONGER = "stronger"  # a page instead of a ticket
     WEAKER = "weaker"  # a ticket instead of a page
 
 
 class Pairing(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert of the record beside that of the policy under test; one of them may be None.
+    """A recorded alert and that of the policy under test; one of them may be None.
 
     Parameters
     ----------
-    match
-        What became of it.
     later_s
-        By how much it is later, in event time; negative: earlier. None where one of them is missing.
+        By how much the tested alert is later, in event time; negative: earlier. None where one of them is missing.
     """
 
     recorded: Alert | None
@@ -88,7 +86,7 @@ class Pairing(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
-    """Return the alerts that changes of verdict tell of, in the order in which they opened."""
+    """Return the alerts that changes of verdict make up, in the order in which they opened."""
     running: dict[Key, Alert] = {}
     found: list[Alert] = []
     for change in transitions:
@@ -116,18 +114,18 @@ def alerts(transitions: Iterable[StoredTransition]) -> list[Alert]:
 
 
 def pair(recorded: Sequence[Alert], tested: Sequence[Alert]) -> list[Pairing]:
-    """Return both sides' alerts side by side, each once, in the order in which they opened.
+    """Return both sides' alerts in pairs, each alert once, in the order in which they opened.
 
-    Those of one slice belong together where they overlap; the first that does is taken.
+    Alerts of one slice are a pair where they overlap; the first that overlaps is taken.
     """
-    left = list(tested)
+    unpaired = list(tested)
     pairs = []
-    for one in recorded:
-        other = next((each for each in left if each.key == one.key and each.overlaps(one)), None)
-        if other is not None:
-            left.remove(other)
-        pairs.append(_pairing(one, other))
-    pairs += [_pairing(None, one) for one in left]
+    for alert in recorded:
+        match = next((other for other in unpaired if other.key == alert.key and other.overlaps(alert)), None)
+        if match is not None:
+            unpaired.remove(match)
+        pairs.append(_pairing(alert, match))
+    pairs += [_pairing(None, alert) for alert in unpaired]
     return sorted(pairs, key=_opened)
 
 

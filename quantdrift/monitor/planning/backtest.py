@@ -1,4 +1,4 @@
-"""Stored history folded again under another configuration: what it would have said, and what it would have missed."""
+"""The back-test: stored history folded again under another configuration, and the alerts that it would have raised."""
 
 import math
 from collections.abc import Sequence
@@ -43,20 +43,20 @@ class HourSums(msgspec.Struct, kw_only=True):
 
 
 class Breach(msgspec.Struct, frozen=True, kw_only=True):
-    """A slice whose mean over the whole period lies above its budget with confidence, and that never alerted.
+    """A slice whose mean over the whole period is above its budget beyond chance, and that never alerted.
 
-    Where noise is added to the budget, it lies above both together.
+    Where an allowance for noise is added to the budget, the mean is above both together.
 
     Parameters
     ----------
     key, metric
         Candidate version and slice; flip or divergence.
     mean, low, budget
-        Weighted mean, its lower confidence bound, and what its owner accepts, in the metric's own unit.
+        Weighted mean, its lower confidence bound, and the accepted mean, in the metric's own unit.
     n_effective
         Kish's effective number of exchanges.
     recorded
-        Whether the record has an alert of it.
+        Whether the database has an alert of it.
     """
 
     key: Key
@@ -69,20 +69,20 @@ class Breach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it.
+    """The result of a back-test.
 
     Parameters
     ----------
     pairings
         Every alert of either side.
     breaches
-        What the policy under test did not alert on although it should have.
+        Slices above their budget that the policy under test did not alert on.
     identical
-        Whether it made the very changes of verdict that the record has.
+        Whether it made exactly the recorded changes of verdict.
     n_items
         Comparisons folded.
     n_missing
-        Comparisons that were stored with these batches and are there no more.
+        Comparisons that were stored with these batches and have been deleted since.
     """
 
     pairings: tuple[Pairing, ...]
@@ -93,16 +93,16 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Backtest:
-    """Folds stored batches from nothing under a configuration.
+    """A fold of stored batches under another configuration, from an empty state.
 
     Parameters
     ----------
     config
-        The one under test.
+        The configuration under test.
     catalog
-        Versions, slices and policies of the record.
+        Versions, slices and policies in the database.
     extent
-        What will be folded.
+        The batches that will be folded.
 
     Attributes
     ----------
@@ -132,14 +132,14 @@ class Backtest:
             hours.setdefault(row.hour_us, HourSums()).add(row)
 
     def findings(self, stored: Sequence[StoredTransition], model: str = "") -> Findings:
-        """Compare with what the record says.
+        """Compare with the recorded changes of verdict.
 
         Parameters
         ----------
         stored
-            Its changes of verdict.
+            The recorded changes of verdict.
         model
-            Look at this model alone; empty: at all.
+            Compare this model alone; empty: all.
         """
         keys = {id_ for id_, version in self._catalog.versions.items() if model in {"", version.model}}
         before = [one for one in stored if one.model_version_id in keys]
@@ -186,7 +186,7 @@ class Backtest:
         )
 
     def _noise(self, version_id: int, metric: Metric) -> float:
-        """Return what was added to a version's budgets for noise at the end, in the metric's own unit."""
+        """Return the allowance for noise in a version's budgets at the end, in the metric's own unit."""
         return sum(
             row.added * row.scale
             for row in self._fold.floors()
@@ -203,7 +203,7 @@ def accepted(config: Config, model: str, metric: Metric) -> tuple[float, float]:
 def lower_bound(mean: float, n: float, delta: float) -> float:
     """Return a lower confidence bound, at level 1 - delta, of the mean of n independent values in [0, 1].
 
-    Chernoff's bound, `n KL(mean || low) = log(1 / delta)`: it holds for whatever values in [0, 1], and is wide for
+    Chernoff's bound, `n KL(mean || low) = log(1 / delta)`: it holds for any values in [0, 1], and is wide for
     those that vary less than flips (Hoeffding, JASA 58, 1963, theorem 1). With n an effective number it is
     approximate.
     """

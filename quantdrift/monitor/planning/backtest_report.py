@@ -1,4 +1,4 @@
-"""What a back-test found, with names in place of numbers: for machines as it stands, for people as text."""
+"""The report of a back-test, with names in place of ids: as a record for JSON, and as text."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ _MOST_NAME = 44
 
 
 class ReportedAlert(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert; None where it was not, or not yet. `paged` is None for a ticket."""
+    """The times of an alert: `paged` is None for a ticket, `ended` for an open alert."""
 
     metric: str
     onset: datetime
@@ -36,7 +36,7 @@ class ReportedAlert(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReportedPair(msgspec.Struct, frozen=True, kw_only=True):
-    """An alert of the record beside that under test; `later_s` is negative where the latter was earlier."""
+    """A recorded alert and the one under test; `later_s` is negative where the latter was earlier."""
 
     model: str
     version: str
@@ -62,28 +62,28 @@ class ReportedBreach(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it.
+    """The whole report.
 
     Parameters
     ----------
     begin, end
         Earliest and latest capture that was folded.
     first_fold, last_fold
-        The stretch of the fold.
+        First and last `fold_seq`.
     complete
-        Whether it began where the record does; else the state at the beginning was taken to be nothing.
+        Whether it began with the first batch ever folded; else detectors began empty in the middle of the history.
     identical
-        Whether it made the very changes of verdict that the record has.
+        Whether it made exactly the recorded changes of verdict.
     n_items, n_missing
-        Comparisons folded, and stored ones that are there no more.
+        Comparisons folded, and stored ones that have been deleted since.
     pages_recorded, pages_tested, tickets_recorded, tickets_tested
-        Alerts that paged, and those that stayed tickets.
+        Alerts that paged, and those that remained tickets.
     alerts
         Every alert of either side, in the order in which they opened.
     breaches
-        What was never alerted on.
+        Slices above their budget without an alert.
     notes
-        What limits the comparison.
+        Limits of the comparison.
     """
 
     begin: datetime
@@ -103,36 +103,34 @@ class BacktestReport(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
 
     def text(self) -> str:
-        """Return it for people."""
+        """Return the report as text for people."""
         lines = [
             f"folded {self.n_items:,} comparisons, fold {self.first_fold:,} to {self.last_fold:,}",
             f"from {_minute(self.begin)} to {_minute(self.end)} UTC",
-            f"pages    {self.pages_recorded} in the record, {self.pages_tested} under test",
-            f"tickets  {self.tickets_recorded} in the record, {self.tickets_tested} under test",
+            f"pages    {self.pages_recorded} recorded, {self.pages_tested} under test",
+            f"tickets  {self.tickets_recorded} recorded, {self.tickets_tested} under test",
         ]
         if self.identical:
-            lines.append("Every change of verdict is the record's own.")
+            lines.append("Every change of verdict is as recorded.")
         if self.alerts:
             lines += ["", *_table(self.alerts)]
         if self.breaches:
-            lines += ["", "Above their budget over the whole period, and not alerted on under test:"]
+            lines += ["", "Above their budget over the whole period, without an alert under test:"]
             lines += [f"  {_breach(one)}" for one in self.breaches]
         if self.notes:
             lines += ["", "Notes:", *(f"  - {note}" for note in self.notes)]
         return "\n".join(lines)
 
 
-def hindsight(
+def build_report(
     findings: Findings, extent: HistoryExtent, catalog: Catalog, notes: Sequence[str]
 ) -> BacktestReport:
-    """Return what was found with its names.
+    """Return the report of a back-test.
 
     Parameters
     ----------
-    findings, extent, catalog
-        From the back-test, and what it was made from.
     notes
-        What the caller has to say first.
+        Notes of the caller; they come first.
     """
     recorded = [one.recorded for one in findings.pairings if one.recorded]
     tested = [one.tested for one in findings.pairings if one.tested]
@@ -150,7 +148,7 @@ def hindsight(
         tickets_recorded=sum(one.paged_us is None for one in recorded),
         tickets_tested=sum(one.paged_us is None for one in tested),
         alerts=tuple(_pair(one, catalog) for one in findings.pairings),
-        breaches=tuple(_told_breach(one, catalog) for one in findings.breaches),
+        breaches=tuple(_reported_breach(one, catalog) for one in findings.breaches),
         notes=(*notes, *_limits(findings, extent)),
     )
 
@@ -165,13 +163,13 @@ def _limits(findings: Findings, extent: HistoryExtent) -> list[str]:
     notes = []
     if not extent.complete:
         notes.append(
-            f"history before {_minute(extent.begin)} is not folded (not asked for, or gone with "
-            "storage.retention_days): detectors begin from nothing there, so alerts soon after it may differ for that "
-            "reason alone, and baselines are learned anew"
+            f"history before {_minute(extent.begin)} is not folded (outside --from, or deleted after "
+            "storage.retention_days): detectors start empty there, so alerts soon after it may differ for that "
+            "reason alone, and baselines are learned again"
         )
     if findings.n_missing:
         notes.append(
-            f"{findings.n_missing:,} comparisons of this stretch are gone with storage.retention_days"
+            f"{findings.n_missing:,} comparisons of this period were deleted after storage.retention_days"
         )
     return notes
 
@@ -184,12 +182,12 @@ def _pair(pairing: Pairing, catalog: Catalog) -> ReportedPair:
         slice=place,
         match=pairing.match,
         later_s=pairing.later_s,
-        recorded=_told(pairing.recorded),
-        tested=_told(pairing.tested),
+        recorded=_reported_alert(pairing.recorded),
+        tested=_reported_alert(pairing.tested),
     )
 
 
-def _told(alert: Alert | None) -> ReportedAlert | None:
+def _reported_alert(alert: Alert | None) -> ReportedAlert | None:
     if alert is None:
         return None
     return ReportedAlert(
@@ -201,7 +199,7 @@ def _told(alert: Alert | None) -> ReportedAlert | None:
     )
 
 
-def _told_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
+def _reported_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
     model, version, place = named(breach.key, catalog)
     return ReportedBreach(
         model=model,
@@ -219,7 +217,7 @@ def _told_breach(breach: Breach, catalog: Catalog) -> ReportedBreach:
 def _table(alerts: Sequence[ReportedPair]) -> list[str]:
     names = [f"{one.model} {one.version}, {one.slice}" for one in alerts]
     width = min(max(len(name) for name in names), _MOST_NAME)
-    rows = [f"{'slice':<{width}}  {'record':<24} {'under test':<24} difference"]
+    rows = [f"{'slice':<{width}}  {'recorded':<24} {'under test':<24} difference"]
     for name, one in zip(names, alerts, strict=True):
         rows.append(
             f"{name:<{width}}  {_when(one.recorded):<24} {_when(one.tested):<24} {_difference(one)}".rstrip()
@@ -256,10 +254,10 @@ def _length(seconds: float) -> str:
 
 
 def _breach(one: ReportedBreach) -> str:
-    said = "alerted in the record" if one.alerted_in_record else "nobody alerted"
+    recorded = "alert recorded" if one.alerted_in_record else "no alert recorded either"
     return (
-        f"{one.model} {one.version}, {one.slice}: {one.metric} {number(one.mean, 3)}, surely above {number(one.low, 3)}, "
-        f"budget {number(one.budget, 3)} ({said})"
+        f"{one.model} {one.version}, {one.slice}: {one.metric} {number(one.mean, 3)}, at least {number(one.low, 3)}, "
+        f"budget {number(one.budget, 3)} ({recorded})"
     )
 
 

@@ -1,6 +1,6 @@
-"""What a policy will see, before anything is deployed: samples, expected delays and replays per slice.
+"""The forecast of a policy before it is deployed: samples, expected detection delays and replays per slice.
 
-How the requests of a slice are sampled under a policy: its inclusion probabilities, and their weights.
+The first part computes how the requests of a slice are sampled: inclusion probabilities and weights.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ from quantdrift.monitor.planning.population import Population, alike, allotted
 
 
 class Mixture(msgspec.Struct, frozen=True, kw_only=True):
-    """How the requests of a slice are sampled.
+    """The sampling of a slice's requests.
 
     Parameters
     ----------
@@ -38,17 +38,13 @@ class Mixture(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mixture_of(key: SliceKey, policy: Policy, strata: Mapping[str, float]) -> Mixture:
-    """Return how the requests of a slice are sampled, as far as the policy alone says.
+    """Return how the requests of a slice are sampled, as far as the policy alone determines it.
 
-    Boosts by body strata that hold a part of the slice alone do not count: they add samples of little weight. Header
-    strata are taken to be as frequent inside the slice as they are elsewhere, unless one excludes the other.
+    Boosts by body strata that contain only a part of the slice do not count: they add samples of little weight. Header
+    strata are assumed to be as frequent inside the slice as elsewhere, unless one excludes the other.
 
     Parameters
     ----------
-    key
-        The slice.
-    policy
-        The rates.
     strata
         Share of all requests by header stratum.
     """
@@ -80,9 +76,9 @@ def _rates(where: tuple[Predicate, ...], policy: Policy, stratum: HeaderStratum)
 def stratum_shares(
     policy: Policy, slices: tuple[tuple[SliceKey, float], ...], known: Mapping[str, float]
 ) -> tuple[dict[str, float], list[str]]:
-    """Return the share of the requests by header stratum, and what had to be assumed.
+    """Return the share of the requests by header stratum, and notes on assumptions.
 
-    A stratum's share is as given, or that of the slice with the same condition; the last one holds the rest.
+    A stratum's share is the given one, or that of the slice with the same condition; the last stratum has the rest.
     """
     shares: dict[str, float] = {}
     notes = []
@@ -94,7 +90,7 @@ def stratum_shares(
             share = None if same is None else slices[same][1]
         if share is None:
             notes.append(
-                f"header stratum `{stratum.name}`: its share of the traffic is not known and taken as 0; "
+                f"header stratum `{stratum.name}`: its share of the traffic is not known and assumed to be 0; "
                 f"give --stratum {stratum.name}=SHARE"
             )
         shares[stratum.name] = share or 0.0
@@ -109,12 +105,10 @@ _ROUNDS = 4  # the wanted rate depends on itself through the logarithm of the ti
 
 
 class Traffic(msgspec.Struct, frozen=True, kw_only=True):
-    """What one model is sent.
+    """The traffic of one model.
 
     Parameters
     ----------
-    model
-        Its name.
     requests_per_s
         Over the whole fleet.
     slices
@@ -122,7 +116,7 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     strata
         The same by name of header stratum, as far as it is known.
     n_detectors
-        Live detectors of the fleet, every model counted; None: worked out from the slices.
+        Live detectors of the fleet, over all models; None: derived from the slices.
     """
 
     model: str
@@ -133,20 +127,20 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be found, how soon, and what may be spent.
+    """The shift to detect, the time allowed, and the resources.
 
     Parameters
     ----------
     shift
         Flip rate after the shift, as a multiple of the budget; above 1.
     horizon_days
-        A slice is observable if nine of ten such shifts page within so many days.
+        A slice is observable if nine of ten such shifts page within this time.
     quiet_days
-        How long nothing was wrong before: the evidence must outweigh the allowance of that time.
+        How long there was no drift before the shift: the evidence must outweigh the allowance of that time.
     replays_per_s
-        What the shadow can do; None: whatever the policy asks for.
+        Capacity of the shadow; None: as much as the policy asks for.
     allocate
-        Give it out as the monitor's allocation would, instead of as the policy says.
+        Distribute the capacity as the monitor's allocation would, instead of by the policy's rates.
     replay_ms
         GPU time per replay, or None where it is not known.
     pods
@@ -170,13 +164,13 @@ class SliceForecast(msgspec.Struct, frozen=True, kw_only=True):
     slice, predicate, share
         Its name, canonical text, and share of the requests.
     requests_per_s, samples_per_s
-        Traffic, and what of it is replayed.
+        Requests, and the replays among them.
     samples
         Samples from the shift to the page.
     hours
         The same in hours of traffic at this rate: 10 %, 50 % and 90 % quantile, None as in `samples`.
     optimum_samples
-        Mean delay of the best detector there can be, which knows both rates.
+        Mean delay of the best possible detector, which knows both rates.
     observable
         Whether nine of ten such shifts page within the horizon.
     needed_per_s
@@ -199,30 +193,28 @@ class SliceForecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it.
+    """The whole forecast.
 
     Parameters
     ----------
-    model, requests_per_s
-        What was asked about.
     allocated
         Whether the rates are those of the allocation, instead of the policy's own.
     budget, shifted
-        Accepted flip rate, and the one to be found.
+        Accepted flip rate, and the flip rate to detect.
     horizon_days, quiet_days
         As in `Question`.
     n_detectors, pages_per_30_days
         They share this many expected false pages.
     replays_per_s, replays_per_s_most
-        What the policy asks for; the second where every request fell into the body strata with the largest rates.
+        Replays that the policy asks for; the second if every request fell into the body strata with the largest rates.
     granted
-        The part of it that the budget and the sidecars' caps leave, in (0, 1]; all figures are with it.
+        The part of them that the budget and the sidecars' caps allow, in (0, 1]; all figures include it.
     gpu_share
         GPUs that the granted replays keep busy; None where the time per replay is not known.
     slices
         `all` first.
     notes
-        What was assumed, and what deserves a look.
+        Assumptions and warnings.
     """
 
     model: str
@@ -249,18 +241,19 @@ def forecast(
     question: Question,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Forecast:
-    """Return what `policy` will see of `traffic`.
+    """Return the forecast of `policy` for `traffic`.
 
     Parameters
     ----------
     config
-        Budgets and limits; it has the model.
-    policy
-        Sampling rates.
-    traffic, question
-        See there.
+        Budgets and limits; it must have the model.
     progress
-        Told each slice that is simulated.
+        Called with one readable line per simulated slice.
+
+    Raises
+    ------
+    KeyError
+        The configuration does not have the model.
     """
     model = config.model(traffic.model)
     if model is None:
@@ -306,7 +299,7 @@ def forecast(
         requests = traffic.requests_per_s * share
         slices.append(_slice(key, share, requests, granted, study))
     if whole.rate == 0:
-        notes.append("nothing is sampled: sampling.rate, sampling.body_rate or sampling.paused says so")
+        notes.append("nothing is sampled: check sampling.rate, sampling.body_rate and sampling.paused")
     return Forecast(
         model=model.name,
         requests_per_s=traffic.requests_per_s,
@@ -346,7 +339,7 @@ class _Study(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def optimum(self, samples_per_s: float) -> int:
-        """Return the delay that nobody beats at this rate."""
+        """Return the delay of the best possible detector at this rate."""
         allowance = self._at(samples_per_s)
         return round(optimum(self.budget, self.shifted, allowance.threshold / allowance.gamma))
 
@@ -390,28 +383,28 @@ def _slice(
 def _granted(
     config: Config, question: Question, replays_per_s: float, most_per_s: float, notes: list[str]
 ) -> float:
-    """Return the part of the replays that can be had; notes say what stands in the way."""
+    """Return the part of the replays that is possible, and add notes on what limits it."""
     granted = 1.0
     if question.replays_per_s is not None:
         if replays_per_s > question.replays_per_s:
             granted = question.replays_per_s / replays_per_s
             notes.append(
-                f"the policy asks for {replays_per_s:.3g} replays/s and {question.replays_per_s:.3g} can be had: "
-                f"every figure is with all rates times {granted:.3g}; set them so, or samples are lost"
+                f"the policy asks for {replays_per_s:.3g} replays/s and {question.replays_per_s:.3g} are possible: "
+                f"every figure assumes all rates times {granted:.3g}; lower the rates accordingly, or samples are lost"
             )
         elif most_per_s > question.replays_per_s:
             notes.append(
-                f"boosts by body strata may ask for up to {most_per_s:.3g} replays/s, which is more than can be had"
+                f"boosts by body strata may ask for up to {most_per_s:.3g} replays/s, which is more than possible"
             )
     cap = question.pods * config.sampling.max_exchanges_per_s
     if granted * replays_per_s > cap:
         granted = cap / replays_per_s
         notes.append(
-            f"sampling.max_exchanges_per_s lets through {cap:.3g}/s over {question.pods} sidecar(s): what is above is "
+            f"sampling.max_exchanges_per_s allows {cap:.3g}/s over {question.pods} sidecar(s): exchanges above it are "
             "lost, and slices with more than monitor.max_loss_ratio lost are `unknown`"
         )
     if most_per_s > replays_per_s:
         notes.append(
-            "boosts by body strata are not counted: how much traffic they hold is not known beforehand"
+            "boosts by body strata are not counted: their share of the traffic is not known in advance"
         )
     return granted

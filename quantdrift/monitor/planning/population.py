@@ -1,4 +1,4 @@
-"""Requests as they are expected before there are any, so that the allocation can be asked what it would do."""
+"""A simulated population of requests, for running the allocation before there is traffic."""
 
 import msgspec
 import numpy as np
@@ -13,7 +13,7 @@ N_REQUESTS = 20_000
 
 
 class Population(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests of one model.
+    """The expected requests of one model.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
     strata
         Header strata, in order.
     shares
-        Their shares, adding up to 1.
+        Their shares; the sum is 1.
     """
 
     slices: tuple[tuple[SliceKey, float], ...]
@@ -32,8 +32,8 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
     def sample(self, requests_per_s: float, seed: int = 1) -> Recent:
         """Return requests of one item each, without margins and flips, that have these shares.
 
-        Slices of one attribute or feature exclude each other, those of different ones are independent. The requests
-        of a header stratum with the same condition as a slice are that slice's.
+        Slices of one attribute or feature exclude each other, those of different ones are independent. A header
+        stratum with the same condition as a slice has that slice's requests.
         """
         rng = np.random.default_rng(seed)
         inside = self._memberships(rng)
@@ -81,14 +81,12 @@ class Population(msgspec.Struct, frozen=True, kw_only=True):
 def allotted(
     policy: Policy, population: Population, requests_per_s: float, replays_per_s: float
 ) -> Allocation:
-    """Return what the allocation would do with a replay budget, nothing being suspected of any slice.
+    """Return the allocation of a replay budget when there is no evidence against any slice.
 
     Parameters
     ----------
     policy
-        Its header strata are kept; their rates follow.
-    population, requests_per_s
-        The traffic.
+        Its header strata are kept; their rates are computed.
     replays_per_s
         The budget.
     """
@@ -114,5 +112,5 @@ def alike(stratum: HeaderStratum, slices: tuple[tuple[SliceKey, float], ...]) ->
 
 
 def _spread(rng: np.random.Generator) -> FloatArray:
-    """Return numbers in [0, 1) in a random order and as even as can be: shares come out exact."""
+    """Return evenly spaced numbers in [0, 1) in a random order, so that shares are exact."""
     return rng.permutation((np.arange(N_REQUESTS) + 0.5) / N_REQUESTS)

@@ -1,6 +1,6 @@
-"""From the record to a sampling policy: what `quantdrift.drift.sampling.allocation` is given, and what is told of its answer.
+"""A sampling policy from stored traffic: the input of `quantdrift.drift.sampling.allocation`, and a summary of its result.
 
-Pure: rows come in, numbers go out.
+Pure.
 """
 
 from collections.abc import Sequence
@@ -22,28 +22,28 @@ from quantdrift.drift.sampling.boosts import Layout
 from quantdrift.drift.sampling.stratification import margin_edges
 from quantdrift.storage.monitor.traffic import SignalEvidence, SliceTraffic, TrafficRecord
 
-LEAST_ITEMS = 200  # of fewer no policy is made: the configuration's rates go on
+LEAST_ITEMS = 200  # with fewer no policy is made: the current rates stay
 
 POLICY_STRATA = 64
 """Most body strata of a policy. Every exchange carries them, some 160 bytes each."""
-_MOST_TOLD = 50
+_MOST_LISTED = 50
 _SURGE = 100.0
-_MOST_URGENT = 1000.0  # evidence that has no bound leaves room for the shares of others to be told
+_MOST_URGENT = 1000.0  # limits unbounded evidence, so that the shares of other slices stay visible
 
 
 class PolicyDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that was worked out.
+    """A computed policy.
 
     Parameters
     ----------
     allocation
-        Its rates and what they cost, not lowered by any lag.
+        Its rates and their cost, not lowered by any lag.
     demands
-        The slices, as the allocation orders them.
+        The demands of the slices, in the allocation's order.
     slices
-        The same as the record has them.
+        The traffic of the same slices, in the same order.
     n_items
-        Recent items that it was worked out from.
+        Recent items that it was computed from.
     """
 
     allocation: Allocation
@@ -59,33 +59,31 @@ def header_layout(config: Config) -> tuple[HeaderStratum, ...]:
 
 
 def draft(
-    config: Config, record: TrafficRecord, previous: Policy | None, *, n_strata: int = POLICY_STRATA
+    config: Config, traffic: TrafficRecord, previous: Policy | None, *, n_strata: int = POLICY_STRATA
 ) -> PolicyDraft | None:
-    """Return the policy for what was seen lately, with as many strata as fit into a directive.
+    """Return the policy for recent traffic, with as many strata as fit into a policy message.
 
-    None: too little was seen.
+    None: there was too little traffic.
 
     Parameters
     ----------
-    config
-        Strata, budget and caps.
-    record
-        What was seen.
+    traffic
+        The recent traffic.
     previous
-        The policy in force, not lowered by any lag; it is kept while it is good enough.
+        The current policy, not lowered by any lag; it is kept while it is good enough.
     n_strata
         Most body strata.
 
     Raises
     ------
     OperatorError
-        A detector state in the record cannot be read by this program.
+        This program cannot read a detector state in the database.
     """
     strata = header_layout(config)
-    recent = recent_of(record, strata)
+    recent = recent_of(traffic, strata)
     if len(recent.weight) < LEAST_ITEMS or not recent.offered_per_s.sum() > 0:
         return None
-    demands = _demands(record, recent)
+    demands = _demands(traffic, recent)
     while True:
         allocation = allocate(
             recent,
@@ -93,7 +91,7 @@ def draft(
             Layout(header_strata=strata, edges=edges_of(recent.margin, recent.weight)),
             Budget(
                 replays_per_s=config.sampling.replays_per_s,
-                taken_per_s=record.offered.n_sources * config.sampling.max_exchanges_per_s,
+                taken_per_s=traffic.offered.n_sources * config.sampling.max_exchanges_per_s,
                 n_strata=n_strata,
             ),
             epoch="",
@@ -103,16 +101,16 @@ def draft(
             break
         n_strata //= 2
     return PolicyDraft(
-        allocation=allocation, demands=demands, slices=record.slices, n_items=len(recent.weight)
+        allocation=allocation, demands=demands, slices=traffic.slices, n_items=len(recent.weight)
     )
 
 
-def recent_of(record: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
-    """Return the recent items as arrays; those of header strata that are no more are left out."""
-    items = record.items
+def recent_of(traffic: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
+    """Return the recent items as arrays; items of header strata that no longer exist are left out."""
+    items = traffic.items
     place = {stratum.name: index for index, stratum in enumerate(strata)}
     kept = [index for index, name in enumerate(items.header_stratum) if name in place]
-    demand = {row.id: index for index, row in enumerate(record.slices)}
+    demand = {row.id: index for index, row in enumerate(traffic.slices)}
     pairs = [
         (at, demand[slice_id])
         for at, index in enumerate(kept)
@@ -128,19 +126,19 @@ def recent_of(record: TrafficRecord, strata: Sequence[HeaderStratum]) -> Recent:
         flip=_numbers(items.flip, kept),
         item=memberships[:, 0],
         slice=memberships[:, 1],
-        offered_per_s=np.array([record.offered.per_s.get(stratum.name, 0.0) for stratum in strata]),
+        offered_per_s=np.array([traffic.offered.per_s.get(stratum.name, 0.0) for stratum in strata]),
     )
 
 
 def edges_of(margin: FloatArray, weight: FloatArray) -> tuple[float, ...]:
-    """Return the edges of the margin bins: some of the grid that baselines are kept on, so that they do not drift."""
+    """Return the edges of the margin bins, all on the grid that baselines use, so that they do not drift."""
     wanted = margin_edges(margin, weight)
     below = {max((edge for edge in EDGES if edge <= one), default=0.0) for one in wanted}
     return tuple(sorted(below - {0.0}))
 
 
 def lowered(policy: Policy, factor: float) -> Policy:
-    """Return the policy with every rate times `factor`, so that inclusion probabilities and their bounds scale alike."""
+    """Return the policy with every rate times `factor`: inclusion probabilities and their bounds scale alike."""
     return msgspec.structs.replace(
         policy,
         header_strata=tuple(msgspec.structs.replace(s, rate=s.rate * factor) for s in policy.header_strata),
@@ -148,12 +146,12 @@ def lowered(policy: Policy, factor: float) -> Policy:
     )
 
 
-def account_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float) -> PolicySummary:
-    """Return why a policy is as it is, under the name that it has on the wire."""
+def summary_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s: float) -> PolicySummary:
+    """Return the summary of a policy, under the epoch that it has on the wire."""
     allocation = made.allocation
     evidence = np.array([demand.evidence for demand in made.demands])
     total = float(evidence.sum()) or 1.0
-    told = np.argsort(-allocation.per_slice_per_s, kind="stable")[:_MOST_TOLD]
+    listed = np.argsort(-allocation.per_slice_per_s, kind="stable")[:_MOST_LISTED]
     return PolicySummary(
         epoch=epoch,
         made_at=made_at,
@@ -171,16 +169,16 @@ def account_of(made: PolicyDraft, *, epoch: str, made_at: datetime, budget_per_s
                 replays_per_s=float(allocation.per_slice_per_s[index]),
                 evidence_share=float(evidence[index]) / total,
             )
-            for index in told
+            for index in listed
         ),
     )
 
 
 def surged(before: dict[int, float], now: dict[int, float]) -> bool:
-    """Return whether some slice has a hundred times the evidence that it had, and that slices had on average.
+    """Return whether some slice has over 100 times its former evidence, and over 100 times the former average.
 
-    Evidence is a likelihood ratio with mean one where nothing drifts, times the same small factor for all: chance does
-    this to one slice in a hundred at most.
+    Evidence is a likelihood ratio with mean one where nothing drifts, times the same small factor for all slices: by
+    chance this happens to at most one slice in a hundred.
 
     Parameters
     ----------
@@ -200,15 +198,15 @@ def _fits(policy: Policy) -> bool:
     return True
 
 
-def _demands(record: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
-    """Return what each slice wants; its traffic is its share of a day, of what the fleet is offered now.
+def _demands(traffic: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
+    """Return the demand of each slice; its traffic is its share of a day's traffic, times what the fleet is offered now.
 
-    Where there are several models a boost names its own, so that slices with the same conditions do not share one.
+    Where there are several models a boost names its model, so that slices with the same conditions do not share one.
     """
-    everything = sum(row.weight for row in record.slices if row.everything)
+    everything = sum(row.weight for row in traffic.slices if row.everything)
     items_per_s = float(recent.items_per_s().sum())
-    evidence = _urgencies(record.signals)
-    models = {row.model for row in record.slices}
+    evidence = _urgencies(traffic.signals)
+    models = {row.model for row in traffic.slices}
     return tuple(
         Demand(
             name=row.name if len(models) == 1 else f"{row.model}: {row.name}",
@@ -216,12 +214,12 @@ def _demands(record: TrafficRecord, recent: Recent) -> tuple[Demand, ...]:
             traffic_per_s=min(row.weight / everything, 1.0) * items_per_s if everything > 0 else 0.0,
             evidence=evidence.get(row.id, 0.0),
         )
-        for row in record.slices
+        for row in traffic.slices
     )
 
 
 def _urgencies(signals: Sequence[SignalEvidence]) -> dict[int, float]:
-    """Return per slice the most that is held against it in any version; one that fires has been found."""
+    """Return per slice its largest urgency over all versions; a firing slice needs no more samples and has none."""
     sums: dict[tuple[int, int], tuple[float, float]] = {}
     for row in signals:
         detector = DETECTORS.get(row.kind)

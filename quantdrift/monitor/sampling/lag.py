@@ -1,24 +1,24 @@
-"""The shadow's lag lowers every rate before the stream is full: halved in steps, and raised again slowly. Pure.
+"""Lowering of all sampling rates by the shadow's lag: halved in steps before the stream is full, raised slowly. Pure.
 
-The stream refuses what does not fit into `max_bytes` and forgets what is older than `max_age_s`; either is a loss.
-`load` is the largest of three shares of these limits, each told before it happens:
+The stream refuses messages that do not fit into `max_bytes` and deletes those older than `max_age_s`; both are losses.
+`load` is the largest of three shares of these limits, each known before the limit is reached:
 
-- bytes that are stored, plus what the growth of the last look adds in a minute, over `max_bytes`;
+- stored bytes, plus the growth since the last look extrapolated by a minute, over `max_bytes`;
 - age of the oldest exchanges over `max_age_s`;
-- time that the shadow needs for what waits, at its pace of the last minutes, over `max_age_s`: what comes now will
-  have waited so long.
+- time that the shadow needs for the backlog, at its pace of the last minutes, over `max_age_s`: an exchange that
+  arrives now will wait this long.
 
-The oldest ten, or one in a hundred of what waits, are left out of age and time: an exchange that is delivered again and
-again until it is set aside grows old whatever the rates are, and must not halve those of the fleet. The age of the
-eleventh is known from when the stream had grown so far.
+The oldest ten, or one in a hundred of the backlog, are left out of age and time: an exchange that is redelivered until
+it is set aside grows old whatever the rates are, and must not halve the rates of the fleet. The age of the eleventh is
+known from the time at which the stream had grown to its position.
 
-At a load of one half the rates are halved, at each look and for each doubling of the load once more, until the
-backlog shrinks. Once the load has stayed below an eighth for five minutes they are doubled, one step at a time. A
-shadow that does nothing at all has no pace: it may be back in a minute, and age and bytes decide.
+At a load of one half the rates are halved, at each look and once more for each doubling of the load, until the backlog
+shrinks. When the load has stayed below an eighth for five minutes they are doubled, one step at a time. A shadow that
+does nothing at all has no pace: it may be back in a minute, and age and bytes decide.
 
-Assumptions, for which `tests/property/test_lag.py` shows that nothing is lost: at the full rate the stream would take
-five minutes to fill, and the shadow works off within `max_age_s` what the full rate brings in 150 seconds. Beyond
-these the stream's own limits hold, and every loss is counted.
+Assumptions under which `tests/property/test_lag.py` shows that nothing is lost: at the full rate the stream would take
+five minutes to fill, and the shadow processes within `max_age_s` the exchanges that the full rate adds in 150 seconds.
+Beyond these the stream's own limits apply, and every loss is counted.
 """
 
 import math
@@ -38,14 +38,14 @@ FEW, _FEW_SHARE = 10, 0.01  # that may be stuck
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the stream holds.
+    """The limits of the stream.
 
     Parameters
     ----------
     max_bytes
-        Above it exchanges are refused.
+        Above it, exchanges are refused.
     max_age_s
-        After it they are forgotten.
+        After this time, they are deleted.
     """
 
     max_bytes: float
@@ -53,22 +53,22 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Lag(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the rates are lowered, and what was seen last.
+    """How far the rates are lowered, and the last look at the stream.
 
     Parameters
     ----------
     steps
-        Halvings in force.
+        Current number of halvings.
     load
-        Largest share of the stream's limits that is used or about to be.
+        Largest share of the stream's limits that is used or will soon be.
     calm_s
         For how long the load has been low.
     drained_per_s
-        Exchanges per second that the shadow gets done when it has work, or None while that is not known.
+        Exchanges per second that the shadow completes when it has work; None while that is not known.
     silent_s
-        For how long it had work and nothing was done: belongs to what is done next.
+        For how long it had work and completed nothing: this time counts for the next completions.
     grown
-        Looks, as time and exchanges ever stored by then: as far back as what waits may have come.
+        Past looks, as time and number of exchanges ever stored by then: as far back as the backlog reaches.
     last, at_s
         The last look and its time, monotonic seconds.
     """
@@ -84,12 +84,12 @@ class Lag(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def factor(self) -> float:
-        """What every rate is multiplied by: a power of two, at most 1."""
+        """The factor of every rate: a power of two, at most 1."""
         return math.ldexp(1.0, -self.steps)
 
 
 def lag_of(factor: float) -> Lag:
-    """Return the lag of somebody else's factor, to go on from."""
+    """Return the lag that belongs to a factor that another leader published."""
     steps = round(-math.log2(factor)) if factor > 0 else MOST_STEPS
     return Lag(steps=min(max(steps, 0), MOST_STEPS))
 
@@ -100,11 +100,7 @@ def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
     Parameters
     ----------
     lag
-        After the look before.
-    backlog
-        What waits.
-    limits
-        Of the stream.
+        The lag after the previous look.
     at_s
         Monotonic seconds.
     """
@@ -144,25 +140,25 @@ def advance(lag: Lag, backlog: Backlog, limits: Limits, at_s: float) -> Lag:
 
 
 def _few(backlog: Backlog) -> int:
-    """Return how many of what waits may be stuck."""
+    """Return how many exchanges of the backlog may be stuck."""
     return max(FEW, math.ceil(_FEW_SHARE * backlog.n_messages))
 
 
 def _waiting(backlog: Backlog) -> int:
-    """Return how many wait for the shadow, and not for themselves."""
+    """Return how many exchanges wait for the shadow, without those that may be stuck."""
     return max(0, backlog.n_messages - _few(backlog))
 
 
-def _place(backlog: Backlog) -> int:
-    """Return where in the stream, counted from its first message ever, what waits begins without the oldest few."""
+def _position(backlog: Backlog) -> int:
+    """Return the position of the oldest waiting exchange that is not stuck, counted from the stream's first message ever."""
     return backlog.n_ever - _waiting(backlog) + 1
 
 
 def _grown(
     grown: tuple[tuple[float, int], ...], backlog: Backlog, at_s: float
 ) -> tuple[tuple[float, int], ...]:
-    """Return the looks as far back as is needed: to the last before the stream had grown to the place of interest."""
-    before = [index for index, (_, n_ever) in enumerate(grown) if n_ever < _place(backlog)]
+    """Return the looks back to the last one before the stream had grown to that position."""
+    before = [index for index, (_, n_ever) in enumerate(grown) if n_ever < _position(backlog)]
     kept = grown[before[-1] :] if before else grown
     if kept and kept[-1][1] == backlog.n_ever:
         return (*kept[:-1], (at_s, backlog.n_ever))
@@ -170,16 +166,16 @@ def _grown(
 
 
 def _aged_s(grown: tuple[tuple[float, int], ...], backlog: Backlog, at_s: float) -> float:
-    """Return the age of the oldest that waits without the oldest few, to a look; 0 where only so few wait."""
+    """Return the age of the oldest waiting exchange that is not stuck, to the accuracy of a look; 0 where there is none."""
     if not _waiting(backlog):
         return 0.0
     begun_s, n_ever = grown[0]
-    # What waited already at the first look may be as old as the oldest.
-    return min(backlog.oldest_s, at_s - begun_s) if n_ever < _place(backlog) else backlog.oldest_s
+    # Exchanges that waited already at the first look may be as old as the oldest.
+    return min(backlog.oldest_s, at_s - begun_s) if n_ever < _position(backlog) else backlog.oldest_s
 
 
 def _pace(lag: Lag, last: Backlog, now: Backlog, elapsed_s: float) -> tuple[float | None, float]:
-    """Return the shadow's pace, and for how long it has had work and got nothing done."""
+    """Return the shadow's pace, and for how long it has had work and completed nothing."""
     before = lag.drained_per_s
     n_done = (now.n_ever - last.n_ever) - (now.n_messages - last.n_messages)
     working_s = elapsed_s + lag.silent_s

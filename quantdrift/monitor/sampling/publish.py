@@ -1,9 +1,9 @@
-"""Makes the sampling policy in the leading monitor, lowers it when the shadow lags, and gives it to the sidecars.
+"""The sampling policy: the leading monitor computes it, lowers it when the shadow lags, and publishes it.
 
-A policy is worked out every `POLICY_S`, and sooner when the evidence against a slice has surged; the lag is looked at
-every quarter of a minute. A directive is put into the bucket when its rates have changed, and to confirm it when half
-of its time is over: sidecars drop one that nobody confirms. The salt changes with the epoch, which the sidecars put
-before its name, so a new day needs no new directive.
+A policy is computed every `POLICY_S`, and sooner when the evidence against a slice has surged; the lag is checked
+every 15 seconds. A policy message is published when its rates have changed, and again when half of its validity is over:
+sidecars drop a policy that is not renewed. The salt changes with the epoch, which the sidecars put before its name, so a
+new day needs no new message.
 """
 
 import asyncio
@@ -41,29 +41,25 @@ from quantdrift.core.telemetry import (
     Labels,
     Telemetry,
 )
-from quantdrift.monitor.sampling.demands import account_of, draft, lowered, surged
+from quantdrift.monitor.sampling.demands import draft, lowered, summary_of, surged
 from quantdrift.monitor.sampling.lag import LOOK_S, Lag, Limits, advance, lag_of
 from quantdrift.storage.database import Database
 from quantdrift.storage.monitor.traffic import read_evidence, read_traffic, replayed_per_s
 
-_SOONER = 0.2  # of POLICY_S: how soon a policy may follow another because of that
-_WINDOW_S = 3600.0  # how far back recent items count
+_SOONER = 0.2  # of POLICY_S: the shortest time to the next policy after a surge
+_WINDOW_S = 3600.0  # age up to which items count as recent
 _LOG = logging.getLogger(__name__)
 
 
 class PolicyMaker:
-    """Makes the policy. One task calls `turn` again and again, and `close` at the end.
+    """The publisher of the policy. One task calls `turn` repeatedly, and `close` at the end.
 
     Parameters
     ----------
     config
-        The whole configuration. With `sampling.replays_per_s` 0, or not `central`, nothing is made.
-    database
-        The record.
-    telemetry, clock, stop
-        The process's.
+        With `sampling.replays_per_s` 0, or without `sampling.central`, nothing is published.
     leads
-        Whether this process leads.
+        Returns whether this process leads.
     look_s
         Time between two looks at the lag.
     """
@@ -88,11 +84,11 @@ class PolicyMaker:
         self._limits = Limits(max_bytes=config.stream.max_bytes, max_age_s=config.stream.max_age_s)
         self._queue: Queue | None = None
         self._bucket: KeyValue | None = None
-        self._standing: Policy | None = None  # not lowered by any lag
-        self._account: PolicySummary | None = None
+        self._policy: Policy | None = None  # not lowered by any lag
+        self._summary: PolicySummary | None = None
         self._evidence: dict[int, float] = {}
         self._made_at: datetime | None = None
-        self._given: PolicyMessage | None = None
+        self._published_message: PolicyMessage | None = None
         self._lag: Lag | None = None
         self._measured: float | None = None
         self._published = telemetry.counter(POLICY_PUBLISHED)
@@ -102,28 +98,28 @@ class PolicyMaker:
         telemetry.observe(REPLAYS_MEASURED, lambda: self._shown(self._measured))
 
     async def turn(self) -> None:
-        """Look once, give what has changed, and wait a little.
+        """Look once, publish what has changed, and wait for `look_s`.
 
         Raises
         ------
         RetryError
-            Postgres or NATS is away.
+            Postgres or NATS is not available.
         OperatorError
-            A detector state in the record cannot be read by this program.
+            This program cannot read a detector state in the database.
         """
         sampling = self._config.sampling
         if not (sampling.central and sampling.replays_per_s > 0):
             await self._stop.wait()
             return
         if not self._leads():
-            self._lag = self._given = self._standing = self._account = self._made_at = None
+            self._lag = self._published_message = self._policy = self._summary = self._made_at = None
             await self._stop.wait(self._config.monitor.interval_s)
             return
         await self.look()
         await self._stop.wait(self._look_s)
 
     async def look(self) -> None:
-        """Look once, and give what has changed."""
+        """Look once, and publish what has changed."""
         bucket = await self._connected()
         assert self._queue is not None
         if self._lag is None:
@@ -132,12 +128,12 @@ class PolicyMaker:
         before, self._lag = self._lag, advance(self._lag, backlog, self._limits, self._clock.monotonic_s())
         if self._lag.steps != before.steps:
             _LOG.warning(
-                "the stream is at %.0f %% of its limits: every rate times %g",
+                "the stream is at %.0f %% of its limits: every sampling rate is now multiplied by %g",
                 100 * self._lag.load,
                 self._lag.factor,
             )
-        await self._work_out()
-        await self._give(bucket, self._lag.factor)
+        await self._compute()
+        await self._publish(bucket, self._lag.factor)
 
     async def close(self) -> None:
         """Disconnect."""
@@ -151,25 +147,27 @@ class PolicyMaker:
         return self._bucket
 
     async def _resume(self, bucket: KeyValue) -> Lag:
-        """Go on from the directive of the leader before, if there is one that can be read."""
-        entry, told = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
+        """Continue from the previous leader's policy message, if there is one that can be read."""
+        entry, summary_entry = await bucket.get(DIRECTIVE), await bucket.get(ACCOUNT)
         try:
             if entry is None:
                 return Lag()
-            given = decode_directive(entry.value)
-            account = decode_account(told.value) if told else None
+            published = decode_directive(entry.value)
+            summary = decode_account(summary_entry.value) if summary_entry else None
         except RefusedError as error:
-            _LOG.warning("the policy in the bucket is replaced: %s", error)
+            _LOG.warning("the policy in the bucket cannot be read and is replaced: %s", error)
             return Lag()
-        if not 0 < given.lag_factor <= 1:
+        if not 0 < published.lag_factor <= 1:
             return Lag()
-        if account is not None and account.epoch == given.policy.epoch:  # else half of a change
-            self._account = account
-        self._given = given
-        self._standing = lowered(given.policy, 1.0 / given.lag_factor)
-        return lag_of(given.lag_factor)
+        if (
+            summary is not None and summary.epoch == published.policy.epoch
+        ):  # else only one of the two was written
+            self._summary = summary
+        self._published_message = published
+        self._policy = lowered(published.policy, 1.0 / published.lag_factor)
+        return lag_of(published.lag_factor)
 
-    async def _work_out(self) -> None:
+    async def _compute(self) -> None:
         now, monitor = self._clock.now(), self._config.monitor
         evidence = await read_evidence(self._database, now - timedelta(seconds=monitor.stale_after_s))
         if self._made_at is not None:
@@ -178,7 +176,7 @@ class PolicyMaker:
                 every_s *= _SOONER
             if now < self._made_at + timedelta(seconds=every_s):
                 return
-        record = await read_traffic(
+        traffic = await read_traffic(
             self._database,
             now,
             window_s=_WINDOW_S,
@@ -187,42 +185,46 @@ class PolicyMaker:
         )
         self._measured = await replayed_per_s(self._database, now, POLICY_S)
         self._made_at, self._evidence = now, evidence
-        made = await asyncio.to_thread(draft, self._config, record, self._standing)
-        if made is None:
-            _LOG.info("too little traffic in the record for a policy: what is in force goes on")
+        computed = await asyncio.to_thread(draft, self._config, traffic, self._policy)
+        if computed is None:
+            _LOG.info("too little recent traffic for a new policy: the current policy stays")
             return
-        self._standing = made.allocation.policy
-        self._account = account_of(
-            made,
-            epoch=name_of(self._standing),
+        self._policy = computed.allocation.policy
+        self._summary = summary_of(
+            computed,
+            epoch=name_of(self._policy),
             made_at=now,
             budget_per_s=self._config.sampling.replays_per_s,
         )
 
-    async def _give(self, bucket: KeyValue, factor: float) -> None:
-        """Put the directive into the bucket, if it says something new or has to be confirmed."""
-        if self._standing is None:
+    async def _publish(self, bucket: KeyValue, factor: float) -> None:
+        """Publish the policy message, if it has changed or has to be renewed."""
+        if self._policy is None:
             return
         now = self._clock.now()
-        policy = lowered(self._standing, factor)
+        policy = lowered(self._policy, factor)
         policy = msgspec.structs.replace(policy, epoch=name_of(policy))
-        valid_s, given = POLICY_VALID_S, self._given
-        changed = given is None or given.policy != policy or given.lag_factor != factor
-        if not changed and given is not None and now < given.issued_at + timedelta(seconds=valid_s / 2):
+        valid_s, published = POLICY_VALID_S, self._published_message
+        changed = published is None or published.policy != policy or published.lag_factor != factor
+        if (
+            not changed
+            and published is not None
+            and now < published.issued_at + timedelta(seconds=valid_s / 2)
+        ):
             return
-        directive = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
-        if self._account is not None:
-            await bucket.put(ACCOUNT, encode(msgspec.structs.replace(self._account, epoch=policy.epoch)))
-        await bucket.put(DIRECTIVE, encode(directive))
-        self._given = directive
+        message = PolicyMessage(policy=policy, issued_at=now, valid_s=valid_s, lag_factor=factor)
+        if self._summary is not None:
+            await bucket.put(ACCOUNT, encode(msgspec.structs.replace(self._summary, epoch=policy.epoch)))
+        await bucket.put(DIRECTIVE, encode(message))
+        self._published_message = message
         self._published.add(1)
         if changed:
-            _LOG.info("the sidecars are given policy %s", policy.epoch)
+            _LOG.info("published policy %s to the sidecars", policy.epoch)
 
     def _planned(self) -> float | None:
-        if self._account is None or self._lag is None:
+        if self._summary is None or self._lag is None:
             return None
-        return self._account.replays_per_s * self._lag.factor
+        return self._summary.replays_per_s * self._lag.factor
 
     def _shown(self, value: float | None) -> Iterator[tuple[float, Labels]]:
         if value is not None and self._leads():

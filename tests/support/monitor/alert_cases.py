@@ -1,4 +1,4 @@
-"""Alerts by case, put together as the monitor puts them together: the story, its explanation, and the words of both."""
+"""Alerts by case, built as the monitor builds them: the event, its explanation, and the texts of both."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from quantdrift.drift.detectors.protocol import BUDGET, CHANGE
 from quantdrift.drift.evidence.header import N_TOTAL, Onset
 from quantdrift.drift.evidence.interval import Estimate
 from quantdrift.monitor.explain.explain import with_explanation
-from quantdrift.monitor.fold.alert_event import AlertEvent, summary, tell
+from quantdrift.monitor.fold.alert_event import AlertEvent, summary, transition_row
 from quantdrift.monitor.fold.alert_text import reason_of
 from quantdrift.storage.monitor.explanation import Explanation
 from quantdrift.storage.monitor.rows import Episode, TransitionRow
@@ -57,7 +57,7 @@ def alert(
         if aggregate_mean is None
         else Estimate(mean=aggregate_mean, low=0.0, high=2 * aggregate_mean, n=2600)
     )
-    row = tell(
+    row = transition_row(
         task=Task.CLASSIFICATION,
         version=CATALOG.versions[WITH_REFERENCE],
         place=CATALOG.slices[slice_id],
@@ -80,7 +80,7 @@ def alert(
 
 
 def text(row: TransitionRow) -> str:
-    """Return everything that an alert tells in words: its first line, its reason, its explanation and its advice."""
+    """Return the whole text of an alert: its first line, its reason, its explanation and its advice."""
     known: dict[str, Any] = {
         name: row.details[name] for name in AlertEvent.__struct_fields__ if name in row.details
     }

@@ -10,7 +10,15 @@ from quantdrift.core.config.schema import Generation
 from quantdrift.shadow.comparators.protocol import Divergences
 from quantdrift.shadow.comparators.text.generation import GenerationComparator
 from quantdrift.shadow.language.answer import Answer
-from quantdrift.shadow.language.scoring import ANSWER, REQUEST, PROMPT, SCORES, Scores, ScoringRequest, objects
+from quantdrift.shadow.language.scoring import (
+    ANSWER,
+    PROMPT,
+    REQUEST,
+    SCORES,
+    Scores,
+    ScoringRequest,
+    objects,
+)
 from quantdrift.shadow.runtimes.protocol import ReferenceRuntime
 
 

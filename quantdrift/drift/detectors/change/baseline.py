@@ -1,4 +1,4 @@
-"""What a slice was like before: its baseline, as it is learned, recorded, handed on and accepted.
+"""The baseline of a slice: how it behaved before, as it is learned, stored, inherited and accepted.
 
 It is two sums per margin bin: over groups, the share of their items that lie in the bin, and the part of their mean
 that these contribute. Once there is enough, bins are merged to at most five testing strata, at the 1, 3, 10 and 30 %

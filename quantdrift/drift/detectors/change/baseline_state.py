@@ -1,10 +1,10 @@
-"""What a signal that learns remembers, inside its state: its baseline, earlier ones, and what was set aside.
+"""The baselines in the state of a learning signal: the current one, earlier ones, and the groups set aside.
 
 Each is one row: event time of the last group, number of groups, and the two sums per margin bin of
-`quantdrift.drift.detectors.change.baseline`. `LIVE` is learned into; `BORN` is how it was when it went live; `DAYS` hold it as it was
-at the last days' ends, so that after a change that was real it can go back to before its onset. Nothing is lost by
-that: what is taken out, and what comes while an alert lasts, is in `ASIDE` until the next alert, in case a person
-judges that nothing was wrong.
+`quantdrift.drift.detectors.change.baseline`. `LIVE` is the baseline that learns; `BORN` is its copy from when it went live; `DAYS` are
+copies from the ends of the last days, so that after a real change it can be reset to before the onset. Nothing is lost:
+groups that are taken out, and those that arrive during an alert, are in `ASIDE` until the next alert, in case a person
+decides that the alert was false.
 """
 
 import numpy as np
@@ -17,9 +17,9 @@ from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import BoolArray, FloatArray, IntArray
 
 STAGE, TAU, DELTA, SINCE_AT, ONSET_AT = range(HEADER, HEADER + 5)
-LEARNING, LIVING, FIXED = 0.0, 1.0, 2.0  # what `STAGE` holds
-NO_ONSET = -1.0  # in `ONSET_AT`: there is nothing to go back from
-FALSE_ALARM = -2.0  # in `ONSET_AT`: the alert that lasts was judged false
+LEARNING, LIVING, FIXED = 0.0, 1.0, 2.0  # values of `STAGE`
+NO_ONSET = -1.0  # in `ONSET_AT`: there is no onset to go back from
+FALSE_ALARM = -2.0  # in `ONSET_AT`: the open alert was judged false
 EMPTY = -1.0  # in a row's `AT`: no snapshot yet
 CUTS = slice(ONSET_AT + 1, ONSET_AT + N_STRATA)  # N_BINS where there is no further stratum
 BOUNDS = slice(CUTS.stop, CUTS.stop + N_STRATA)
@@ -33,7 +33,7 @@ LIVE, ASIDE, BORN = range(3)
 DAYS = slice(3, 3 + N_DAYS)
 ROWS = slice(BOUNDS.stop, BOUNDS.stop + (3 + N_DAYS) * ROW)
 STOP = ROWS.stop
-# Where they begin: compiled code knows no slices of the module.
+# Start indices, since compiled code cannot use slices of the module.
 _LIVE, _ASIDE, _CUTS = ROWS.start + LIVE * ROW, ROWS.start + ASIDE * ROW, CUTS.start
 _KEPT_AT = [ROWS.start + row * ROW + AT for row in (BORN, *range(DAYS.start, DAYS.stop))]
 
@@ -45,10 +45,10 @@ def rows_of(states: FloatArray) -> FloatArray:
 
 @compiled
 def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, float]:
-    """Return share and total of a testing stratum in the bag that the learned null rests on.
+    """Return share and total of a testing stratum in the pool of the learned null.
 
-    That is the baseline, and what an alert that lasts set aside: a page copy that runs on through a warning would
-    otherwise bet against a baseline that is finite and stands still, and for as long as the warning lasts.
+    That is the baseline plus the groups that an open alert set aside: a page copy that continues through a warning would
+    otherwise bet against a finite, fixed baseline as long as the warning lasts.
     """
     share = total = 0.0
     for place in range(N_BINS):
@@ -63,7 +63,7 @@ def known(state: FloatArray, strata: IntArray, stratum: int) -> tuple[float, flo
 
 @compiled
 def learn(state: FloatArray, group: FloatArray) -> None:
-    """Take a group, (2 * N_BINS,) shares and totals, into the baseline, or set it aside while an alert lasts; in place.
+    """Add a group, (2 * N_BINS,) shares and totals, to the baseline, or set it aside during an alert; in place.
 
     What is fixed learns nothing.
     """
@@ -79,7 +79,7 @@ def learn(state: FloatArray, group: FloatArray) -> None:
 
 
 def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None:
-    """Begin to learn, in place."""
+    """Start to learn, in place."""
     if not (tau >= 0 and 0 < delta < 1):
         raise ValueError(
             f"a tolerance of {tau} at level {delta}: it is at least 0, and the level inside (0, 1)"
@@ -94,7 +94,7 @@ def opened(state: FloatArray, *, tau: float, delta: float, at_us: float) -> None
 
 
 def read(state: FloatArray) -> Baseline:
-    """Return the baseline as it stands."""
+    """Return the current baseline."""
     row = rows_of(state)[LIVE]
     live = state[STAGE] != LEARNING
     cuts = tuple(int(cut) for cut in state[CUTS] if cut < N_BINS) if live else ()
@@ -113,7 +113,7 @@ def read(state: FloatArray) -> Baseline:
 
 
 def write(state: FloatArray, baseline: Baseline) -> None:
-    """Begin with `baseline`, in place; with strata it is live, without them it goes on learning."""
+    """Start with `baseline`, in place; with strata the signal is live, without them it continues to learn."""
     if len(baseline.share) != N_BINS or len(baseline.total) != N_BINS:
         raise ValueError(f"a baseline has two sums for each of {N_BINS} margin bins")
     opened(state, tau=baseline.tau, delta=baseline.delta, at_us=baseline.since_us)
@@ -135,14 +135,14 @@ def settle(state: FloatArray, baseline: Baseline) -> None:
 
 
 def fix(state: FloatArray) -> None:
-    """Learn nothing more, in place: bounds are fixed anew, with all that was learned since it went live."""
+    """Stop learning, in place: bounds are fixed again, from all that was learned since the signal went live."""
     bounds = read(state).bounded().bounds
     state[BOUNDS.start : BOUNDS.start + len(bounds)] = bounds
     state[STAGE] = FIXED
 
 
 def promising(state: FloatArray) -> bool:
-    """Return whether there is enough but for rounding: a quick look before `read`, which is asked for the answer."""
+    """Return whether there are enough groups, up to rounding: a quick test before `read`, which decides."""
     enough = state.item(_LIVE + GROUPS) >= READY_GROUPS
     return enough and bool(state[_LIVE + TOTAL_AT : _LIVE + TOTAL_AT + N_BINS].sum() >= READY_EVENTS - 0.5)
 
@@ -160,8 +160,8 @@ def kept_until_us(states: FloatArray) -> FloatArray:
 
 
 def snapshot(state: FloatArray, *, at_us: int) -> None:
-    """Once a day keep the baseline of a live signal as it is, in the oldest snapshot's place."""
-    # Asked of every signal after every batch: the answer is nearly always no.
+    """Once a day copy the baseline of a live signal over the oldest snapshot."""
+    # Called for every signal after every batch: the answer is nearly always no.
     if state.item(STAGE) != LIVING or state.item(ALERTING):
         return
     newest = max(map(state.item, _KEPT_AT))
@@ -177,7 +177,7 @@ def snapshot(state: FloatArray, *, at_us: int) -> None:
 
 
 def before(state: FloatArray, onset_us: float) -> FloatArray:
-    """Return the newest row, (ROW,), that ended before `onset_us`; where there is none, how it was when it went live."""
+    """Return the newest row, (ROW,), that ended before `onset_us`; where there is none, the one from going live."""
     rows = rows_of(state)
     known = [row for row in rows[DAYS] if EMPTY < row[AT] <= onset_us]
     newest: FloatArray = max(known, key=lambda row: float(row[AT]), default=rows[BORN])
@@ -185,7 +185,7 @@ def before(state: FloatArray, onset_us: float) -> FloatArray:
 
 
 def go_back(state: FloatArray) -> None:
-    """After an alert go back to before its onset, in place; what is taken out is set aside."""
+    """Reset the baseline to before the onset of an alert, in place; the groups taken out are set aside."""
     onset_us = float(state[ONSET_AT])
     if onset_us == FALSE_ALARM:
         take_back(state)
@@ -205,7 +205,7 @@ def go_back(state: FloatArray) -> None:
 
 
 def take_back(state: FloatArray) -> None:
-    """Take what was set aside into the baseline, in place: nothing was wrong with it, nor is while the alert lasts."""
+    """Add the groups set aside to the baseline, in place, also those still to come in the open alert: it was false."""
     state[ONSET_AT] = FALSE_ALARM if state[ALERTING] else NO_ONSET
     if state[STAGE] == FIXED:
         return
@@ -216,7 +216,7 @@ def take_back(state: FloatArray) -> None:
 
 
 def has_aside(state: FloatArray) -> bool:
-    """Return whether `take_back` would change anything: an alert lasts, or has set something aside."""
+    """Return whether `take_back` would change anything: an alert is open, or has set groups aside."""
     held = state[ALERTING] or rows_of(state)[ASIDE, GROUPS]
     return bool(state[STAGE] != FIXED and held)
 

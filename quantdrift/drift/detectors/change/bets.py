@@ -1,4 +1,4 @@
-"""The bets of change detection: what one group multiplies the evidence of each by.
+"""The bets of change detection: the factor by which one group multiplies the evidence of each bet.
 
 A group is, per testing stratum h, the share s_h of its items in it and the part y_h of its mean of x that these
 contribute; 0 <= y_h <= s_h, and the shares sum to 1. A bet is a ratio r, on all strata or on one:
@@ -6,13 +6,13 @@ contribute; 0 <= y_h <= s_h, and the shares sum to 1. A bet is a ratio r, on all
     e_r = 1 + sum over its strata of (r - 1) (y_h - s_h pi_h) / (1 + (r - 1) pi_h)
 
 the average of the strata's `(1 + (r - 1) x_h) / (1 + (r - 1) pi_h)`, x_h = y_h / s_h, weighted by the shares, with 1
-for strata that the bet is not on. (Their product would have mean above 1: items of one group are no independent
-looks.) It is nonnegative, needs no clipping, and takes fractional x. There are two halves, which differ in pi_h:
+for strata that the bet is not on. (Their product would have mean above 1: items of one group are not
+independent.) It is nonnegative, needs no clipping, and takes fractional x. There are two halves, which differ in pi_h:
 
 Learned: `pi_h = min(1, (1 + tau) (S_h + 1) / (n_h + 1))`, S_h and n_h the sums of y_h and s_h over the past. Let the
-groups so far and this one be a bag from which each is equally likely to be this one, with sums T_h and M_h. As
+groups so far and this one be a pool in which each is equally likely to be this one, with sums T_h and M_h. As
 y <= s <= 1, `(T - y + 1) / (M - s + 1) >= T / M`, so e is at most what it is at pi = T / M, and the mean of that over
-the bag is exactly 1. That holds for every tau >= 0, and where pi is cut at 1 no bet on h can gain at all.
+the pool is exactly 1. That holds for every tau >= 0, and where pi is cut at 1 no bet on h can gain at all.
 
 Frozen: `pi_h = min(1, (1 + tau) U_h)`, U_h the upper bound that was fixed when the baseline was ready. e is linear in
 y and s, so its mean is at most 1 while the stratum's mean is at most pi_h: a budget (`quantdrift.drift.detectors.budget`) with
@@ -31,7 +31,9 @@ from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray, IntArray
 
 COMMON = np.array((1.5, 2.0, 3.0, 5.0, 8.0))
-COMMON_WEIGHTS = np.array((0.2, 0.3, 0.25, 0.15, 0.1))  # most to what takes longest and can still be found
+COMMON_WEIGHTS = np.array(
+    (0.2, 0.3, 0.25, 0.15, 0.1)
+)  # most weight for the changes that take longest and can still be found
 SINGLE_SHARE = 0.1  # of a half's capital, for each stratum, to the bets on it alone
 LEARNED_SHARE = 2 / 3  # of all capital, to the learned half
 SINGLE = np.array((3.0, 10.0, 40.0, 150.0))
@@ -49,7 +51,7 @@ def null(total: float, share: float, tau: float) -> float:
 
 @compiled
 def factors(state: FloatArray, strata: IntArray, cells: FloatArray, factor: FloatArray) -> None:
-    """Write what a group multiplies the bets by, (N_BETS,); 1 where it says nothing.
+    """Write the factors by which a group multiplies the bets, (N_BETS,); 1 where it carries no information.
 
     Parameters
     ----------
@@ -75,7 +77,7 @@ def factors(state: FloatArray, strata: IntArray, cells: FloatArray, factor: Floa
 
 @compiled
 def gain(half: FloatArray, stratum: int, share: float, total: float, pi: float) -> None:
-    """Add what one stratum of a group says to the factors of one half, (HALF,), in place."""
+    """Add the contribution of one stratum of a group to the factors of one half, (HALF,), in place."""
     apart = total - share * pi
     for bet in range(_N_COMMON):
         r = COMMON[bet] - 1.0

@@ -11,17 +11,17 @@ testing strata, upper bounds of their means are fixed at level delta (`quantdrif
 
 with the bets of `quantdrift.drift.detectors.change.bets`, and gamma the calendar mass since the last group. In both halves a ratio
 in one stratum, r in {3, 10, 40, 150}, has a tenth of the weight for each stratum, and a ratio common to all of them,
-r in {1.5, 2, 3, 5, 8}, the rest. The learned half goes on learning and so needs no margin for the error of a finite
+r in {1.5, 2, 3, 5, 8}, the rest. The learned half continues to learn and so needs no margin for the error of a finite
 baseline; taken alone it would absorb a change that comes soon after a short one, which is what the frozen half is for:
 the third that it has costs it ln 3 of evidence where it alone finds something, and the other ln 1.5. A page copy and
 a ticket copy of R have their own thresholds and resets.
 
 Assumption: arrival, loss and lag say nothing about x given the past; the traffic may move between margin strata.
-Bound, frozen half: as `quantdrift.drift.detectors.budget`, plus delta per baseline. Learned half: given the bag of values every
+Bound, frozen half: as `quantdrift.drift.detectors.budget`, plus delta per baseline. Learned half: given the pool of values every
 e_k has mean at most 1, so E[E_t] <= mass given at every fixed time, and P(E_t >= A) <= mass / A. At the times of
 alarms, the first passage, the same is verified by simulation over n0, p, r and tau, not proved. While an alert lasts
-nothing goes into the baseline, but the null of the learned half takes in what came since: a page copy that runs on
-through a warning against a null that stands still would bet against a finite sample (17 times the bound, measured).
+nothing goes into the baseline, but the null of the learned half includes the new groups: a page copy that continues
+through a warning against a fixed null would bet against a finite sample (17 times the bound, measured).
 Delay: 1 % -> 3 % flips at A = 4e6, baseline of 25,000 groups: 1.2 times an oracle CUSUM's 710 at tau = 0 and 1.87
 times at tau = 0.25, of which 1.44 is the price of the tolerance for anybody (a CUSUM that knows both rates and must not
 alarm at 1.25 %); with five testing strata 1.3 and 2 times. Right after a baseline of 6,000 it is 1.5 times at tau = 0,
@@ -72,12 +72,14 @@ from quantdrift.drift.evidence.margin import N_BINS
 from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, IntArray, ObservationBlock
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
-OWN_RATIO = 100.0  # evidence per mass from which a signal has moved itself, not only its slice's others
-HIGHEST_M = 0.95  # recovery is never looked for against more
+OWN_RATIO = (
+    100.0  # evidence per mass from which this signal counts as moved itself, and not only others of its slice
+)
+HIGHEST_M = 0.95  # largest mean that recovery is tested against
 
 
 class ChangeDetector:
-    """The detector of this module, for many signals at a time. It holds nothing: states are rows of numbers."""
+    """The detector of this module, for many signals at a time. It has no state of its own: states are rows of numbers."""
 
     kind = "change"
     size = SIZE
@@ -87,7 +89,7 @@ class ChangeDetector:
     def fresh(
         self, *, scale: float, mass: float, at_us: int, tau: float = DEFAULT_TAU, delta: float = DEFAULT_DELTA
     ) -> FloatArray:
-        """Return the state of a signal that has everything to learn, (SIZE,).
+        """Return the state of a signal that has learned nothing yet, (SIZE,).
 
         Parameters
         ----------
@@ -117,7 +119,7 @@ class ChangeDetector:
         )
 
     def from_content(self, content: Baseline, *, scale: float, mass: float, at_us: int) -> FloatArray:
-        """Return the state of a new signal with a recorded baseline: live if that has strata, else it learns on."""
+        """Return the state of a new signal with a stored baseline: live if that has strata, else it continues to learn."""
         state = np.zeros(SIZE)
         state[SCALE] = scale
         header.opened(state, mass=mass, at_us=at_us)
@@ -126,15 +128,15 @@ class ChangeDetector:
         return state
 
     def learned(self, state: FloatArray) -> int:
-        """Return how many groups the baseline is made from."""
+        """Return the number of groups in the baseline."""
         return baseline_state.read(state).n_groups
 
     def content(self, state: FloatArray) -> Baseline:
-        """Return the baseline as it stands, for the record."""
+        """Return the current baseline, for storing."""
         return baseline_state.read(state)
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return a new signal, live at once, with another's baseline, strata and bounds: a version and its successor.
+        """Return a new signal, live at once, with another signal's baseline, strata and bounds: for a version's successor.
 
         Where the other alerts, with its baseline before the onset. Where it still learns there is nothing to inherit:
         the new one learns from nothing, or its own groups would be compared with a mixture that holds them.
@@ -151,7 +153,7 @@ class ChangeDetector:
         return self.from_content(baseline_state.read(other), scale=scale, mass=mass, at_us=at_us)
 
     def freeze(self, state: FloatArray) -> None:
-        """Stop learning for good, in place: from now on the frozen half alone is tested, and evidence begins anew.
+        """Stop learning for good, in place: from now on only the frozen half is tested, and the evidence restarts.
 
         Raises
         ------
@@ -160,7 +162,7 @@ class ChangeDetector:
         """
         if lacking := self.missing(state):
             raise OperatorError(f"the baseline cannot be frozen yet: some {lacking} groups are missing")
-        # What came between the onset and an alert that lasts must not be in the bounds.
+        # Groups between the onset and an open alert must not be in the bounds.
         baseline_state.go_back(state)
         baseline_state.fix(state)
         self._tested(state)
@@ -169,7 +171,7 @@ class ChangeDetector:
         self._floor(state, float(state[LAST_AT]))
 
     def keep(self, state: FloatArray) -> None:
-        """Take what an alert set aside back into the baseline, in place: it was judged false.
+        """Add the groups that an alert set aside to the baseline, in place: it was judged false.
 
         Also while the alert lasts; then nothing is taken out of the baseline when it is over.
         """
@@ -177,15 +179,15 @@ class ChangeDetector:
         self._tested(state)
 
     def aside(self, state: FloatArray) -> bool:
-        """Return whether there is anything that `keep` would learn."""
+        """Return whether `keep` would change the baseline."""
         return baseline_state.has_aside(state)
 
     def live(self, state: FloatArray) -> bool:
-        """Return whether it takes part."""
+        """Return whether the signal is live."""
         return state.item(baseline_state.STAGE) != baseline_state.LEARNING
 
     def missing(self, state: FloatArray) -> int:
-        """Return how many groups it lacks until it takes part, at the rate of events so far; 0 when live."""
+        """Return how many more groups the signal needs until it is live, at the rate of events so far; 0 when live."""
         if self.live(state):
             return 0
         row = baseline_state.rows_of(state)[baseline_state.LIVE]
@@ -204,7 +206,7 @@ class ChangeDetector:
         return np.where(soon, -np.inf, baseline_state.kept_until_us(states))
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Between batches, in place: windows move on, a baseline that is ready goes live, one a day is kept."""
+        """Do the work between batches, in place: advance windows, go live when the baseline is ready, keep a daily snapshot."""
         window.rotate(state, WINDOWS.start)
         if not self.live(state) and not state.item(ALERTING) and baseline_state.promising(state):
             learned = baseline_state.read(state)
@@ -214,7 +216,7 @@ class ChangeDetector:
         baseline_state.snapshot(state, at_us=at_us)
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let both copies begin anew at this mass and time, in place; after an alert, on the baseline before it."""
+        """Restart both copies at this mass and time, in place; after an alert, with the baseline from before it."""
         baseline_state.go_back(state)
         header.armed(state, mass=mass)
         if not self.live(state):
@@ -247,7 +249,7 @@ class ChangeDetector:
         return evidences(states)
 
     def page_mass(self, state: FloatArray) -> float:
-        """Return the calendar mass that the page copy was given since its reset."""
+        """Return the calendar mass given to the page copy since its reset."""
         return float(state[PAGE_MASS])
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
@@ -259,7 +261,7 @@ class ChangeDetector:
         return window.since_change(state[WINDOWS], float(state[SCALE]))
 
     def moved(self, state: FloatArray) -> Onset:
-        """Return onset and means before and after it, of a copy that runs: before `alarmed` resets it.
+        """Return the onset and the means before and after it, of a running copy: call it before `alarmed` resets it.
 
         The mean before it is the baseline's, without what came since the onset.
         """
@@ -283,15 +285,15 @@ class ChangeDetector:
         )
 
     def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
-        """Return what signals with `states`, (N, SIZE), go through along `block`."""
+        """Run signals with `states`, (N, SIZE), over `block`, and return their run."""
         return BlockRun(follow, states, block)
 
-    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
-        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
-        return follow(states, trail)
+    def follow(self, states: FloatArray, groups: GroupSequence) -> SequenceRun:
+        """Run signals over their groups, changing `states`, (N, SIZE), in place, and return their run."""
+        return follow(states, groups)
 
     def _mirror(self, state: FloatArray) -> None:
-        """Write what recovery is tested against, from the evidence that alarmed, in place."""
+        """Write the means that recovery is tested against, from the evidence that alarmed, in place."""
         weighted = self._weighted(state)
         mass = float(state[PAGE_MASS] if state[PAGING] else state[TICKET_MASS])
         stratum = bets.stratum_of(int(np.argmax(weighted)))
@@ -312,7 +314,7 @@ class ChangeDetector:
 
     @staticmethod
     def _weighted(state: FloatArray) -> FloatArray:
-        """Return the weighted evidence of each bet of a copy that runs."""
+        """Return the weighted evidence of each bet of a running copy."""
         running = state[PAGE] if state[PAGING] else state[TICKET]
         weighted: FloatArray = bets.weights(state[None])[0] * running
         return weighted

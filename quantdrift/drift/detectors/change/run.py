@@ -1,4 +1,4 @@
-"""The state of a change signal, field by field, and what many of them go through along a trail."""
+"""The state of a change signal, field by field, and the run of many signals over a sequence of groups."""
 
 import math
 
@@ -38,23 +38,23 @@ MIRROR_M = slice(MIRROR.stop, MIRROR.stop + N_STRATA)  # per stratum, (1 + tau) 
 MIRRORED = slice(MIRROR_M.stop, MIRROR_M.stop + N_STRATA)  # 1.0 for strata that must recover
 WINDOWS = slice(MIRRORED.stop, MIRRORED.stop + window.SIZE)
 SIZE = WINDOWS.stop
-# Where they begin: compiled code knows no slices of the module.
+# Start indices, since compiled code cannot use slices of the module.
 _PAGE, _TICKET, _CUSUM = PAGE.start, TICKET.start, CUSUM.start
 _FLOOR_AT, _FLOOR_N, _FLOOR_X = FLOOR_AT.start, FLOOR_N.start, FLOOR_X.start
 _MIRROR, _MIRROR_M, _MIRRORED, _WINDOWS = MIRROR.start, MIRROR_M.start, MIRRORED.start, WINDOWS.start
 _LIVE = baseline_state.ROWS.start + baseline_state.LIVE * baseline_state.ROW
 
 
-def follow(states: FloatArray, trail: GroupSequence) -> SequenceRun:
-    """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place.
+def follow(states: FloatArray, groups: GroupSequence) -> SequenceRun:
+    """Run signals over their groups, changing `states`, (N, SIZE), in place, and return their run.
 
     Raises
     ------
     ValueError
         A group is no group: shares above 1 in sum, or values above 1. Both would break the false-alarm bound.
     """
-    course = np.empty((run.N_ROWS, len(trail.seen)))
-    if not _follow(states, trail, course):
+    course = np.empty((run.N_ROWS, len(groups.seen)))
+    if not _follow(states, groups, course):
         raise ValueError(
             "a group's shares sum to 1 and its values lie in [0, 1]: anything else breaks the bound"
         )
@@ -62,10 +62,10 @@ def follow(states: FloatArray, trail: GroupSequence) -> SequenceRun:
 
 
 @compiled
-def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
-    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
+    """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
     cells, factor, weight = np.empty((2, N_STRATA)), np.empty(bets.N_BETS), np.empty(bets.N_BETS)
-    ends, x, seen, mass, at_us = trail
+    ends, x, seen, mass, at_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -126,7 +126,7 @@ def _see(state: FloatArray, factor: FloatArray, x: float, given: float, at_us: f
         state[_PAGE + bet] = (state[_PAGE + bet] + given) * factor[bet]
     for bet in range(FOLLOWED):
         after = onset.twin(state[_CUSUM + bet], factor[bet])
-        # Without branches: what is written is mostly what was there, but the processor takes several bets at a time.
+        # Without branches, so that the processor handles several bets at a time; mostly the old value is written.
         state[_CUSUM + bet] = after
         state[_FLOOR_AT + bet] = at_us if after == 1.0 else state[_FLOOR_AT + bet]
         state[_FLOOR_N + bet] = n if after == 1.0 else state[_FLOOR_N + bet]
@@ -164,7 +164,7 @@ def _evidences(states: FloatArray, found: FloatArray) -> None:
 
 @compiled
 def _reflect(state: FloatArray, cells: FloatArray) -> None:
-    """Take a group into the mirror image, in place: the strata that must recover together, each over its own room."""
+    """Add a group to the mirror image, in place: all strata that must recover together, each relative to its own range."""
     share = z = 0.0
     for stratum in range(N_STRATA):
         mirrored, m = state[_MIRRORED + stratum], state[_MIRROR_M + stratum]

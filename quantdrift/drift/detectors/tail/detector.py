@@ -1,6 +1,6 @@
 """Tail: large divergences became more frequent, or larger, though the mean may not have moved at all.
 
-H0 "the groups are exchangeable": what comes is like the baseline. With C(>= b) the weight of all groups so far, the
+H0 "the groups are exchangeable": new groups are like the baseline. With C(>= b) the weight of all groups so far, the
 newest included, at or above bin b, and n their number, an item in bin b has the shares
 
     hi = (1 + tau) C(>= b) / n,   lo = (1 + tau) C(> b) / n,   each at most 1,
@@ -9,19 +9,19 @@ and bet k (see `quantdrift.drift.detectors.tail.rank`) pays `e_k`, averaged over
 
     R_k <- (R_k + gamma) * e_k,   E = sum over k of w_k R_k.
 
-Validity of the learned null: given the bag of the n groups, without their order, the newest is each of them with
+Validity of the learned null: given the pool of the n groups, without their order, the newest is each of them with
 chance 1 / n. The weight in bin b is then (hi - lo) / (1 + tau) on average, and e_k is the average of its density over
 (lo, hi]: the sum over bins is the integral of the density over at most (0, 1 + tau), divided by 1 + tau, and as the
 density falls and has mean 1 that is at most 1. It holds for any law, ties, fractional weights and every tau >= 0;
-nothing is estimated. The newest group must be in the bag. tau is tolerance: shares may swing by so much.
+nothing is estimated. The newest group must be in the pool. tau is the tolerance: shares may vary by this factor.
 
-What a bag has absorbed it cannot see: a drift that creeps in, or the one that was there before it was long. A part of
+The learned null cannot detect what its pool has absorbed: a slow drift, or one from before the pool was long. A part of
 the capital therefore bets the same, without the stretch bets, against a null that does not move: upper bounds of the
 shares, fixed when the baseline was complete, times 1 + tau. With shares at most these the mean of e is at most 1,
 because each bet pays more the further out an item lies. Frozen by hand, all of the capital does.
 
-While an alert lasts nothing goes into the baseline, but the bag of the learned null takes in what came since: a page
-copy that runs on through a warning against a bag that stands still would be betting against a finite sample.
+While an alert lasts nothing goes into the baseline, but the pool of the learned null includes the new groups: a page
+copy that continues through a warning against a fixed pool would bet against a finite sample.
 
 Bound: as for every detector on this engine (Shin, Ramdas, Rinaldo, arXiv 2203.03532), plus `delta` for the frozen
 bounds. For the learned half the mean of E is at most the mass given at fixed times; that alarms keep to it is
@@ -80,13 +80,13 @@ from quantdrift.drift.evidence.observations import FloatArray, GroupSequence, In
 from quantdrift.drift.evidence.run import BlockRun, SequenceRun
 
 SHOWN = 0.99  # the quantile that a single number shows
-# Where they begin: compiled code knows no slices of the module.
+# Start indices, since compiled code cannot use slices of the module.
 _ONES = np.ones(N_BETS)
 _PAGE, _TICKET, _MIRROR = PAGE.start, TICKET.start, MIRROR.start
 
 
 class TailDetector:
-    """The detector of this module, for many signals at a time. It holds nothing: states are rows of numbers."""
+    """The detector of this module, for many signals at a time. It has no state of its own: states are rows of numbers."""
 
     kind = "tail"
     size = SIZE
@@ -94,7 +94,7 @@ class TailDetector:
     width = N_BINS  # per bin, the group's items in it over the group's items
 
     def fresh(self, *, tau: float, scale: float, mass: float, at_us: int, delta: float = 1e-5) -> FloatArray:
-        """Return the state of a new signal, (SIZE,), which learns its baseline first.
+        """Return the state of a new signal, (SIZE,), that first learns its baseline.
 
         Parameters
         ----------
@@ -117,7 +117,7 @@ class TailDetector:
         return bool(state[LIVE])
 
     def missing(self, state: FloatArray) -> int:
-        """Return how many groups its baseline lacks."""
+        """Return how many more groups the baseline needs."""
         return 0 if state[LIVE] else max(READY - int(state[BASE][0]), 0)
 
     def missings(self, states: FloatArray) -> IntArray:
@@ -133,7 +133,7 @@ class TailDetector:
         return np.where(states[:, ALERTING] != 0.0, np.inf, due)
 
     def tend(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Between batches: take part when the baseline is complete, and keep a snapshot a day, in place."""
+        """Do the work between batches, in place: go live when the baseline is complete, and keep a daily snapshot."""
         if state.item(ALERTING):
             return
         if not state.item(LIVE):
@@ -146,7 +146,7 @@ class TailDetector:
             state[NEWER.start + 1] = at_us
 
     def arm(self, state: FloatArray, *, mass: float, at_us: int) -> None:
-        """Let both copies begin anew; after an alert from the baseline before its onset. In place.
+        """Restart both copies, in place; after an alert with the baseline from before its onset.
 
         What was seen since then is set aside, for `keep`.
         """
@@ -161,10 +161,10 @@ class TailDetector:
         self._floor(state, at_us)
 
     def alarmed(self, state: FloatArray, *, page: bool) -> None:
-        """Reset the copy (both for a page), learn nothing more, and watch for recovery, in place.
+        """Reset the copy (both for a page), stop learning, and watch for recovery, in place.
 
-        Recovery is asked for at and above the bin whose share has risen most clearly since the onset, in nats, over
-        (1 + tau) times what it was; where none has clearly, this signal does not stand in the way.
+        Recovery is required at and above the bin whose share has risen most clearly since the onset, in nats, over
+        (1 + tau) times its earlier share; where none has risen clearly, this signal does not delay the end of the alert.
         """
         if not state[ALERTING]:
             state[ONSET_AT] = state[FLOOR][1]
@@ -181,7 +181,7 @@ class TailDetector:
             state[BAR], state[M] = pooled_histogram.raised(state)
 
     def inherit(self, state: FloatArray, *, mass: float, at_us: int) -> FloatArray:
-        """Return a new signal that starts from another's baseline and bounds: a version and its successor.
+        """Return a new signal with another signal's baseline and bounds: for a version's successor.
 
         Where the other alerts, from its baseline before the onset. Where it still learns there is nothing to inherit:
         the new one learns from nothing.
@@ -192,7 +192,7 @@ class TailDetector:
         return self.from_content(content, scale=scale, mass=mass, at_us=at_us)
 
     def from_content(self, content: TailBaseline, *, scale: float, mass: float, at_us: int) -> FloatArray:
-        """Return a new signal with a recorded baseline: live if that has bounds or is long enough, else it learns on."""
+        """Return a new signal with a stored baseline: live if that has bounds or is long enough, else it continues to learn."""
         state = np.zeros(SIZE)
         state[SCALE] = scale
         header.opened(state, mass=mass, at_us=at_us)
@@ -201,15 +201,15 @@ class TailDetector:
         return state
 
     def content(self, state: FloatArray) -> TailBaseline:
-        """Return the baseline, complete or not, as it is to be recorded; while alerting that before the onset."""
+        """Return the baseline for storing, complete or not; during an alert that from before the onset."""
         return pooled_histogram.read(state)
 
     def learned(self, state: FloatArray) -> int:
-        """Return how many groups the baseline is made from."""
+        """Return the number of groups in the baseline."""
         return pooled_histogram.read(state).n_groups
 
     def freeze(self, state: FloatArray) -> None:
-        """Learn nothing more, in place: bounds from the whole baseline alone are tested, evidence begins anew.
+        """Stop learning, in place: only bounds from the whole baseline are tested, and the evidence restarts.
 
         Raises
         ------
@@ -224,14 +224,14 @@ class TailDetector:
         self._floor(state, int(state[LAST_AT]))
 
     def keep(self, state: FloatArray) -> None:
-        """Take back into the baseline what the last alert set aside, after it was judged false; in place.
+        """Add the groups that the last alert set aside to the baseline, after it was judged false; in place.
 
         While it still lasts, or any time until the next one.
         """
         pooled_histogram.keep(state)
 
     def aside(self, state: FloatArray) -> bool:
-        """Return whether there is anything that `keep` would learn."""
+        """Return whether `keep` would change the baseline."""
         return pooled_histogram.has_aside(state)
 
     def evidence(self, state: FloatArray) -> float:
@@ -244,11 +244,11 @@ class TailDetector:
         return found
 
     def page_mass(self, state: FloatArray) -> float:
-        """Return the calendar mass that the page copy was given since its reset."""
+        """Return the calendar mass given to the page copy since its reset."""
         return float(state[PAGE_MASS])
 
     def moved(self, state: FloatArray) -> Onset:
-        """Return the onset, and p99 before and since it, as far as there are groups enough to tell (300)."""
+        """Return the onset, and p99 before and since it, where there are enough groups (300)."""
         since = np.maximum(pooled_histogram.seen(state) - state[FLOOR], 0.0)
         scale = float(state[SCALE])
         before, after = (quantile.point(one[2:], one[0], SHOWN) for one in (state[FLOOR], since))
@@ -261,7 +261,7 @@ class TailDetector:
         )
 
     def recent(self, state: FloatArray) -> interval.Estimate | None:
-        """Return p99 with its band over the last day or two (while alerting: since the alarm), if it can be told."""
+        """Return p99 with its band over the last day or two (while alerting: since the alarm), if there are enough groups."""
         return self.shown(state, SHOWN)
 
     def since_change(self, state: FloatArray) -> interval.Estimate | None:
@@ -269,26 +269,26 @@ class TailDetector:
         return self.shown(state, SHOWN)
 
     def shown(self, state: FloatArray, q: float, *, shortfall: bool = False) -> interval.Estimate | None:
-        """Return a quantile of the recent window, or the mean of what lies above it, in the metric's own unit."""
+        """Return a quantile of the recent window, or the mean above it, in the metric's own unit."""
         window = pooled_histogram.recent(state)
         find = quantile.shortfall if shortfall else quantile.quantile
         found = find(window[2:], window[0], q)
         return found.scaled(float(state[SCALE])) if found else None
 
     def extrapolated(self, state: FloatArray, q: float) -> float | None:
-        """Return a quantile that the recent window is too small for, from the shape of its tail; see `extreme`."""
+        """Return a quantile beyond the size of the recent window, extrapolated from the shape of its tail; see `extreme`."""
         window = pooled_histogram.recent(state)
         found = extreme.extreme_quantile(window[2:], float(window[0]), q)
         return None if found is None else found * float(state[SCALE])
 
     def run(self, states: FloatArray, block: ObservationBlock) -> BlockRun:
-        """Return what signals with `states`, (N, SIZE), go through along `block`."""
+        """Run signals with `states`, (N, SIZE), over `block`, and return their run."""
         return BlockRun(self.follow, states, block)
 
-    def follow(self, states: FloatArray, trail: GroupSequence) -> SequenceRun:
-        """Return what signals with `states`, (N, SIZE), go through along their groups, and move these on, in place."""
-        course = np.empty((path.N_ROWS, len(trail.seen)))
-        if not _follow(states, trail, course):
+    def follow(self, states: FloatArray, groups: GroupSequence) -> SequenceRun:
+        """Run signals over their groups, changing `states`, (N, SIZE), in place, and return their run."""
+        course = np.empty((path.N_ROWS, len(groups.seen)))
+        if not _follow(states, groups, course):
             raise ValueError("the weights of a group over its bins are at least 0 and add up to 1")
         return SequenceRun(course=course, states=states)
 
@@ -300,10 +300,10 @@ class TailDetector:
 
 
 @compiled
-def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> bool:
-    """Move states, (N, SIZE), along a trail, in place, and write down what they go through; False: no group."""
+def _follow(states: FloatArray, groups: GroupSequence, course: FloatArray) -> bool:
+    """Run states, (N, SIZE), over a sequence of groups, in place, and write their run; False: an invalid group."""
     factor, shares = np.empty(N_BETS), np.empty(N_BETS)
-    ends, x, seen, mass, at_us = trail
+    ends, x, seen, mass, at_us = groups
     begin = 0
     for row in range(len(states)):
         state = states[row]
@@ -337,7 +337,7 @@ def _follow(states: FloatArray, trail: GroupSequence, course: FloatArray) -> boo
 
 @compiled
 def _grow(state: FloatArray, factor: FloatArray, shares: FloatArray, given: float, page: float) -> float:
-    """Let evidence and its twin grow by a group, in place; return the evidence, which was `page`."""
+    """Update evidence and its twin by a group, in place; return the evidence, which was `page`."""
     for bet in range(N_BETS):
         state[_PAGE + bet] = (state[_PAGE + bet] + shares[bet] * given) * factor[bet]
     staked, after = page + given, _evidence(state)

@@ -7,7 +7,7 @@ samples: with `a0 = E[Y]` and `a1 = E[Y (1 - F(Y))]`,
     k = a0 / (a0 - 2 a1) - 2,   s = 2 a0 a1 / (a0 - 2 a1)
 
 (Hosking and Wallis, Parameter and quantile estimation for the generalized Pareto distribution, Technometrics 1987).
-They need k > -1/2: with a heavier tail, or few groups, nothing is returned rather than a number out of thin air.
+They need k > -1/2: with a heavier tail, or few groups, nothing is returned rather than an arbitrary number.
 """
 
 import math
@@ -24,7 +24,7 @@ _FLAT = 1e-6  # |k| below it: the exponential limit
 
 
 def extreme_quantile(counts: FloatArray, n: float, q: float) -> float | None:
-    """Return the q-quantile extrapolated from the top 5 %, or None where the tail does not carry it.
+    """Return the q-quantile extrapolated from the top 5 %, or None where the tail does not support it.
 
     Parameters
     ----------

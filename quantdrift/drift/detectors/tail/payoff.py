@@ -1,6 +1,6 @@
-"""What each bet of a tail detector pays for each group, and what capital it is given.
+"""The payoff of each bet of a tail detector for a group, and its share of the capital.
 
-The null that learns is the bag with the group in it; the frozen one is a set of bounds. See `quantdrift.drift.detectors.tail.detector`
+The learned null is the pool including the group; the frozen one is a set of bounds. See `quantdrift.drift.detectors.tail.detector`
 for why both keep the mean at most 1, and `quantdrift.drift.detectors.tail.rank` for the bets.
 """
 
@@ -10,9 +10,9 @@ from quantdrift.drift.detectors.tail.quantile import N_BINS
 from quantdrift.drift.evidence.numba_cache import compiled
 from quantdrift.drift.evidence.observations import FloatArray
 
-READY_RAREST = 30_000  # groups from which on the bets on the top 0.1 % take part
+READY_RAREST = 30_000  # groups from which on the bets on the top 0.1 % are used
 FROZEN_SHARE = 0.1  # of the capital
-STRETCH_SHARE = 0.6  # of what is left
+STRETCH_SHARE = 0.6  # of the rest
 _BASE, _ASIDE, _BOUND = (
     pooled_histogram.BASE.start,
     pooled_histogram.ASIDE.start,
@@ -23,7 +23,7 @@ _N_RAREST = rank.RAREST.stop
 
 @compiled
 def capital(state: FloatArray, shares: FloatArray) -> None:
-    """Write what of each unit of mass every bet is given, (N_BETS,), adding up to 1.
+    """Write the part of each unit of mass that every bet gets, (N_BETS,); the sum is 1.
 
     All of it bets against the frozen null where the baseline was frozen by hand.
     """
@@ -35,12 +35,12 @@ def capital(state: FloatArray, shares: FloatArray) -> None:
 
 @compiled
 def factors(state: FloatArray, group: FloatArray, factor: FloatArray) -> None:
-    """Write what a group multiplies the evidence of each bet by, (N_BETS,).
+    """Write the factor by which a group multiplies the evidence of each bet, (N_BETS,).
 
     Parameters
     ----------
     state
-        With the group in its bag already.
+        The state after the group was added to its pool.
     group
         (N_BINS,) weight of its items in each bin.
     factor

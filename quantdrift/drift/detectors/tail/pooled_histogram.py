@@ -1,4 +1,4 @@
-"""The bag of a tail detector: what was seen, what of it is the baseline, and where both lie in its state.
+"""The pooled histogram of a tail detector: all groups, the part that is the baseline, and the layout of both in its state.
 
 Everything here is decided between batches or at an alarm, one signal at a time; what happens group by group is in
 `quantdrift.drift.detectors.tail.detector`.
@@ -22,8 +22,8 @@ READY = 10_000  # groups of a baseline
 DEFAULT_TAU = 0.25
 DEFAULT_DELTA = 1e-5
 _ROUNDING = 1e-9
-TOLD = 25.0  # groups at or above a bin from which on siblings are compared there
-CLEAR = 4.0  # nats by which a share must have risen for recovery to be asked for
+TOLD = 25.0  # groups at or above a bin needed to compare siblings there
+CLEAR = 4.0  # nats by which a share must have risen for recovery to be required
 N_LEARNED = rank.N_BETS + len(rank.STRETCHES)  # against the learned null
 N_BETS = N_LEARNED + rank.N_BETS  # then against the frozen one
 
@@ -35,29 +35,29 @@ _HISTOGRAM = BINS + N_BINS
     TAU,
     DELTA,  # chance that the frozen bounds are too low
     LIVE,  # 1.0 when the baseline is complete
-    FROZEN,  # 1.0 when frozen by hand: nothing is learned any more
-    BAR,  # bin at and above which recovery is asked for; 0 where it is not
-    ONSET_AT,  # of the alarm that lasts, microseconds
+    FROZEN,  # 1.0 when frozen by hand: it does not learn any more
+    BAR,  # bin at and above which recovery is required; 0 where it is not
+    ONSET_AT,  # of the current alarm, microseconds
     CUSUM,  # twin of the page copy
     BOUND_N,  # groups behind the frozen bounds
     SINCE_AT,  # event time from which on the baseline was learned, microseconds
 ) = range(HEADER, HEADER + 9)
-BASE = slice(HEADER + 9, HEADER + 9 + _HISTOGRAM)  # the baseline: what was learned
-ASIDE = slice(BASE.stop, BASE.stop + _HISTOGRAM)  # seen but not learned: while alerting, or frozen
-FLOOR = slice(ASIDE.stop, ASIDE.stop + _HISTOGRAM)  # all of both when the twin was last at its floor
-OLDER = slice(FLOOR.stop, FLOOR.stop + _HISTOGRAM)  # snapshots of what grows, a day apart
+BASE = slice(HEADER + 9, HEADER + 9 + _HISTOGRAM)  # the baseline: learned groups
+ASIDE = slice(BASE.stop, BASE.stop + _HISTOGRAM)  # groups not learned: while alerting, or frozen
+FLOOR = slice(ASIDE.stop, ASIDE.stop + _HISTOGRAM)  # sum of both when the twin was last at its floor
+OLDER = slice(FLOOR.stop, FLOOR.stop + _HISTOGRAM)  # snapshots of the growing histogram, a day apart
 NEWER = slice(OLDER.stop, OLDER.stop + _HISTOGRAM)
 BOUND = slice(NEWER.stop, NEWER.stop + N_BINS)  # frozen upper bounds of the shares at or above each bin
 PAGE = slice(BOUND.stop, BOUND.stop + N_BETS)
 TICKET = slice(PAGE.stop, PAGE.stop + N_BETS)
 MIRROR = slice(TICKET.stop, TICKET.stop + len(recovery.BETS))
 SIZE = MIRROR.stop
-# Where they begin: compiled code knows no slices of the module.
+# Start indices, since compiled code cannot use slices of the module.
 _BASE, _ASIDE, _FLOOR = BASE.start, ASIDE.start, FLOOR.start
 
 
 class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
-    """A baseline of the tail on record.
+    """A stored baseline of the tail.
 
     Parameters
     ----------
@@ -90,10 +90,10 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
     fixed: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what is no baseline on this grid: it would break the bound."""
+        """Refuse values that are not a baseline on this grid: they would break the bound."""
         if len(self.counts) != N_BINS or len(self.bound) not in {0, N_BINS}:
             raise OperatorError(
-                f"a baseline of the tail has {N_BINS} bins: learn it anew, or import it again"
+                f"a baseline of the tail has {N_BINS} bins: learn it again, or import it again"
             )
         if min(self.counts) < 0 or abs(sum(self.counts) - self.n_groups) > _ROUNDING * (1 + self.n_groups):
             raise OperatorError("the counts of a baseline do not add up to its groups: import it again")
@@ -102,7 +102,7 @@ class TailBaseline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Exceedance(msgspec.Struct, frozen=True, kw_only=True):
-    """How the share above one level moved; it can be told from fewer groups than a quantile.
+    """The move of the share above one level; it needs fewer groups than a quantile.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ class Exceedance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def pool(contents: Sequence[TailBaseline]) -> TailBaseline:
-    """Return the baseline of sibling slices together, for one that has too little of its own.
+    """Return the pooled baseline of sibling slices, for a slice with too few groups of its own.
 
     What is assumed: the tail of the slice that is to use it is no heavier than that of the heaviest of its siblings.
     These differ among themselves, and a slice whose divergences are 1.3 times those of the pool alarms with certainty
@@ -154,12 +154,12 @@ def _spread(contents: Sequence[TailBaseline]) -> float:
     above = quantile.survival(np.array([one.counts for one in contents]))[:, :-1]
     n = np.array([one.n_groups for one in contents], dtype=np.float64)
     together = above.sum(axis=0) / n.sum()
-    told = together * n.min() >= TOLD
-    return float((above[:, told] / n[:, None] / together[told]).max(initial=1.0))
+    comparable = together * n.min() >= TOLD
+    return float((above[:, comparable] / n[:, None] / together[comparable]).max(initial=1.0))
 
 
 def read(state: FloatArray) -> TailBaseline:
-    """Return the baseline in a state, complete or not; while it alerts, that from before the onset."""
+    """Return the baseline in a state, complete or not; during an alert, that from before the onset."""
     base = state[NEWER] if state[ALERTING] and state[LIVE] and not state[FROZEN] else state[BASE]
     return TailBaseline(
         counts=tuple(base[2:].tolist()),
@@ -186,12 +186,12 @@ def write(state: FloatArray, content: TailBaseline) -> None:
 
 
 def learning(state: FloatArray) -> FloatArray:
-    """Return 1.0 where new groups go into the baseline, 0.0 where they are set aside; (...,) of (..., SIZE)."""
+    """Return 1.0 where new groups are added to the baseline, 0.0 where they are set aside; (...,) of (..., SIZE)."""
     return np.asarray((1.0 - state[..., ALERTING]) * (1.0 - state[..., FROZEN]))
 
 
 def seen(state: FloatArray) -> FloatArray:
-    """Return the histogram of the bag: baseline, and what is set aside now; (..., 66) of (..., SIZE)."""
+    """Return the pooled histogram: the baseline plus the groups set aside; (..., 66) of (..., SIZE)."""
     return np.asarray(state[..., BASE] + state[..., ASIDE] * (1.0 - learning(state))[..., None])
 
 
@@ -203,7 +203,7 @@ def sets_aside(state: FloatArray) -> bool:
 
 @compiled
 def take(state: FloatArray, group: FloatArray) -> bool:
-    """Take a group, (N_BINS,) weights, into the bag, in place; return whether these are at least 0 and add up to 1."""
+    """Add a group, (N_BINS,) weights, to the pool, in place; return whether these are at least 0 and sum to 1."""
     row = _ASIDE if sets_aside(state) else _BASE
     state[row + GROUPS] += 1.0
     state[row + AT] = state[LAST_AT]
@@ -219,7 +219,7 @@ def take(state: FloatArray, group: FloatArray) -> bool:
 
 @compiled
 def remember(state: FloatArray, at_us: float) -> None:
-    """Note down the bag as it is when the twin is at its floor, in place."""
+    """Copy the pool when the twin is at its floor, in place."""
     aside = 1.0 * sets_aside(state)
     for field in range(_HISTOGRAM):
         state[_FLOOR + field] = state[_BASE + field] + aside * state[_ASIDE + field]
@@ -227,7 +227,7 @@ def remember(state: FloatArray, at_us: float) -> None:
 
 
 def complete(state: FloatArray) -> None:
-    """Let the baseline be complete, in place: its frozen bounds are fixed, unless it brought some."""
+    """Complete the baseline, in place: fix its frozen bounds, unless it came with some."""
     if not state[BOUND_N]:
         base = state[BASE]
         state[BOUND] = quantile.ceiling(base[2:], base[0], float(state[DELTA]))[:-1]
@@ -237,19 +237,19 @@ def complete(state: FloatArray) -> None:
 
 
 def growing(state: FloatArray) -> FloatArray:
-    """Return the histogram that new groups go into, (66,)."""
+    """Return the histogram that new groups are added to, (66,)."""
     return state[BASE] if learning(state) else state[ASIDE]
 
 
 def recent(state: FloatArray) -> FloatArray:
-    """Return the histogram of the last day or two, or since the alarm while one lasts, (66,)."""
+    """Return the histogram of the last day or two, or since the alarm during an alert, (66,)."""
     if state[ALERTING] and not state[FROZEN]:
         return state[ASIDE]
     return np.maximum(growing(state) - state[OLDER], 0.0)
 
 
 def freeze(state: FloatArray) -> None:
-    """Let the baseline stay as it is, or as it was before an onset, with bounds from the whole of it; in place."""
+    """Freeze the baseline as it is, or as it was before an onset, with bounds from all of it; in place."""
     if state[ALERTING]:
         go_back(state)
     state[FROZEN], state[BOUND_N] = 1.0, 0.0
@@ -260,20 +260,20 @@ def freeze(state: FloatArray) -> None:
 
 
 def before_onset(state: FloatArray) -> None:
-    """Let both snapshots be the newest one from before the onset, or what was seen up to it; in place."""
+    """Set both snapshots to the newest one from before the onset, or to the groups up to it; in place."""
     known = next((part for part in (NEWER, OLDER) if state[part][1] <= state[ONSET_AT]), FLOOR)
     state[NEWER] = state[OLDER] = state[known].copy()
 
 
 def go_back(state: FloatArray) -> None:
-    """Let the baseline be what it was before the onset, in place; what was seen since is set aside."""
+    """Reset the baseline to before the onset, in place; the groups since then are set aside."""
     dropped = np.maximum(state[BASE] + state[ASIDE] - state[NEWER], 0.0)  # fractions may round below zero
     dropped[1] = state[LAST_AT]
     state[ASIDE], state[BASE] = dropped, state[NEWER]
 
 
 def raised(state: FloatArray) -> tuple[int, float]:
-    """Return the bin at and above which the share rose most clearly since the onset, and what it may be.
+    """Return the bin at and above which the share rose most clearly since the onset, and its largest accepted share.
 
     The level of the bet that won would not do: when the top 1 % is scaled by three, p99 itself does not move.
 
@@ -312,7 +312,7 @@ def exceedance(state: FloatArray) -> Exceedance | None:
 
 
 def keep(state: FloatArray) -> None:
-    """Take what the last alert set aside back into the baseline, in place, while it lasts or after it."""
+    """Add the groups that the last alert set aside to the baseline, in place, during the alert or after it."""
     if state[FROZEN]:
         return
     back = state[ASIDE].copy()
@@ -326,7 +326,7 @@ def keep(state: FloatArray) -> None:
 
 
 def has_aside(state: FloatArray) -> bool:
-    """Return whether `keep` would change anything: an alert lasts, or has set something aside."""
+    """Return whether `keep` would change anything: an alert is open, or has set groups aside."""
     return bool(not state[FROZEN] and (state[ALERTING] or state[ASIDE][0]))
 
 

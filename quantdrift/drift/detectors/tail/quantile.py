@@ -1,4 +1,4 @@
-"""What is shown of a tail: p95, p99, p99.9 and expected shortfall of a log-spaced histogram, with bands.
+"""The displayed figures of a tail: p95, p99, p99.9 and expected shortfall of a log-spaced histogram, with bands.
 
 The histogram counts groups: an item weighs one over the items of its group, so that counts add up to the number of
 groups, histograms of shards add up to that of the whole, and every share is a mean of values in [0, 1].
@@ -42,7 +42,7 @@ def tail_bin(x: ArrayLike) -> NDArray[np.intp]:
     """
     values = np.asarray(x, dtype=np.float64)
     if np.isnan(values).any():
-        raise ValueError("a divergence that is not a number has no bin: count it apart")
+        raise ValueError("a divergence that is not a number has no bin: count it separately")
     return np.searchsorted(EDGES, values, side="right")
 
 
@@ -121,7 +121,7 @@ def quantile(counts: FloatArray, n: float, q: float) -> Estimate | None:
 
 
 def shortfall(counts: FloatArray, n: float, q: float) -> Estimate | None:
-    """Return the mean of what lies above the q-quantile with its band; None where `quantile` has none.
+    """Return the mean above the q-quantile with its band; None where `quantile` gives None.
 
     Values from `LARGEST` on count as `LARGEST`: an infinite divergence has no mean.
 
@@ -146,7 +146,7 @@ def shortfall(counts: FloatArray, n: float, q: float) -> Estimate | None:
 
 
 def ceiling(counts: FloatArray, n: float, delta: float) -> FloatArray:
-    """Return upper bounds of the shares at or above each bin, (N_BINS + 1,), all valid at once but for `delta`.
+    """Return upper bounds of the shares at or above each bin, (N_BINS + 1,), all valid at once except with probability `delta`.
 
     For independent groups with values in [0, 1], `P(n kl(mean, p) >= ln(1 / delta) and mean < p) <= delta`, kl the
     divergence of two coins (Hoeffding, JASA 1963, theorem 1); the bound is the largest p that this leaves.

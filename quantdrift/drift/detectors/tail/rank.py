@@ -1,4 +1,4 @@
-"""Bets on ranks in the tail: what one item is worth, given how many lie at or above it.
+"""Bets on ranks in the tail: the payoff of one item, given how many items lie at or above it.
 
 With S the share of items at or above a value and p = S at an item drawn from that same law, p is uniform on [0, 1]
 (on a grid: after spreading each bin over its share). A density f on [0, 1] that gives small p more than their due is
@@ -56,7 +56,7 @@ _NARROW = 1e-12  # below it the average over (lo, hi] is lost in rounding; the d
 
 
 def _stretched() -> FloatArray:
-    """Return what defines each stretch bet, (bets, 7): level, r b, eta, a, 1 - ln a, mass of its density, its height."""
+    """Return the parameters of each stretch bet, (bets, 7): level, r b, eta, a, 1 - ln a, mass of its density, its height."""
     found = []
     for level, part, rest, least in STRETCHES:
         a = max(part * level * least, LEAST)
@@ -70,7 +70,7 @@ _STRETCHED = _stretched()
 
 @compiled
 def e_values(worth: FloatArray, weight: float, hi: float, lo: float) -> None:
-    """Add what an item is worth to each bet, (N_BETS,), times its weight: at least 1 - eps or kappa, at most c / a or 1 / hi.
+    """Add the payoff of an item, times its weight, to each bet, (N_BETS,): at least 1 - eps or kappa, at most c / a or 1 / hi.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def e_values(worth: FloatArray, weight: float, hi: float, lo: float) -> None:
 
 @compiled
 def stretch_values(worth: FloatArray, weight: float, hi: float, lo: float, tau: float) -> None:
-    """Add what an item is worth to each stretch bet, (len(STRETCHES),), times its weight: between eta and 100.
+    """Add the payoff of an item, times its weight, to each stretch bet, (len(STRETCHES),): between eta and 100.
 
     Parameters
     ----------
