@@ -15,8 +15,8 @@ from quantdrift.core.sampling.policy_message import (
     DIRECTIVE,
     PolicyMessage,
     PolicySummary,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
 )
 
 
@@ -145,8 +145,8 @@ async def _read(config: Config) -> Shown:
     finally:
         await queue.close()
     now = datetime.now(UTC)
-    directive = decode_directive(entry.value) if entry else None
-    account = decode_account(told.value) if told else None
+    directive = decode_policy_message(entry.value) if entry else None
+    account = decode_policy_summary(told.value) if told else None
     if directive is None or (account is not None and account.epoch != directive.policy.epoch):
         account = None  # another leader's, or half of a change
     return Shown(

@@ -24,7 +24,7 @@ from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
     Refusal,
     RefusedError,
-    decode_directive,
+    decode_policy_message,
     encode,
     is_central,
 )
@@ -135,7 +135,7 @@ def judged(wire: bytes, sampling: Sampling, now_s: float) -> PolicyMessage:
     RefusedError
         It may not; the reason is in it.
     """
-    directive = decode_directive(wire)
+    directive = decode_policy_message(wire)
     policy = directive.policy
     own = policy_of(sampling, "").header_strata
     if _unrated(policy.header_strata) != _unrated(own):
@@ -240,8 +240,8 @@ class PolicyFile:
             notice = _DECODER.decode(raw)
             if whole:
                 for wire in reversed(notice.directives):
-                    directives.remember(decode_directive(wire))
+                    directives.remember(decode_policy_message(wire))
             if notice.follow and notice.directives:
-                directives.follow(decode_directive(notice.directives[0]))
+                directives.follow(decode_policy_message(notice.directives[0]))
         except (msgspec.MsgspecError, RefusedError):
             _LOG.exception("%s is unreadable: the configuration's rates hold", self._path)

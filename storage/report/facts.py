@@ -173,7 +173,7 @@ class VerdictFact(_Fact, frozen=True, kw_only=True):
 
 
 class Deciding(_Fact, frozen=True, kw_only=True):
-    """What decided an alert, as the monitor told it; None where an earlier release did not.
+    """What decided an alert, as the monitor wrote it; None where it does not apply.
 
     Parameters
     ----------

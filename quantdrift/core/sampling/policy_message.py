@@ -159,7 +159,7 @@ def encode(record: PolicyMessage | PolicySummary) -> bytes:
     return wire
 
 
-def decode_directive(wire: bytes) -> PolicyMessage:
+def decode_policy_message(wire: bytes) -> PolicyMessage:
     """Return the directive in `wire`.
 
     Raises
@@ -175,7 +175,7 @@ def decode_directive(wire: bytes) -> PolicyMessage:
     return directive
 
 
-def decode_account(wire: bytes) -> PolicySummary:
+def decode_policy_summary(wire: bytes) -> PolicySummary:
     """Return the account in `wire`.
 
     Raises

@@ -38,7 +38,6 @@ from quantdrift.core.stream.publish import Acknowledged
 from quantdrift.core.tls import Tls
 
 _DURABLE = "shadow"
-_NOT_UNIQUE = 10100  # JetStream's error code: another consumer of a work queue takes the same subject
 _LONGEST_TOKEN = 200  # names of consumers are file names
 _MAX_ACK_PENDING = 20_000  # exchanges that wait out a delay must not hold up the others
 
@@ -158,12 +157,6 @@ class Consumer:
                 await jetstream.add_consumer(self._stream, config)
             except nats.js.errors.NotFoundError:
                 await self._queue.ensure()
-                await jetstream.add_consumer(self._stream, config)
-            except nats.js.errors.APIError as error:
-                if not self._subject or error.err_code != _NOT_UNIQUE:
-                    raise
-                # One for everything, of an earlier release: what it gave to a worker comes again.
-                await jetstream.delete_consumer(self._stream, _DURABLE)
                 await jetstream.add_consumer(self._stream, config)
 
 

@@ -23,8 +23,8 @@ from quantdrift.core.sampling.policy_message import (
     PolicyMessage,
     PolicySummary,
     RefusedError,
-    decode_account,
-    decode_directive,
+    decode_policy_message,
+    decode_policy_summary,
     encode,
     name_of,
 )
@@ -155,8 +155,8 @@ class PolicyMaker:
         try:
             if entry is None:
                 return Lag()
-            given = decode_directive(entry.value)
-            account = decode_account(told.value) if told else None
+            given = decode_policy_message(entry.value)
+            account = decode_policy_summary(told.value) if told else None
         except RefusedError as error:
             _LOG.warning("the policy in the bucket is replaced: %s", error)
             return Lag()
