@@ -76,12 +76,12 @@ def _exchanges() -> None:
     op.create_table(
         "model_version",
         sa.Column("id", sa.Integer(), sa.Identity(always=True), nullable=False, comment="Surrogate key."),
-        sa.Column("model", sa.Text(), nullable=False, comment="Model name on the wire."),
+        sa.Column("model", sa.Text(), nullable=False, comment="Model name, as in requests."),
         sa.Column(
             "candidate_version",
             sa.Text(),
             nullable=False,
-            comment="Version of the quantised model that serves.",
+            comment="Version of the quantised model in production.",
         ),
         sa.Column(
             "reference_digest",
@@ -110,7 +110,7 @@ def _exchanges() -> None:
             "reference_digest",
             name=op.f("uq_model_version_model_candidate_version_reference_digest"),
         ),
-        comment="A candidate version with the reference it is measured against; the key of everything else.",
+        comment="A candidate version with the reference it is compared with; most other tables refer to it.",
     )
     op.create_table(
         "slice",
@@ -120,25 +120,25 @@ def _exchanges() -> None:
             "predicate",
             sa.Text(),
             nullable=False,
-            comment='Canonical text, e.g. header.x-scanner = "faint"; the identity.',
+            comment='Canonical text, e.g. header.x-scanner = "faint"; it identifies the slice.',
         ),
         sa.Column("name", sa.Text(), nullable=False, comment="Short name shown in alerts; may change."),
         sa.Column(
             "definition",
             postgresql.JSONB(),
             nullable=False,
-            comment="The predicate for machines: list of conditions under `where`.",
+            comment="The predicate as JSON: a list of conditions under `where`.",
         ),
         sa.Column(
             "created_at",
             _TIME,
             server_default=sa.text("now()"),
             nullable=False,
-            comment="When it was first met.",
+            comment="When its first item was stored.",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_slice")),
         sa.UniqueConstraint("model", "predicate", name=op.f("uq_slice_model_predicate")),
-        comment="One input sub-distribution: a readable predicate with an id that stays.",
+        comment="A slice of the inputs: a readable predicate with a stable id.",
     )
     op.create_table(
         "policy",
@@ -159,7 +159,7 @@ def _exchanges() -> None:
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_policy")),
         sa.UniqueConstraint("epoch", name=op.f("uq_policy_epoch")),
-        comment="Sampling rates of one epoch, as the sidecars stated them with their exchanges.",
+        comment="Sampling rates of one epoch, as the sidecars sent them with their exchanges.",
     )
     op.create_table(
         "batch",
@@ -181,27 +181,27 @@ def _exchanges() -> None:
             postgresql.JSONB(),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="Runtime, its version, provider and device that replayed it.",
+            comment="Runtime that replayed it, with version, provider and device.",
         ),
         sa.Column(
             "skipped",
             postgresql.JSONB(),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="Exchanges read but not compared, number by reason: no_reference (counted as often as they are delivered) and the quarantine reasons (counted once).",
+            comment="Exchanges read but not compared, count by reason: no_reference counts at every delivery, a quarantine reason once.",
         ),
         sa.Column(
             "fold_seq",
             sa.BigInteger(),
             nullable=True,
-            comment="Place in the fold; null until the monitor took it.",
+            comment="Number in the order of the fold; null until the monitor has numbered it.",
         ),
         sa.Column(
             "unreferenced",
             sa.ARRAY(sa.Integer()),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="model_version of the exchanges without a reference among those skipped: these versions still serve.",
+            comment="model_version of the skipped exchanges that have no reference: these versions are still in production.",
         ),
         sa.CheckConstraint("kind in ('comparison', 'tally')", name=op.f("ck_batch_kind")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_batch")),
@@ -220,19 +220,21 @@ def _exchanges() -> None:
             nullable=False,
             comment="When the response was complete, at the sidecar; immutable partition key.",
         ),
-        sa.Column("exchange_id", _UUID, nullable=False, comment="Exchange, minted at capture."),
-        sa.Column("item", sa.SmallInteger(), nullable=False, comment="Row of the exchange, from 0."),
+        sa.Column("exchange_id", _UUID, nullable=False, comment="Id of the exchange, created at capture."),
+        sa.Column(
+            "item", sa.SmallInteger(), nullable=False, comment="Index of the item in the exchange, from 0."
+        ),
         sa.Column("batch_id", sa.BigInteger(), nullable=False, comment="batch that stored it."),
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="model_version it belongs to."),
-        sa.Column("policy_id", sa.Integer(), nullable=False, comment="policy in force when it was taken."),
+        sa.Column("policy_id", sa.Integer(), nullable=False, comment="policy in effect when it was sampled."),
         sa.Column("slice_ids", sa.ARRAY(sa.Integer()), nullable=False, comment="Every slice it belongs to."),
         sa.Column(
             "n_items",
             sa.SmallInteger(),
             nullable=False,
-            comment="Items of its exchange; they are one group in the statistics.",
+            comment="Items of its exchange, which are one group in the statistics.",
         ),
-        sa.Column("source", sa.Text(), nullable=False, comment="Sidecar that took it."),
+        sa.Column("source", sa.Text(), nullable=False, comment="Sidecar that sampled it."),
         sa.Column("header_stratum", sa.Text(), nullable=False, comment="First-phase stratum."),
         sa.Column("body_stratum", sa.Text(), nullable=False, comment="Second-phase stratum."),
         sa.Column("pi1", sa.Double(), nullable=False, comment="First-phase inclusion probability."),
@@ -243,48 +245,62 @@ def _exchanges() -> None:
             comment="Second-phase inclusion probability; weight = 1 / (pi1 * pi2).",
         ),
         sa.Column(
-            "u1", sa.Double(), nullable=False, comment="First phase's draw in [0, 1): taken since u1 < pi1."
+            "u1",
+            sa.Double(),
+            nullable=False,
+            comment="Random number of the first phase in [0, 1): sampled because u1 < pi1.",
         ),
         sa.Column(
             "u2",
             sa.Double(),
             nullable=False,
-            comment="Second phase's draw; thin with it to a constant probability.",
+            comment="Random number of the second phase; use it to thin to a constant probability.",
         ),
         sa.Column(
             "group_key",
             sa.Text(),
             nullable=False,
-            comment="Session (hashed) that is one observation, or empty.",
+            comment="Session (hashed) that counts as one observation, or empty.",
         ),
         sa.Column(
-            "flip", sa.Boolean(), nullable=True, comment="Decision differs: of a classifier the top class."
+            "flip",
+            sa.Boolean(),
+            nullable=True,
+            comment="Whether the decision differs; of a classifier, the top class.",
         ),
-        sa.Column("topk", sa.Boolean(), nullable=True, comment="Set of the k top classes differs."),
+        sa.Column(
+            "topk", sa.Boolean(), nullable=True, comment="Whether the set of the k top classes differs."
+        ),
         sa.Column("js", sa.Double(), nullable=True, comment="Jensen-Shannon divergence, nats, 0 to ln 2."),
         sa.Column(
             "divergence",
             sa.Double(),
             nullable=True,
-            comment="Graded divergence of the model's task, of a classifier KL(reference || candidate), nats; infinity is kept.",
+            comment="Graded divergence of the model's task; of a classifier, KL(reference || candidate) in nats. Infinity is kept.",
         ),
         sa.Column(
             "margin",
             sa.Double(),
             nullable=True,
-            comment="Absolute change of the gap of the two top probabilities.",
+            comment="Absolute change of the gap between the two top probabilities.",
         ),
         sa.Column(
-            "candidate_margin", sa.Double(), nullable=True, comment="That gap in the candidate's output."
+            "candidate_margin",
+            sa.Double(),
+            nullable=True,
+            comment="Gap between the two top probabilities in the candidate's output.",
         ),
         sa.Column(
-            "reference_margin", sa.Double(), nullable=True, comment="That gap in the reference's output."
+            "reference_margin",
+            sa.Double(),
+            nullable=True,
+            comment="Gap between the two top probabilities in the reference's output.",
         ),
         sa.Column(
             "detail",
             postgresql.JSONB(),
             nullable=True,
-            comment="What else was measured, e.g. top classes, by name.",
+            comment="Other measurements by name, e.g. the top classes.",
         ),
         sa.Column(
             "attributes",
@@ -310,45 +326,45 @@ def _exchanges() -> None:
     op.create_table(
         "tally",
         sa.Column("source", sa.Text(), nullable=False, comment="Sidecar."),
-        sa.Column("boot", _UUID, nullable=False, comment="Start of its supervisor; counts begin anew."),
+        sa.Column(
+            "boot", _UUID, nullable=False, comment="Id of this start of its supervisor; counts begin at zero."
+        ),
         sa.Column("stratum", sa.Text(), nullable=False, comment="Header stratum."),
         sa.Column(
             "sequence", sa.BigInteger(), nullable=False, comment="Number of the tally within the boot."
         ),
         sa.Column("at", _TIME, nullable=False, comment="When the counts were read."),
-        sa.Column("batch_id", sa.BigInteger(), nullable=False, comment="batch it came in."),
+        sa.Column("batch_id", sa.BigInteger(), nullable=False, comment="batch it belongs to."),
         sa.Column("offered", sa.BigInteger(), nullable=False, comment="Inference requests seen on the wire."),
         sa.Column("taken", sa.BigInteger(), nullable=False, comment="Of these, chosen by the first phase."),
         sa.Column(
             "thinned",
             sa.BigInteger(),
             nullable=False,
-            comment="Of the taken, let go by the second phase; no loss.",
+            comment="Of the taken, left out by the second phase on purpose; no loss.",
         ),
         sa.Column(
             "published", sa.BigInteger(), nullable=False, comment="Of the taken, acknowledged by the stream."
         ),
-        sa.Column(
-            "lost", postgresql.JSONB(), nullable=False, comment="Of the taken, lost, number by reason."
-        ),
+        sa.Column("lost", postgresql.JSONB(), nullable=False, comment="Of the taken, lost: count by reason."),
         sa.Column(
             "blind_connections",
             sa.BigInteger(),
             nullable=False,
-            comment="Connections of the whole sidecar that went unseen.",
+            comment="Connections of the whole sidecar that were not observed.",
         ),
         sa.Column(
             "models",
             postgresql.JSONB(),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="By model, as far as requests tell theirs: taken; of these published, and lost, number by reason; row of the sidecar's table of counts, and the last number that was given to an exchange of it.",
+            comment="By model, where requests name one: taken; of these, published, and lost by reason; the row of the sidecar's table of counts, and the last number given to an exchange of it.",
         ),
         sa.Column(
             "streamed_at",
             _TIME,
             nullable=True,
-            comment="When the stream took it, by the server's clock; null of an earlier release.",
+            comment="When the stream stored it, by the server's clock; null if unknown.",
         ),
         sa.ForeignKeyConstraint(
             ["batch_id"], ["batch.id"], name=op.f("fk_tally_batch_id_batch"), ondelete="CASCADE"
@@ -365,34 +381,42 @@ def _exchanges() -> None:
             "stream_sequence",
             sa.BigInteger(),
             nullable=False,
-            comment="Sequence in the stream, which begins anew when the stream is made anew.",
+            comment="Sequence in the stream; it begins at 1 again when the stream is created again.",
         ),
         sa.Column(
             "digest",
             sa.LargeBinary(),
             nullable=False,
-            comment="SHA-256 of the message; the same message under the same sequence counts once per reason.",
+            comment="SHA-256 of the message; the same message with the same sequence counts once per reason.",
         ),
-        sa.Column("exchange_id", _UUID, nullable=True, comment="Exchange, where it could be read."),
-        sa.Column("model", sa.Text(), nullable=False, comment="Model, where it could be read, else empty."),
-        sa.Column("captured_at", _TIME, nullable=True, comment="Capture time, where it could be read."),
+        sa.Column("exchange_id", _UUID, nullable=True, comment="Id of the exchange, if it could be read."),
+        sa.Column("model", sa.Text(), nullable=False, comment="Model, if it could be read, else empty."),
+        sa.Column("captured_at", _TIME, nullable=True, comment="Capture time, if it could be read."),
         sa.Column(
             "quarantined_at",
             _TIME,
             server_default=sa.text("now()"),
             nullable=False,
-            comment="When it was set aside.",
+            comment="When it was quarantined.",
         ),
-        sa.Column("reason", sa.Text(), nullable=False, comment="One of the closed set that is counted."),
-        sa.Column("detail", sa.Text(), nullable=False, comment="What was wrong, without any payload."),
         sa.Column(
-            "payload", sa.LargeBinary(), nullable=True, comment="The message itself; deleted by retention."
+            "reason",
+            sa.Text(),
+            nullable=False,
+            comment="One of a closed set of reasons, which metrics count too.",
+        ),
+        sa.Column("detail", sa.Text(), nullable=False, comment="What was wrong, without the payload."),
+        sa.Column(
+            "payload",
+            sa.LargeBinary(),
+            nullable=True,
+            comment="The message; deleted after storage.quarantine_days.",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_quarantine")),
         sa.UniqueConstraint(
             "stream_sequence", "digest", "reason", name=op.f("uq_quarantine_stream_sequence_digest_reason")
         ),
-        comment="Exchanges that could not be compared, with their reason; payloads are deleted after a day.",
+        comment="Exchanges that could not be compared, with the reason. Payloads are deleted after storage.quarantine_days.",
     )
     op.create_index("ix_quarantine_quarantined_at", "quarantine", ["quarantined_at"], unique=False)
     op.create_table(
@@ -402,18 +426,15 @@ def _exchanges() -> None:
             "reference_digest",
             sa.Text(),
             nullable=False,
-            comment="SHA-256 of the reference that was looked at.",
+            comment="SHA-256 of the reference that was checked.",
         ),
-        sa.Column("option", sa.Text(), nullable=False, comment="Option that may be wrong, or empty."),
+        sa.Column("option", sa.Text(), nullable=False, comment="Option that may be wrong; empty if none."),
         sa.Column(
-            "doubt",
-            sa.Text(),
-            nullable=False,
-            comment="What seems to be wrong, and what to set; empty: nothing.",
+            "doubt", sa.Text(), nullable=False, comment="What seems wrong, and what to set; empty if nothing."
         ),
-        sa.Column("found_at", _TIME, nullable=False, comment="When a worker looked last."),
+        sa.Column("found_at", _TIME, nullable=False, comment="When a worker last checked."),
         sa.PrimaryKeyConstraint("model", "reference_digest", name=op.f("pk_doubt")),
-        comment="Whether the outputs of a reference look like what the configuration says of them, as a worker saw it last.",
+        comment="Latest check of each reference's outputs against the configuration.",
     )
 
 
@@ -425,61 +446,66 @@ def _expiries() -> None:
             "counts_row",
             sa.Integer(),
             nullable=False,
-            comment="Row of the sidecar's table of counts, as the numbers name it.",
+            comment="Row of the sidecar's table of counts, as in the message header Quantdrift-Number.",
         ),
-        sa.Column("source", sa.Text(), nullable=True, comment="Sidecar; null until its tally has come."),
         sa.Column(
-            "stratum", sa.Text(), nullable=True, comment="Header stratum; null until its tally has come."
+            "source", sa.Text(), nullable=True, comment="Sidecar; null until its first tally is stored."
         ),
-        sa.Column("model", sa.Text(), nullable=True, comment="Model; null until its tally has come."),
+        sa.Column(
+            "stratum",
+            sa.Text(),
+            nullable=True,
+            comment="Header stratum; null until its first tally is stored.",
+        ),
+        sa.Column("model", sa.Text(), nullable=True, comment="Model; null until its first tally is stored."),
         sa.Column(
             "numbers",
             postgresql.INT8MULTIRANGE(),
             server_default=sa.text("'{}'"),
             nullable=False,
-            comment="Numbers of the exchanges that were compared, set aside or skipped.",
+            comment="Numbers of the exchanges that were compared, quarantined or skipped.",
         ),
         sa.Column(
             "closed",
             sa.BigInteger(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="Numbers in there that never came: gaps are closed when they are too many. Negative: exchanges that a worker of an earlier release was done with.",
+            comment="Numbers in `numbers` that never arrived: gaps are closed when there are too many.",
         ),
         sa.Column(
             "expired",
             sa.BigInteger(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="Exchanges that expired, as of the tally in checked.",
+            comment="Exchanges that expired, as of the tally in `checked`.",
         ),
         sa.Column(
             "checked",
             sa.BigInteger(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="Number of the tally that it was held against last.",
+            comment="Sequence of the last tally that the numbers were compared with.",
         ),
         sa.Column(
             "due",
             sa.Boolean(),
             server_default=sa.text("true"),
             nullable=False,
-            comment="Whether there is something new to hold it against.",
+            comment="Whether new numbers or a new tally wait to be compared.",
         ),
         sa.Column(
             "created_at",
             _TIME,
             server_default=sa.text("now()"),
             nullable=False,
-            comment="When it was first heard of.",
+            comment="When this row was created.",
         ),
         sa.PrimaryKeyConstraint("boot", "counts_row", name=op.f("pk_arrival")),
-        comment="What the workers are done with, of one header stratum and model of one sidecar: what is missing here and in the stream has expired.",
+        comment="Exchanges that the workers have finished, per header stratum and model of one sidecar. A published exchange that is missing here and in the stream has expired.",
     )
     op.create_table(
         "expiry",
-        sa.Column("batch_id", sa.BigInteger(), nullable=False, comment="batch it came with, of kind tally."),
+        sa.Column("batch_id", sa.BigInteger(), nullable=False, comment="batch it belongs to, of kind tally."),
         sa.Column("boot", _UUID, nullable=False, comment="Start of the sidecar, as in tally."),
         sa.Column(
             "counts_row", sa.Integer(), nullable=False, comment="Row of the sidecar's table of counts."
@@ -491,22 +517,26 @@ def _expiries() -> None:
             "n",
             sa.BigInteger(),
             nullable=False,
-            comment="Exchanges that expired; negative where a worker had them in hand and was done with them later.",
+            comment="Exchanges that expired; negative where a worker still had some in progress and finished them later.",
         ),
         sa.ForeignKeyConstraint(
             ["batch_id"], ["batch.id"], name=op.f("fk_expiry_batch_id_batch"), ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("batch_id", "boot", "counts_row", name=op.f("pk_expiry")),
-        comment="Exchanges that expired in the stream before they were replayed, each count by what it grew. Kept as long as its batch.",
+        comment="Exchanges that expired in the stream before they were replayed: one row per increase of a count. Deleted with its batch.",
     )
 
 
 def _noise() -> None:
     op.create_table(
         "noise",
-        sa.Column("exchange_id", _UUID, nullable=False, comment="Exchange, as in comparison."),
-        sa.Column("item", sa.SmallInteger(), nullable=False, comment="Row of the exchange, from 0."),
-        sa.Column("side", sa.Text(), nullable=False, comment="reference or candidate: whose noise it is."),
+        sa.Column("exchange_id", _UUID, nullable=False, comment="Id of the exchange, as in comparison."),
+        sa.Column(
+            "item", sa.SmallInteger(), nullable=False, comment="Index of the item in the exchange, from 0."
+        ),
+        sa.Column(
+            "side", sa.Text(), nullable=False, comment="reference or candidate: which of them was repeated."
+        ),
         sa.Column(
             "captured_at", _TIME, nullable=False, comment="When the response was complete, as in comparison."
         ),
@@ -517,7 +547,7 @@ def _noise() -> None:
             comment="batch that stored it: one after that of its comparison.",
         ),
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="model_version it belongs to."),
-        sa.Column("policy_id", sa.Integer(), nullable=False, comment="policy in force when it was taken."),
+        sa.Column("policy_id", sa.Integer(), nullable=False, comment="policy in effect when it was sampled."),
         sa.Column("pi1", sa.Double(), nullable=False, comment="First-phase inclusion probability."),
         sa.Column(
             "pi2",
@@ -540,7 +570,7 @@ def _noise() -> None:
             ["batch_id"], ["batch.id"], name=op.f("fk_noise_batch_id_batch"), ondelete="CASCADE"
         ),
         sa.PrimaryKeyConstraint("exchange_id", "item", "side", name=op.f("pk_noise")),
-        comment="The divergence of one item from itself: replayed again in another batch, or asked of the candidate again. Kept as long as its batch.",
+        comment="The divergence of one item from itself: the reference replayed it again in another batch, or the candidate answered it again. Deleted with its batch.",
     )
     op.create_index("ix_noise_batch_id", "noise", ["batch_id"], unique=False)
     op.create_table(
@@ -552,33 +582,30 @@ def _noise() -> None:
             "scale",
             sa.Double(),
             nullable=False,
-            comment="What one unit of the following is in the metric's own unit.",
+            comment="One unit of the values below, in the metric's own unit.",
         ),
-        sa.Column("older_n", sa.Integer(), nullable=False, comment="Exchanges in the window that is shown."),
-        sa.Column("older_weight", sa.Double(), nullable=False, comment="Their weights, summed."),
-        sa.Column("older_total", sa.Double(), nullable=False, comment="Their weighted values, summed."),
-        sa.Column(
-            "newer_n",
-            sa.Integer(),
-            nullable=False,
-            comment="Exchanges in the window that will be shown next.",
-        ),
-        sa.Column("newer_weight", sa.Double(), nullable=False, comment="Their weights, summed."),
-        sa.Column("newer_total", sa.Double(), nullable=False, comment="Their weighted values, summed."),
+        sa.Column("older_n", sa.Integer(), nullable=False, comment="Exchanges in the window in use."),
+        sa.Column("older_weight", sa.Double(), nullable=False, comment="Sum of their weights."),
+        sa.Column("older_total", sa.Double(), nullable=False, comment="Sum of their weighted values."),
+        sa.Column("newer_n", sa.Integer(), nullable=False, comment="Exchanges in the next window."),
+        sa.Column("newer_weight", sa.Double(), nullable=False, comment="Sum of their weights."),
+        sa.Column("newer_total", sa.Double(), nullable=False, comment="Sum of their weighted values."),
         sa.Column("low", sa.Double(), nullable=False, comment="Time-uniform lower bound of the mean."),
         sa.Column("high", sa.Double(), nullable=False, comment="Time-uniform upper bound of the mean."),
         sa.Column(
-            "added", sa.Double(), nullable=False, comment="What is added to every budget of the version."
+            "added", sa.Double(), nullable=False, comment="Amount added to every budget of the version."
         ),
-        sa.Column("budget", sa.Double(), nullable=False, comment="Accepted mean that it is held against."),
+        sa.Column(
+            "budget", sa.Double(), nullable=False, comment="Accepted mean that the noise is compared with."
+        ),
         sa.Column(
             "exceeds",
             sa.Boolean(),
             nullable=False,
-            comment="Whether it is more than monitor.noise_bound of the budget: its slices are unknown.",
+            comment="Whether noise exceeds monitor.noise_bound of the budget: the version's slices are then unknown.",
         ),
         sa.Column("updated_at", _TIME, nullable=False, comment="Event time of the fold that wrote this."),
-        sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="That fold."),
+        sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Number of that fold."),
         sa.CheckConstraint("side in ('reference', 'candidate')", name=op.f("ck_noise_floor_side")),
         sa.ForeignKeyConstraint(
             ["model_version_id"],
@@ -586,7 +613,7 @@ def _noise() -> None:
             name=op.f("fk_noise_floor_model_version_id_model_version"),
         ),
         sa.PrimaryKeyConstraint("model_version_id", "side", "metric", name=op.f("pk_noise_floor")),
-        comment="What is known of the noise of a reference or candidate, as of its last fold. Values are over `scale`.",
+        comment="Estimated noise of a reference or candidate, as of its last fold. Values are divided by `scale`.",
     )
     op.create_table(
         "noise_change",
@@ -594,7 +621,9 @@ def _noise() -> None:
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="Candidate and reference."),
         sa.Column("side", sa.Text(), nullable=False, comment="reference or candidate."),
         sa.Column("metric", sa.Text(), nullable=False, comment="flip or divergence."),
-        sa.Column("exceeds", sa.Boolean(), nullable=False, comment="Whether it is too much from here on."),
+        sa.Column(
+            "exceeds", sa.Boolean(), nullable=False, comment="Whether it exceeds the bound from here on."
+        ),
         sa.Column("at", _TIME, nullable=False, comment="Event time."),
         sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Fold that made it."),
         sa.Column(
@@ -611,7 +640,7 @@ def _noise() -> None:
             name=op.f("fk_noise_change_model_version_id_model_version"),
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_noise_change")),
-        comment="When noise was shown to be above monitor.noise_bound of the budget, and when below again.",
+        comment="When noise was shown to exceed monitor.noise_bound of the budget, and when to be below it again.",
     )
     op.create_index("ix_noise_change_at", "noise_change", ["at"], unique=False)
 
@@ -636,11 +665,11 @@ def _monitor() -> None:
             _TIME,
             server_default=sa.text("now()"),
             nullable=False,
-            comment="When, by the database's clock.",
+            comment="When it was folded, by the database's clock.",
         ),
         sa.CheckConstraint("id = 1", name=op.f("ck_fold_singleton")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_fold")),
-        comment="How far the monitor has come: one row.",
+        comment="The monitor's progress: one row.",
     )
     op.create_table(
         "detector",
@@ -648,34 +677,42 @@ def _monitor() -> None:
         sa.Column("slice_id", sa.Integer(), nullable=False, comment="Slice it watches."),
         sa.Column("metric", sa.Text(), nullable=False, comment="Metric it watches."),
         sa.Column(
-            "kind", sa.Text(), nullable=False, comment="budget, change (against a learned baseline) or tail."
+            "kind",
+            sa.Text(),
+            nullable=False,
+            comment="Kind of detector: budget, change (against a learned baseline) or tail.",
         ),
         sa.Column(
             "state",
             sa.LargeBinary(),
             nullable=False,
-            comment="Versioned, checked binary state; bit-exact resume.",
+            comment="Binary state with version and checksum; a restart resumes bit for bit.",
         ),
         sa.Column(
-            "budget", sa.Double(), nullable=False, comment="Accepted mean, in the metric's unit over its cap."
+            "budget", sa.Double(), nullable=False, comment="Accepted mean, divided by the metric's cap."
         ),
         sa.Column("n_groups", sa.BigInteger(), nullable=False, comment="Groups folded since the last reset."),
         sa.Column(
             "evidence",
             sa.Double(),
             nullable=False,
-            comment="Evidence for paging; the slice's signals are summed.",
+            comment="Evidence towards a page; the evidence of a slice's detectors is summed.",
         ),
         sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Last fold that changed it."),
         sa.Column("created_at", _TIME, nullable=False, comment="Event time of its first group."),
         sa.Column("last_at", _TIME, nullable=False, comment="Event time of its last group."),
-        sa.Column("retired_at", _TIME, nullable=True, comment="Not counted as live from here on."),
+        sa.Column(
+            "retired_at",
+            _TIME,
+            nullable=True,
+            comment="When it was retired, and no longer counted as live; null while it is live.",
+        ),
         sa.Column(
             "noise",
             sa.Double(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="Part of `budget` that is noise: what the owner accepts is the rest.",
+            comment="Part of `budget` that covers noise; the owner accepts the rest.",
         ),
         sa.ForeignKeyConstraint(
             ["model_version_id"],
@@ -684,7 +721,7 @@ def _monitor() -> None:
         ),
         sa.ForeignKeyConstraint(["slice_id"], ["slice.id"], name=op.f("fk_detector_slice_id_slice")),
         sa.PrimaryKeyConstraint("model_version_id", "slice_id", "metric", "kind", name=op.f("pk_detector")),
-        comment="A sequential detector of one metric on one slice, as of its last fold; once retired it is kept for storage.superseded_days.",
+        comment="State of a sequential detector of one metric on one slice, as of its last fold. Kept for storage.superseded_days after it is retired.",
     )
     op.create_table(
         "baseline",
@@ -695,7 +732,7 @@ def _monitor() -> None:
             "model_version_id",
             sa.Integer(),
             nullable=False,
-            comment="Candidate and reference that it holds for.",
+            comment="Candidate and reference that it applies to.",
         ),
         sa.Column("slice_id", sa.Integer(), nullable=False, comment="Slice."),
         sa.Column("metric", sa.Text(), nullable=False, comment="Metric."),
@@ -707,30 +744,30 @@ def _monitor() -> None:
             comment="learned or inherited (by the monitor); accepted, imported, frozen or kept (by a person).",
         ),
         sa.Column("made_by", sa.Text(), nullable=False, comment="Who decided: a user name, or monitor."),
-        sa.Column("made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When."),
         sa.Column(
-            "reason", sa.Text(), nullable=False, comment="Why, in the words of who decided; may be empty."
+            "made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When it was decided."
         ),
+        sa.Column("reason", sa.Text(), nullable=False, comment="Reason that the person gave; may be empty."),
         sa.Column("from_at", _TIME, nullable=True, comment="Capture time of the first row it was made from."),
-        sa.Column("to_at", _TIME, nullable=True, comment="Of the last."),
+        sa.Column("to_at", _TIME, nullable=True, comment="Capture time of the last row it was made from."),
         sa.Column("n_groups", sa.BigInteger(), nullable=False, comment="Groups it was made from."),
         sa.Column(
             "from_version_id",
             sa.Integer(),
             nullable=True,
-            comment="Version whose rows these were, where it is another.",
+            comment="Version whose rows these were, if another one.",
         ),
         sa.Column(
             "content",
             postgresql.JSONB(none_as_null=True, astext_type=sa.Text()),
             nullable=True,
-            comment="The baseline itself, or an imported budget. Null: a decision about the one in force, or in force no more for longer than storage.superseded_days.",
+            comment="The baseline, or an imported budget. Null: a decision about the baseline in effect, or not in effect for longer than storage.superseded_days.",
         ),
         sa.Column(
             "fold_seq",
             sa.BigInteger(),
             nullable=True,
-            comment="In force from this fold on; null until the monitor took it.",
+            comment="In effect from this fold on; null until the monitor has taken it over.",
         ),
         sa.CheckConstraint(
             "source in ('learned', 'inherited', 'accepted', 'imported', 'frozen', 'kept')",
@@ -746,7 +783,7 @@ def _monitor() -> None:
         ),
         sa.ForeignKeyConstraint(["slice_id"], ["slice.id"], name=op.f("fk_baseline_slice_id_slice")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_baseline")),
-        comment="What each signal is measured against, and every decision about it: rows stay, their content goes in time.",
+        comment="Baselines of signals, and every decision about them. Rows stay; content that is no longer in effect is deleted after storage.superseded_days.",
     )
     op.create_index(
         "ix_baseline_signal",
@@ -764,7 +801,7 @@ def _monitor() -> None:
             "policy_id",
             sa.Integer(),
             nullable=False,
-            comment="policy in force: a new epoch is a new session.",
+            comment="policy in effect: a new epoch starts a new session.",
         ),
         sa.Column("group_key", sa.Text(), nullable=False, comment="comparison.group_key."),
         sa.Column(
@@ -773,14 +810,16 @@ def _monitor() -> None:
             nullable=False,
             comment="Event time of its first item; it closes session_s later.",
         ),
-        sa.Column("items", sa.LargeBinary(), nullable=False, comment="What its items showed, MessagePack."),
+        sa.Column(
+            "items", sa.LargeBinary(), nullable=False, comment="Measurements of its items, MessagePack."
+        ),
         sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Last fold that added to it."),
         sa.ForeignKeyConstraint(
             ["model_version_id"], ["model_version.id"], name=op.f("fk_session_model_version_id_model_version")
         ),
         sa.ForeignKeyConstraint(["policy_id"], ["policy.id"], name=op.f("fk_session_policy_id_policy")),
         sa.PrimaryKeyConstraint("model_version_id", "policy_id", "group_key", name=op.f("pk_session")),
-        comment="Sessions that are still open: what was seen of them counts when they close.",
+        comment="Open sessions: each counts as one observation when it closes.",
     )
     op.create_table(
         "alert",
@@ -796,7 +835,7 @@ def _monitor() -> None:
         sa.Column(
             "metric", sa.Text(), nullable=False, comment="Metric with the most evidence when it opened."
         ),
-        sa.Column("onset_at", _TIME, nullable=False, comment="Estimated begin of the drift."),
+        sa.Column("onset_at", _TIME, nullable=False, comment="Estimated start of the drift."),
         sa.Column("opened_at", _TIME, nullable=False, comment="Event time of the first warning or page."),
         sa.Column(
             "resolved_at", _TIME, nullable=True, comment="Event time of the resolution; null while it lasts."
@@ -805,7 +844,7 @@ def _monitor() -> None:
             "details",
             postgresql.JSONB(),
             nullable=False,
-            comment="What moved from what to what, as shown to on-call.",
+            comment="What changed, from which value to which, as the on-call engineer sees it.",
         ),
         sa.CheckConstraint("severity in ('warning', 'firing')", name=op.f("ck_alert_severity")),
         sa.ForeignKeyConstraint(
@@ -827,20 +866,22 @@ def _monitor() -> None:
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="Candidate and reference."),
         sa.Column("slice_id", sa.Integer(), nullable=False, comment="Slice."),
         sa.Column("verdict", sa.Text(), nullable=False, comment="ok, warning, firing or unknown."),
-        sa.Column("reason", sa.Text(), nullable=False, comment="Why, in words; for unknown what is missing."),
+        sa.Column(
+            "reason", sa.Text(), nullable=False, comment="Reason in words; for unknown, what is missing."
+        ),
         sa.Column("since", _TIME, nullable=False, comment="Event time of the last change."),
         sa.Column("n_groups", sa.BigInteger(), nullable=False, comment="Exchanges compared so far."),
         sa.Column(
             "evidence",
             sa.Double(),
             nullable=False,
-            comment="Summed evidence; pages at the threshold. While firing: what it was at the alarm.",
+            comment="Summed evidence; it pages at the threshold. While firing: the value at the alarm.",
         ),
         sa.Column(
             "threshold",
             sa.Double(),
             nullable=False,
-            comment="What it must reach now: at least 1 / q, q the expected false pages per 30 days of the fleet.",
+            comment="Evidence that pages now: at least 1 / q, where q is the expected number of false pages per 30 days of the fleet.",
         ),
         sa.Column(
             "estimate",
@@ -851,7 +892,7 @@ def _monitor() -> None:
         sa.Column("alert_id", sa.BigInteger(), nullable=True, comment="Open episode, if any."),
         sa.Column("last_at", _TIME, nullable=False, comment="Capture time of its last comparison."),
         sa.Column("updated_at", _TIME, nullable=False, comment="Event time of the fold that wrote this."),
-        sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="That fold."),
+        sa.Column("fold_seq", sa.BigInteger(), nullable=False, comment="Number of that fold."),
         sa.CheckConstraint(
             "verdict in ('ok', 'warning', 'firing', 'unknown')", name=op.f("ck_verdict_verdict")
         ),
@@ -861,7 +902,7 @@ def _monitor() -> None:
         ),
         sa.ForeignKeyConstraint(["slice_id"], ["slice.id"], name=op.f("fk_verdict_slice_id_slice")),
         sa.PrimaryKeyConstraint("model_version_id", "slice_id", name=op.f("pk_verdict")),
-        comment="What is said of one slice of one candidate version now. Read it through slice_now.",
+        comment="Current verdict on each slice of each candidate version. Read it through slice_now.",
     )
     op.create_table(
         "transition",
@@ -896,7 +937,9 @@ def _monitor() -> None:
         sa.Column(
             "id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Order of sending."
         ),
-        sa.Column("transition_id", sa.BigInteger(), nullable=True, comment="What it tells of."),
+        sa.Column(
+            "transition_id", sa.BigInteger(), nullable=True, comment="Change of verdict that it reports."
+        ),
         sa.Column(
             "created_at",
             _TIME,
@@ -909,12 +952,17 @@ def _monitor() -> None:
             sa.Integer(),
             server_default=sa.text("0"),
             nullable=False,
-            comment="How often the collector refused it while it took others.",
+            comment="How often the collector refused it while it accepted other events.",
         ),
-        sa.Column("last_error", sa.Text(), nullable=True, comment="Why the last one failed."),
-        sa.Column("sent_at", _TIME, nullable=True, comment="When the collector took it; null until then."),
+        sa.Column("last_error", sa.Text(), nullable=True, comment="Error of the last failed attempt."),
         sa.Column(
-            "noise_change_id", sa.BigInteger(), nullable=True, comment="Or this, where a reference is noisy."
+            "sent_at", _TIME, nullable=True, comment="When the collector accepted it; null until then."
+        ),
+        sa.Column(
+            "noise_change_id",
+            sa.BigInteger(),
+            nullable=True,
+            comment="Change of noise that it reports, if it reports no change of verdict.",
         ),
         sa.CheckConstraint("num_nonnulls(transition_id, noise_change_id) = 1", name=op.f("ck_outbox_event")),
         sa.ForeignKeyConstraint(
@@ -954,25 +1002,40 @@ def _monitor() -> None:
             nullable=False,
             comment="Weighted sum of flip over items; divide by flip_weight.",
         ),
-        sa.Column("topk", sa.Double(), nullable=False, comment="The same of topk."),
-        sa.Column("js", sa.Double(), nullable=False, comment="The same of js, nats."),
+        sa.Column(
+            "topk", sa.Double(), nullable=False, comment="Weighted sum of topk; divide by topk_weight."
+        ),
+        sa.Column(
+            "js", sa.Double(), nullable=False, comment="Weighted sum of js, nats; divide by js_weight."
+        ),
         sa.Column(
             "divergence",
             sa.Double(),
             nullable=False,
-            comment="The same of divergence, each item capped at the model's budget.cap.",
+            comment="Weighted sum of divergence, each item capped at the model's budget.cap; divide by divergence_weight.",
         ),
-        sa.Column("margin", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "margin", sa.Double(), nullable=False, comment="Weighted sum of margin; divide by margin_weight."
+        ),
         sa.Column(
             "flip_weight",
             sa.Double(),
             nullable=False,
-            comment="The part of weight that has a flip: items share the weight of their exchange.",
+            comment="Part of weight whose items have a flip; items share the weight of their exchange.",
         ),
-        sa.Column("topk_weight", sa.Double(), nullable=False, comment="The same of topk."),
-        sa.Column("js_weight", sa.Double(), nullable=False, comment="The same of js."),
-        sa.Column("divergence_weight", sa.Double(), nullable=False, comment="The same of divergence."),
-        sa.Column("margin_weight", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "topk_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a topk."
+        ),
+        sa.Column("js_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a js."),
+        sa.Column(
+            "divergence_weight",
+            sa.Double(),
+            nullable=False,
+            comment="Part of weight whose items have a divergence.",
+        ),
+        sa.Column(
+            "margin_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a margin."
+        ),
         sa.Column(
             "n_infinite", sa.BigInteger(), nullable=False, comment="Items whose divergence was infinite."
         ),
@@ -980,7 +1043,7 @@ def _monitor() -> None:
             "divergence_bins",
             sa.ARRAY(sa.Double()),
             nullable=False,
-            comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10, ends open.",
+            comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10; the outer two are open.",
         ),
         sa.PrimaryKeyConstraint("hour", "model_version_id", "slice_id", name=op.f("pk_rollup_hour")),
         comment="Divergence per slice and hour of capture; written by the monitor alone.",
@@ -1010,25 +1073,40 @@ def _monitor() -> None:
             nullable=False,
             comment="Weighted sum of flip over items; divide by flip_weight.",
         ),
-        sa.Column("topk", sa.Double(), nullable=False, comment="The same of topk."),
-        sa.Column("js", sa.Double(), nullable=False, comment="The same of js, nats."),
+        sa.Column(
+            "topk", sa.Double(), nullable=False, comment="Weighted sum of topk; divide by topk_weight."
+        ),
+        sa.Column(
+            "js", sa.Double(), nullable=False, comment="Weighted sum of js, nats; divide by js_weight."
+        ),
         sa.Column(
             "divergence",
             sa.Double(),
             nullable=False,
-            comment="The same of divergence, each item capped at the model's budget.cap.",
+            comment="Weighted sum of divergence, each item capped at the model's budget.cap; divide by divergence_weight.",
         ),
-        sa.Column("margin", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "margin", sa.Double(), nullable=False, comment="Weighted sum of margin; divide by margin_weight."
+        ),
         sa.Column(
             "flip_weight",
             sa.Double(),
             nullable=False,
-            comment="The part of weight that has a flip: items share the weight of their exchange.",
+            comment="Part of weight whose items have a flip; items share the weight of their exchange.",
         ),
-        sa.Column("topk_weight", sa.Double(), nullable=False, comment="The same of topk."),
-        sa.Column("js_weight", sa.Double(), nullable=False, comment="The same of js."),
-        sa.Column("divergence_weight", sa.Double(), nullable=False, comment="The same of divergence."),
-        sa.Column("margin_weight", sa.Double(), nullable=False, comment="The same of margin."),
+        sa.Column(
+            "topk_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a topk."
+        ),
+        sa.Column("js_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a js."),
+        sa.Column(
+            "divergence_weight",
+            sa.Double(),
+            nullable=False,
+            comment="Part of weight whose items have a divergence.",
+        ),
+        sa.Column(
+            "margin_weight", sa.Double(), nullable=False, comment="Part of weight whose items have a margin."
+        ),
         sa.Column(
             "n_infinite", sa.BigInteger(), nullable=False, comment="Items whose divergence was infinite."
         ),
@@ -1036,7 +1114,7 @@ def _monitor() -> None:
             "divergence_bins",
             sa.ARRAY(sa.Double()),
             nullable=False,
-            comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10, ends open.",
+            comment="Weighted histogram of divergence: 64 log-spaced bins from 1e-6 to 10; the outer two are open.",
         ),
         sa.PrimaryKeyConstraint("day", "model_version_id", "slice_id", name=op.f("pk_rollup_day")),
         comment="Divergence per slice and day of capture; written by the monitor alone.",
@@ -1049,58 +1127,69 @@ def _slices() -> None:
         sa.Column("id", sa.Integer(), sa.Identity(always=True), nullable=False, comment="Stable id."),
         sa.Column("model", sa.Text(), nullable=False, comment="Model whose items it takes."),
         sa.Column(
-            "predicate", sa.Text(), nullable=False, comment="Canonical text of its conditions; the identity."
+            "predicate",
+            sa.Text(),
+            nullable=False,
+            comment="Canonical text of its conditions; it identifies the slice.",
         ),
         sa.Column("name", sa.Text(), nullable=False, comment="Short name."),
         sa.Column(
             "definition",
             postgresql.JSONB(),
             nullable=False,
-            comment="The predicate for machines: list of conditions under `where`.",
+            comment="The predicate as JSON: a list of conditions under `where`.",
         ),
         sa.Column(
             "status",
             sa.Text(),
             nullable=False,
-            comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time. retired: monitored no more. Why stands in discovery_change.",
+            comment="candidate: under test. confirmed: a monitored slice. expired: not confirmed in time. retired: no longer monitored. discovery_change has the reasons.",
         ),
         sa.Column(
-            "slice_id", sa.Integer(), nullable=True, comment="slice it became when it was first confirmed."
+            "slice_id",
+            sa.Integer(),
+            nullable=True,
+            comment="slice that was created when it was first confirmed.",
         ),
         sa.Column(
             "model_version_id",
             sa.Integer(),
             nullable=False,
-            comment="Version on which it was found, and is tested.",
+            comment="Version on which it was found and is tested.",
         ),
-        sa.Column("metric", sa.Text(), nullable=False, comment="Metric that concentrates in it."),
+        sa.Column("metric", sa.Text(), nullable=False, comment="Metric that is concentrated in it."),
         sa.Column(
             "found_mean",
             sa.Double(),
             nullable=False,
-            comment="Weighted mean there when it was found, in the metric's unit; biased upwards.",
+            comment="Weighted mean in the slice when it was found, in the metric's unit; biased upwards.",
         ),
-        sa.Column("overall_mean", sa.Double(), nullable=False, comment="The same over everything."),
         sa.Column(
-            "found_share", sa.Double(), nullable=False, comment="Its share of the traffic then, weighted."
+            "overall_mean", sa.Double(), nullable=False, comment="Weighted mean over all items at that time."
+        ),
+        sa.Column(
+            "found_share",
+            sa.Double(),
+            nullable=False,
+            comment="Its share of the traffic at that time, weighted.",
         ),
         sa.Column(
             "null_mean",
             sa.Double(),
             nullable=False,
-            comment="Mean that it must be shown to be above, in the metric's unit.",
+            comment="Mean that the test must show it exceeds, in the metric's unit.",
         ),
         sa.Column(
             "scale",
             sa.Double(),
             nullable=False,
-            comment="Cap of the metric, in its unit: the test is of values over it.",
+            comment="Cap of the metric, in its unit: the test divides values by it.",
         ),
         sa.Column(
             "log_threshold",
             sa.Double(),
             nullable=False,
-            comment="Natural logarithm of the evidence that confirms it: candidates of its search over the allowance.",
+            comment="Natural logarithm of the evidence that confirms it: number of candidates of its search / allowance.",
         ),
         sa.Column(
             "log_evidence",
@@ -1127,30 +1216,32 @@ def _slices() -> None:
             sa.Integer(),
             server_default=sa.text("1"),
             nullable=False,
-            comment="How often a search has frozen it.",
+            comment="How many searches have frozen it.",
         ),
         sa.Column("first_found_at", _TIME, nullable=False, comment="When a search first found it."),
         sa.Column(
             "frozen_at",
             _TIME,
             nullable=False,
-            comment="Only what was captured from here on is tested; later than everything that was searched.",
+            comment="Only traffic captured from here on is tested; it is later than all traffic that was searched.",
         ),
-        sa.Column("tested_at", _TIME, nullable=False, comment="Captures before this have been tested."),
+        sa.Column(
+            "tested_at", _TIME, nullable=False, comment="Traffic captured before this has been tested."
+        ),
         sa.Column("confirmed_at", _TIME, nullable=True, comment="When it was last confirmed."),
         sa.Column("expired_at", _TIME, nullable=True, comment="When it last expired."),
         sa.Column(
             "waits_since",
             _TIME,
             nullable=True,
-            comment="Since when it is proven and waits for one of discovery.most_slices; null: it does not.",
+            comment="Since when it is proven and waits for one of the discovery.most_slices slots; null if it does not wait.",
         ),
         sa.Column(
             "held",
             sa.Boolean(),
             server_default=sa.text("false"),
             nullable=False,
-            comment="Whether a person retired it: no search tests it again until it is restored.",
+            comment="Whether a person retired it: no search tests it until it is restored.",
         ),
         sa.CheckConstraint(
             "status in ('candidate', 'confirmed', 'expired', 'retired')", name=op.f("ck_discovery_status")
@@ -1163,7 +1254,7 @@ def _slices() -> None:
         sa.ForeignKeyConstraint(["slice_id"], ["slice.id"], name=op.f("fk_discovery_slice_id_slice")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_discovery")),
         sa.UniqueConstraint("model", "predicate", name=op.f("uq_discovery_model_predicate")),
-        comment="A slice that a search found: tested on traffic captured after it was frozen, monitored once confirmed. Its id and its slice's stay when it expires or is retired and is found again.",
+        comment="A slice that a search found: tested on traffic captured after it was frozen, monitored once confirmed. Its id and its slice's id stay the same when it expires or is retired and is found again.",
     )
     op.create_table(
         "discovery_change",
@@ -1171,15 +1262,17 @@ def _slices() -> None:
             "id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Order of changes."
         ),
         sa.Column("discovery_id", sa.Integer(), nullable=False, comment="Discovered slice."),
-        sa.Column("status", sa.Text(), nullable=False, comment="What it is from here on."),
-        sa.Column("made_by", sa.Text(), nullable=False, comment="Who: a user name, or monitor."),
-        sa.Column("made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When."),
-        sa.Column("reason", sa.Text(), nullable=False, comment="Why, in words."),
+        sa.Column("status", sa.Text(), nullable=False, comment="Status from here on."),
+        sa.Column("made_by", sa.Text(), nullable=False, comment="Who changed it: a user name, or monitor."),
+        sa.Column(
+            "made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When it was changed."
+        ),
+        sa.Column("reason", sa.Text(), nullable=False, comment="Reason in words."),
         sa.Column(
             "fold_seq",
             sa.BigInteger(),
             nullable=True,
-            comment="The fold follows it from here on; null until the monitor took it.",
+            comment="The fold applies it from here on; null until the monitor has taken it over.",
         ),
         sa.CheckConstraint(
             "status in ('candidate', 'confirmed', 'expired', 'retired')",
@@ -1202,22 +1295,22 @@ def _slices() -> None:
     op.create_table(
         "discovery_search",
         sa.Column("model_version_id", sa.Integer(), nullable=False, comment="Version searched."),
-        sa.Column("searched_at", _TIME, nullable=False, comment="When."),
+        sa.Column("searched_at", _TIME, nullable=False, comment="When it ran."),
         sa.Column(
             "allowance",
             sa.Double(),
             nullable=False,
-            comment="Expected false confirmations that this round of searches may cost, all versions together.",
+            comment="Expected number of false confirmations that this round of searches may cost, over all versions.",
         ),
         sa.Column("n_items", sa.Integer(), nullable=False, comment="Items searched."),
-        sa.Column("n_scored", sa.BigInteger(), nullable=False, comment="Slices looked at."),
+        sa.Column("n_scored", sa.BigInteger(), nullable=False, comment="Slices scored."),
         sa.Column("n_found", sa.Integer(), nullable=False, comment="Slices found, known ones included."),
         sa.Column("n_frozen", sa.Integer(), nullable=False, comment="Of these, new candidates."),
         sa.Column(
             "n_left_out",
             sa.BigInteger(),
             nullable=False,
-            comment="Attributes, values, conditions and slices that the limits left out.",
+            comment="Attributes, values, conditions and slices that were left out because of the limits.",
         ),
         sa.ForeignKeyConstraint(
             ["model_version_id"],
@@ -1230,12 +1323,12 @@ def _slices() -> None:
     op.create_table(
         "clustering",
         sa.Column("id", sa.Integer(), sa.Identity(always=True), nullable=False, comment="Order of the fits."),
-        sa.Column("model", sa.Text(), nullable=False, comment="Model whose inputs it divides."),
+        sa.Column("model", sa.Text(), nullable=False, comment="Model whose inputs it clusters."),
         sa.Column(
             "version",
             sa.Integer(),
             nullable=False,
-            comment="Rises by one with each fit of the model; comparison.detail names it under `clustering`.",
+            comment="Number of the fit, one higher with each fit of the model; comparison.detail names it under `clustering`.",
         ),
         sa.Column(
             "reference_digest",
@@ -1247,20 +1340,22 @@ def _slices() -> None:
             "space",
             sa.Text(),
             nullable=False,
-            comment="The reference's output or layer, or features with their names.",
+            comment="Vector space: an output or layer of the reference, or named features.",
         ),
-        sa.Column("made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When."),
+        sa.Column(
+            "made_at", _TIME, server_default=sa.text("now()"), nullable=False, comment="When it was fitted."
+        ),
         sa.Column("made_by", sa.Text(), nullable=False, comment="Who asked for it: a user name, or monitor."),
         sa.Column(
             "from_at", _TIME, nullable=False, comment="Capture time of the first vector it was fitted to."
         ),
-        sa.Column("to_at", _TIME, nullable=False, comment="Of the last."),
-        sa.Column("n_vectors", sa.Integer(), nullable=False, comment="Vectors it was fitted to."),
+        sa.Column("to_at", _TIME, nullable=False, comment="Capture time of the last one."),
+        sa.Column("n_vectors", sa.Integer(), nullable=False, comment="Number of vectors it was fitted to."),
         sa.Column(
             "next_id",
             sa.Integer(),
             nullable=False,
-            comment="First cluster id that the model had not used by then.",
+            comment="First cluster id that the model had not used by that time.",
         ),
         sa.Column(
             "clusters",
@@ -1272,11 +1367,11 @@ def _slices() -> None:
             "content",
             sa.LargeBinary(),
             nullable=False,
-            comment="Centroids, radii, scaling and known attribute values: versioned and checked.",
+            comment="Centroids, radii, scaling and known attribute values, with version and checksum.",
         ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_clustering")),
         sa.UniqueConstraint("model", "version", name=op.f("uq_clustering_model_version")),
-        comment="Learned slices of a model, one row per fit; the newest of a reference and space is in force.",
+        comment="Learned slices of a model, one row per fit; the newest of a reference and space is in effect.",
     )
     op.create_table(
         "embedding",
@@ -1294,18 +1389,18 @@ def _slices() -> None:
             "space",
             sa.Text(),
             nullable=False,
-            comment="The reference's output or layer, or features with their names.",
+            comment="Vector space: an output or layer of the reference, or named features.",
         ),
         sa.Column(
             "pi",
             sa.Double(),
             nullable=False,
-            comment="Total inclusion probability of the item; that of this sample, equal for all, is not in it.",
+            comment="Total inclusion probability of the item, without that of this sample, which is equal for all.",
         ),
         sa.Column("vector", sa.LargeBinary(), nullable=False, comment="Float32, little-endian."),
         sa.CheckConstraint("pi > 0 and pi <= 1", name=op.f("ck_embedding_inclusion_probability")),
         sa.PrimaryKeyConstraint("captured_at", "exchange_id", "item", name=op.f("pk_embedding")),
-        comment="A bounded sample of vectors that learned slices are fitted to; the oldest go first. Vectors may tell much of an input: readers see all but those.",
+        comment="A bounded sample of vectors that learned slices are fitted to; the oldest are deleted first. A vector can reveal much of an input: readers cannot see that column.",
     )
     op.create_index(
         "ix_embedding_space", "embedding", ["model", "reference_digest", "space", "captured_at"], unique=False
@@ -1317,7 +1412,7 @@ def _reports() -> None:
         "report_run",
         sa.Column("id", sa.BigInteger(), sa.Identity(always=True), nullable=False, comment="Surrogate key."),
         sa.Column("kind", sa.Text(), nullable=False, comment="week, day or range."),
-        sa.Column("from_at", _TIME, nullable=False, comment="Begin of the period."),
+        sa.Column("from_at", _TIME, nullable=False, comment="Start of the period."),
         sa.Column("to_at", _TIME, nullable=False, comment="End of the period, exclusive."),
         sa.Column(
             "created_at",
@@ -1327,7 +1422,9 @@ def _reports() -> None:
             comment="When it was written.",
         ),
         sa.Column("path", sa.Text(), nullable=False, comment="File it was written to."),
-        sa.Column("figures", postgresql.JSONB(), nullable=False, comment="What it says, for machines."),
+        sa.Column(
+            "figures", postgresql.JSONB(), nullable=False, comment="The figures of the report, as JSON."
+        ),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_report_run")),
         comment="Reports that were written, with the figures they show.",
     )
@@ -1345,20 +1442,20 @@ class _View(NamedTuple):
 _SLICE_NOW: Final = _View(
     name="slice_now",
     comment=(
-        "How bad is each slice now: one row per slice of a candidate version, with the verdict on the aggregate"
-        " beside it. Order by evidence_ratio desc for the worst first."
+        "The current state of each slice: one row per slice of a candidate version, together with the verdict on the"
+        " aggregate. Order by evidence_ratio desc to see the worst first."
     ),
     columns={
-        "model": "Model name on the wire.",
-        "candidate_version": "Version of the quantised model that serves.",
+        "model": "Model name, as in requests.",
+        "candidate_version": "Version of the quantised model in production.",
         "reference_digest": "SHA-256 of the reference file; empty where the version has no reference.",
         "slice": "Short name of the slice, as in alerts; `all` is the aggregate.",
-        "predicate": "What belongs to the slice, in words that stay the same.",
+        "predicate": "Condition of the slice, as canonical text.",
         "verdict": "ok, warning, firing or unknown.",
-        "reason": "Why, in words; for unknown what is missing.",
+        "reason": "Reason in words; for unknown, what is missing.",
         "since": "Event time of the last change of the verdict.",
         "n_groups": "Exchanges compared so far.",
-        "evidence_ratio": "Evidence over the threshold: pages at 1; while firing, as at the alarm.",
+        "evidence_ratio": "Evidence / threshold: 1 pages. While firing, the value at the alarm.",
         "flip_mean": "Share of exchanges whose decision changed, over the recent window, weighted.",
         "flip_low": "Lower end of its time-uniform 95 % interval.",
         "flip_high": "Upper end of its time-uniform 95 % interval.",
@@ -1371,7 +1468,7 @@ _SLICE_NOW: Final = _View(
         "all_flip_mean": "flip_mean of the aggregate.",
         "all_divergence_mean": "divergence_mean of the aggregate.",
         "alert_id": "Open alert, if any.",
-        "onset_at": "Estimated begin of its drift.",
+        "onset_at": "Estimated start of its drift.",
         "last_at": "Capture time of the slice's last comparison.",
         "updated_at": "Event time of the fold that wrote this.",
         "model_version_id": "Key of model_version.",
@@ -1418,26 +1515,26 @@ _SLICE_NOW: Final = _View(
 _SLICE_HISTORY: Final = _View(
     name="slice_history",
     comment=(
-        "How did each slice get there: divergence per slice and hour of capture, with the aggregate of the same"
-        " hour beside it. Means are weighted by 1 / pi, so they speak of the traffic, not of the sample."
+        "The history of each slice: divergence per slice and hour of capture, together with the aggregate of the same"
+        " hour. Means are weighted by 1 / pi, so they describe the traffic, not the sample."
     ),
     columns={
         "hour": "Start of the hour, UTC.",
-        "model": "Model name on the wire.",
-        "candidate_version": "Version of the quantised model that serves.",
+        "model": "Model name, as in requests.",
+        "candidate_version": "Version of the quantised model in production.",
         "reference_digest": "SHA-256 of the reference file; empty where the version has no reference.",
         "slice": "Short name of the slice; `all` is the aggregate.",
-        "predicate": "What belongs to the slice.",
+        "predicate": "Condition of the slice.",
         "n_items": "Items compared.",
         "n_groups": "Exchanges compared.",
-        "n_eff": "Effective number of exchanges: what as many equally weighted ones would tell.",
+        "n_eff": "Effective number of exchanges: so many equally weighted ones would be as informative.",
         "weight": "Estimated exchanges offered in the slice: sum of 1 / pi.",
         "traffic_ratio": "Estimated share of the slice in the traffic of the candidate version.",
-        "flip": "Share of exchanges whose decision changed; null, as all means, where no item has one.",
-        "topk": "Share whose set of the k top classes changed.",
+        "flip": "Share of exchanges whose decision changed; null, like all means, where no item has one.",
+        "topk": "Share of exchanges whose set of the k top classes changed.",
         "js": "Mean Jensen-Shannon divergence, nats.",
         "divergence": "Mean divergence, each item capped at the model's budget.cap: of a classifier KL in nats.",
-        "margin": "Mean absolute change of the gap of the two top probabilities.",
+        "margin": "Mean absolute change of the gap between the two top probabilities.",
         "n_infinite": "Items whose divergence was infinite.",
         "all_flip": "flip of the aggregate in the same hour.",
         "all_topk": "topk of the aggregate in the same hour.",
@@ -1488,8 +1585,8 @@ _COVERAGE_HOUR: Final = _View(
     name="coverage_hour",
     comment=(
         "What the sidecars saw and what became of it: exact counts per hour, sidecar and header stratum, from the"
-        " tallies. taken = thinned + published + n_lost + what was in flight at the end of the hour. A boot's first"
-        " tally counts from zero; what a sidecar saw after its last tally is not in here."
+        " tallies. taken = thinned + published + n_lost + what was in flight at the end of the hour. The first"
+        " tally of a boot counts from zero; what a sidecar saw after its last tally is not included."
     ),
     columns={
         "hour": "Start of the hour of the tally, UTC.",
@@ -1499,14 +1596,14 @@ _COVERAGE_HOUR: Final = _View(
         "n_boots": "Starts of the sidecar that these tallies come from.",
         "offered": "Inference requests seen on the wire.",
         "taken": "Of these, chosen by the first phase.",
-        "thinned": "Of the taken, let go by the second phase; no loss.",
+        "thinned": "Of the taken, left out by the second phase on purpose; no loss.",
         "published": "Of the taken, acknowledged by the stream.",
         "n_lost": "Of the taken, lost.",
-        "lost": "The same, number by reason; reasons that took nothing are left out.",
-        "blind_connections": "Connections of the whole sidecar that went unseen: the same on each of its strata.",
+        "lost": "n_lost by reason; reasons without a loss are left out.",
+        "blind_connections": "Connections of the whole sidecar that were not observed: the same number for each of its strata.",
         "n_expired": (
-            "Of the published, expired in the stream before they were replayed, in the hour in which that was found: no part of"
-            " n_lost. Negative where a worker had them in hand and was done with them later."
+            "Of the published, expired in the stream before they were replayed, in the hour in which that was found; not part of"
+            " n_lost. Negative where a worker still had some in progress and finished them later."
         ),
     },
     query="""
@@ -1594,21 +1691,21 @@ _COVERAGE_HOUR: Final = _View(
                 ) counted
             ) by_reason on true
         ),
-        gone as (
+        expiries as (
             select date_bin('1 hour', batch.stored_at, '2000-01-01 00:00:00+00') as hour, source, stratum,
                 sum(n)::bigint as n_expired
             from expiry join batch on batch.id = expiry.batch_id
             group by 1, 2, 3
         ),
-        both_of_them (
+        combined (
             hour, source, stratum, n_tallies, n_boots, offered,
             taken, thinned, published, n_lost, lost, blind_connections, n_expired
         ) as (
             select seen.*, 0::bigint from seen
             union all
             select
-                gone.hour, gone.source, gone.stratum, 0, 0, 0, 0, 0, 0, 0, '{}'::jsonb, 0, gone.n_expired
-            from gone
+                expiries.hour, expiries.source, expiries.stratum, 0, 0, 0, 0, 0, 0, 0, '{}'::jsonb, 0, expiries.n_expired
+            from expiries
         )
         select
             hour,
@@ -1624,7 +1721,7 @@ _COVERAGE_HOUR: Final = _View(
             coalesce((array_agg(lost) filter (where n_tallies > 0))[1], '{}'),
             sum(blind_connections)::bigint,
             sum(n_expired)::bigint
-        from both_of_them
+        from combined
         group by hour, source, stratum
     """,
 )
