@@ -332,7 +332,7 @@ class _WithoutContent(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             record.levelno, record.levelname = logging.WARNING, "WARNING"
-            record.msg = f"{record.getMessage()}: unreadable request ({type(error).__name__})"
+            record.msg = f"{record.getMessage()}: the request cannot be read ({type(error).__name__})"
             record.args, record.exc_info = None, None
         return True
 
