@@ -456,4 +456,4 @@ async def test_the_command_line_fits_and_shows(
     assert "version 1 in `product`, by ada" in shown
     await _scalar(database, "update clustering set content = '\\x00' returning 1")
     code, shown = await said("clusters")
-    assert (code, "no clustering can be read: fit again" in shown) == (2, True)
+    assert (code, "no clustering can be read: fit new ones" in shown) == (2, True)
